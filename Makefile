@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Any Python from 3.11 on and a C++ compiler are enough: each target makes the virtual environment it needs.
+
+PYTHON ?= python3
+# One JAX version, for instance JAX=0.8.2; otherwise the newest one for this Python.
+JAX ?=
+VENV ?= .venv$(if $(JAX),-jax$(subst *,x,$(JAX)))
+# The suite runs once for each value of GRAFTAX_DIRECT_DISPATCH named here.
+DISPATCH ?= 1
+# More words for the command behind a target, for instance: make test ARGS='-k cycles'
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard README.md LICENSE) \
+           $(shell find core python -name __pycache__ -prune -o -print)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench lint format types stub stub-check clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+demo: $(VENV)/.demo ## build, install and train three models on real data
+	$(BIN)/python -m graftax demo $(ARGS)
+
+test: $(VENV)/.test ## the whole test suite, on the installed wheel
+	@for dispatch in $(DISPATCH); do \
+	  echo "GRAFTAX_DIRECT_DISPATCH=$$dispatch pytest"; \
+	  GRAFTAX_DIRECT_DISPATCH=$$dispatch $(BIN)/python -m pytest -n 2 $(ARGS) || exit; \
+	done
+
+bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
+	$(BIN)/python -m graftax bench $(ARGS)
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.dev ## ruff: mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.dev $(VENV)/.test ## pyright, strict on the public package
+	$(BIN)/pyright --pythonpath $(BIN)/python $(ARGS)
+
+stub: $(VENV)/.test ## write python/graftax/_core.pyi from the built core
+	$(BIN)/python tools/check_stub.py --write
+
+stub-check: $(VENV)/.test ## fail where the committed stub is not the generated one
+	$(BIN)/python tools/check_stub.py
+
+clean: ## remove the virtual environment and the build
+	rm -rf $(VENV) build
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("graftax needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.13")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	@touch $@
+
+$(VENV)/.build: $(VENV)/.python pyproject.toml
+	$(PIP) --group build
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml
+	$(PIP) --group dev
+	@touch $@
+
+# Not isolated, and one build folder for each environment: a changed source compiles alone.
+$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.build $(SOURCES)
+	@echo "Building graftax and installing it with what '$*' needs; the first time takes a few minutes."
+	$(PIP) --no-build-isolation -C build-dir=build/$(notdir $(VENV)) '.[$*]' $(JAX:%='jax==%')
+	@touch $@

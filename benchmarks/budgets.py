@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits graftax has to keep, each measured beside what it is compared with."""
+
+import gc
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import jax
+import jax.extend
+
+from benchmarks.inputs import case
+from benchmarks.measures import MEASURES
+from benchmarks.table import Row, compare
+
+OnRound = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A budget with what was measured. `measured` is None where it could not be; such a budget is not held."""
+
+    title: str
+    limit: float
+    measured: float | None
+    held: bool
+    detail: str
+
+
+class Budget(Protocol):
+    """Anything with a title and a limit that can be measured in some number of rounds."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def limit(self) -> float: ...
+
+    def rounds(self, rounds: int) -> int:
+        """How often a measurement calls `on_round`."""
+        ...
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The time of one subject over that of another, on the same objects."""
+
+    title: str
+    limit: float
+    measure: str
+    case: str
+    baseline: str
+    subject: str = "graftax_jit"
+
+    def rounds(self, rounds: int) -> int:
+        return rounds
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
+        absent = [name for name in (self.baseline, self.subject) if name not in subjects]
+        if absent:
+            return Verdict(self.title, self.limit, None, False, f"absent: {', '.join(absent)}")
+        # The baseline comes first: ratios are to the first subject.
+        pair = {name: subjects[name] for name in (self.baseline, self.subject)}
+        rows = compare(MEASURES[self.measure], case(self.case), pair, rounds, on_round)
+        errors = [f"{row.subject}: {row.error}" for row in rows if row.error]
+        if errors:
+            return Verdict(self.title, self.limit, None, False, "; ".join(errors))
+        return self._judge({row.subject: row for row in rows})
+
+    def _judge(self, rows: dict[str, Row]) -> Verdict:
+        ours, theirs = rows[self.subject], rows[self.baseline]
+        if ours.ratio is None or ours.quartiles is None or ours.seconds is None or theirs.seconds is None:
+            raise AssertionError("a row without error has its numbers")
+        equal = bool(ours.equal and theirs.equal)
+        low, high = ours.quartiles
+        detail = (
+            f"{ours.seconds * 1e6:,.1f} us against {theirs.seconds * 1e6:,.1f} us, "
+            f"quartiles {low:.2f} to {high:.2f}, results {'equal' if equal else 'DIFFER'}"
+        )
+        return Verdict(self.title, self.limit, ours.ratio, equal and ours.ratio <= self.limit, detail)
+
+
+@dataclass(frozen=True)
+class NodeCalls:
+    """User flatten and unflatten calls in one steady call, over those that `jax.jit` makes."""
+
+    title: str
+    limit: float
+
+    def rounds(self, rounds: int) -> int:
+        return 1
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
+        if "graftax_jit" not in subjects:
+            return Verdict(self.title, self.limit, None, False, "absent: graftax_jit")
+        ours, theirs = _node_calls(subjects["graftax_jit"].jit), _node_calls(jax.jit)
+        on_round()
+        worst = max(a / max(b, 1) for a, b in zip(ours, theirs, strict=True))
+        detail = (
+            f"flatten {ours[0]}, unflatten {ours[1]}; jax.jit: flatten {theirs[0]}, unflatten {theirs[1]}"
+        )
+        return Verdict(self.title, self.limit, worst, worst <= self.limit, detail)
+
+
+def _node_calls(jit: Callable[[Any], Any]) -> tuple[int, int]:
+    counts = {"flatten": 0, "unflatten": 0}
+
+    class Counted:
+        def __init__(self, data: Any) -> None:
+            self.data = data
+
+    def flatten(node: Counted) -> tuple[tuple[Any], None]:
+        counts["flatten"] += 1
+        return (node.data,), None
+
+    def unflatten(_: None, children: Any) -> Counted:
+        counts["unflatten"] += 1
+        return Counted(*children)
+
+    jax.tree_util.register_pytree_node(Counted, flatten, unflatten)
+
+    def replaced(node: Counted) -> Counted:
+        return Counted(node.data + 1)
+
+    step = jit(replaced)
+    node = Counted(jax.numpy.zeros(3))
+    step(node)
+    step(node)
+    counts.update(flatten=0, unflatten=0)
+    step(node)
+    return counts["flatten"], counts["unflatten"]
+
+
+@dataclass(frozen=True)
+class StaticChurn:
+    """Live executables under ever new static values, over the bound; none may outlive the function."""
+
+    title: str
+    limit: float
+    values: int = 10_000
+    bound: int = 512
+    # Memory after the last tenth over memory at half time: the table is full by then and must not grow.
+    memory_limit: float = 1.05
+
+    _STEPS = 10
+
+    def rounds(self, rounds: int) -> int:
+        return self._STEPS
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
+        if "graftax_jit" not in subjects:
+            return Verdict(self.title, self.limit, None, False, "absent: graftax_jit")
+
+        def scaled(x: Any, factor: int) -> Any:
+            return x * factor
+
+        step = subjects["graftax_jit"].jit(scaled)
+        x = jax.numpy.ones(3)
+        before = _live_executables()
+        peak, equal, resident = 0, True, []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it rightly warns about a static value that always changes
+            for part in range(self._STEPS):
+                for value in range(
+                    part * self.values // self._STEPS, (part + 1) * self.values // self._STEPS
+                ):
+                    out = step(x, value)
+                equal = equal and float(out[0]) == value
+                peak = max(peak, _live_executables() - before)
+                resident.append(_resident_bytes())
+                on_round()
+        del step, scaled
+        left = _live_executables() - before
+        growth = resident[-1] / resident[len(resident) // 2] if resident[-1] else 1.0
+        held = equal and peak <= self.limit * self.bound and left <= 0 and growth <= self.memory_limit
+        detail = (
+            f"{self.values:,} values: at most {peak} live executables of {self.bound}, {left} left after the "
+            f"function, memory {growth:.2f}x over the second half, results {'equal' if equal else 'DIFFER'}"
+        )
+        return Verdict(self.title, self.limit, peak / self.bound, held, detail)
+
+
+def _live_executables() -> int:
+    gc.collect()
+    return len(jax.extend.backend.get_backend().live_executables())
+
+
+def _resident_bytes() -> int:
+    """Resident memory on Linux, 0 elsewhere."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) if statm.exists() else 0
+
+
+FIRST: tuple[Budget, ...] = (
+    Timed("call, list of 1000, reduce, vs jax.jit on the flat list", 1.10, "reduce", "list 1000", "jax_flat"),
+    Timed(
+        "call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.65, "reduce", "eqx.Module 1000", "jax_tree"
+    ),
+    Timed("replay, dict of 1000, vs jax.tree.flatten", 0.15, "replay", "dict 1000", "jax_tree"),
+)
+
+FINAL: tuple[Budget, ...] = (
+    Timed("replay, dict of 1000, vs jax.tree.flatten", 0.12, "replay", "dict 1000", "jax_tree"),
+    Timed("replay, eqx.Module of 1000, vs jax.tree.flatten", 0.08, "replay", "eqx.Module 1000", "jax_tree"),
+    Timed("call, list of 1000, reduce, vs jax.jit on the flat list", 0.60, "reduce", "list 1000", "jax_flat"),
+    Timed("call, dict of 1000, reduce, vs jax.jit on it", 0.48, "reduce", "dict 1000", "jax_tree"),
+    Timed(
+        "call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.33, "reduce", "eqx.Module 1000", "jax_tree"
+    ),
+    Timed(
+        "call, list of 1000, all updated, vs jax.jit on the flat list",
+        1.00,
+        "update",
+        "list 1000",
+        "jax_flat",
+    ),
+    Timed(
+        "call, eqx.Module of 1000, all updated, vs jax.jit on it",
+        0.65,
+        "update",
+        "eqx.Module 1000",
+        "jax_tree",
+    ),
+    Timed("call, one array, vs jax.jit", 1.10, "update", "one array", "jax_tree"),
+    Timed(
+        "call, eqx.Module of 100, reduce, vs equinox.filter_jit",
+        0.25,
+        "reduce",
+        "eqx.Module 100",
+        "equinox_filter_jit",
+    ),
+    Timed("call, nnx.Module of 100, reduce, vs nnx.jit", 0.02, "reduce", "nnx.Module 100", "nnx_jit"),
+    Timed(
+        "call, flarejax.Module of 100, reduce, vs flarejax.filter_jit",
+        0.03,
+        "reduce",
+        "flarejax.Module 100",
+        "flarejax_filter_jit",
+    ),
+    Timed("first call, dict of 100, vs jax.jit on it", 1.05, "first", "dict 100", "jax_tree"),
+    NodeCalls("user flatten and unflatten calls, registered node, vs jax.jit", 1.00),
+    StaticChurn("live executables under 10,000 static values, vs the bound", 1.00),
+)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is timed. Each measure makes a ready call for a subject and a case, and checks its result first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.inputs import Case, bumped, total
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call to time, and whether its result was the expected one."""
+
+    call: Callable[[], object]
+    equal: bool
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`prepare` returns None where the measure means nothing (an object that cannot be changed in place)."""
+
+    name: str
+    title: str
+    prepare: Callable[[ModuleType, Case], Ready | None]
+    # A first call can be made only once, so its slices are one call long and there are fewer rounds.
+    once: bool = False
+
+
+def _same(arrays: list[Any], expected: list[Any]) -> bool:
+    pairs = zip(arrays, expected, strict=True) if len(arrays) == len(expected) else None
+    return pairs is not None and all(
+        a.dtype == e.dtype and a.shape == e.shape and np.array_equal(a, e) for a, e in pairs
+    )
+
+
+def _plus(case: Case, steps: int) -> list[Any]:
+    return [v + v.dtype.type(steps) for v in case.values()]
+
+
+def _expected_total(case: Case) -> float:
+    return float(sum(v.astype(np.float64).sum() for v in case.values()))
+
+
+def _first(subject: ModuleType, case: Case) -> Ready:
+    form = subject.taken_as(case.form)
+    obj = form.build(case.arrays())
+
+    def call() -> Any:
+        # A new function object each time: nothing to find in any cache of traces.
+        def reduce_to_scalar(obj: Any) -> Any:
+            return total(form.arrays(obj))
+
+        return subject.jit(reduce_to_scalar)(obj).block_until_ready()
+
+    return Ready(call, float(call()) == _expected_total(case))
+
+
+def _reduce(subject: ModuleType, case: Case) -> Ready:
+    form = subject.taken_as(case.form)
+    obj = form.build(case.arrays())
+
+    def reduce_to_scalar(obj: Any) -> Any:
+        return total(form.arrays(obj))
+
+    step = subject.jit(reduce_to_scalar)
+    step(obj)
+    return Ready(lambda: step(obj).block_until_ready(), float(step(obj)) == _expected_total(case))
+
+
+def _step(subject: ModuleType, case: Case) -> tuple[Callable[[Any], Any], Any, Callable[[Any], Any], bool]:
+    form = subject.taken_as(case.form)
+    obj = form.build(case.arrays())
+
+    def all_updated(obj: Any) -> Any:
+        return form.build(bumped(form.arrays(obj)))
+
+    step = subject.jit(all_updated)
+    equal = _same(form.arrays(step(step(obj))), _plus(case, 2))
+    equal = equal and _same(form.arrays(obj), _plus(case, 0))
+    return step, obj, form.probe, equal
+
+
+def _update(subject: ModuleType, case: Case) -> Ready:
+    step, obj, probe, equal = _step(subject, case)
+    return Ready(lambda: probe(step(obj)).block_until_ready(), equal)
+
+
+def _chain(subject: ModuleType, case: Case) -> Ready:
+    step, state, probe, equal = _step(subject, case)
+
+    def call() -> None:
+        nonlocal state
+        state = step(state)
+        probe(state).block_until_ready()
+
+    return Ready(call, equal)
+
+
+def _write_back(subject: ModuleType, case: Case) -> Ready | None:
+    form = case.form
+    assign = form.assign
+    if assign is None:
+        return None
+    obj = form.build(case.arrays())
+
+    def change(obj: Any) -> None:
+        assign(obj, bumped(form.arrays(obj)))
+
+    step = subject.in_place(form, change)
+    step(obj)
+    step(obj)  # a second time, on the known structure
+    equal = _same(form.arrays(obj), _plus(case, 2))
+
+    def call() -> None:
+        step(obj)
+        form.probe(obj).block_until_ready()
+
+    return Ready(call, equal)
+
+
+def _complete(leaves: list[Any], arrays: list[Any]) -> bool:
+    # Orders differ between libraries and a shared array may come more than once.
+    return {id(x) for x in leaves if isinstance(x, jax.Array)} == {id(x) for x in arrays}
+
+
+def _flatten(subject: ModuleType, case: Case) -> Ready:
+    form = subject.taken_as(case.form)
+    arrays = case.arrays()
+    obj = form.build(arrays)
+    flatten = subject.flatten
+    return Ready(lambda: flatten(obj), _complete(flatten(obj)[0], arrays))
+
+
+def _replay(subject: ModuleType, case: Case) -> Ready:
+    form = subject.taken_as(case.form)
+    arrays = case.arrays()
+    obj = form.build(arrays)
+    _, structure = subject.flatten(obj)
+    replay = subject.replay
+    return Ready(lambda: replay(structure, obj), _complete(list(replay(structure, obj)), arrays))
+
+
+def _unflatten(subject: ModuleType, case: Case) -> Ready:
+    form = subject.taken_as(case.form)
+    leaves, structure = subject.flatten(form.build(case.arrays()))
+    unflatten = subject.unflatten
+    equal = _same(form.arrays(unflatten(structure, leaves)), _plus(case, 0))
+    return Ready(lambda: unflatten(structure, leaves), equal)
+
+
+MEASURES = {
+    m.name: m
+    for m in (
+        Measure("first", "first call", _first, once=True),
+        Measure("reduce", "reduce to a scalar", _reduce),
+        Measure("update", "all updated", _update),
+        Measure("chain", "all updated, fed back", _chain),
+        Measure("write_back", "changed in place", _write_back),
+        Measure("flatten", "flatten", _flatten),
+        Measure("replay", "flatten, known structure", _replay),
+        Measure("unflatten", "unflatten", _unflatten),
+    )
+}

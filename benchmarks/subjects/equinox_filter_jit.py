@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`equinox.filter_jit`: arrays traced, the other leaves of a pytree static."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from benchmarks.subjects import by_hand
+from benchmarks.subjects.jax_tree import accepts as accepts
+from benchmarks.subjects.jax_tree import taken_as as taken_as
+
+NAME = "equinox.filter_jit"
+DISTRIBUTION = "equinox"
+
+jit = eqx.filter_jit
+in_place = functools.partial(by_hand, jit)
+
+
+def flatten(obj: Any) -> tuple[list[Any], Any]:
+    dynamic, static = eqx.partition(obj, eqx.is_array)
+    leaves, treedef = jax.tree.flatten(dynamic)
+    return leaves, (treedef, static)
+
+
+def unflatten(structure: Any, leaves: list[Any]) -> Any:
+    treedef, static = structure
+    return eqx.combine(jax.tree.unflatten(treedef, leaves), static)
+
+
+def replay(structure: Any, obj: Any) -> list[Any]:
+    return flatten(obj)[0]

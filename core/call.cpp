@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+
+namespace graftax {
+
+namespace {
+
+// ---- Entry: one structure of one function
+
+struct Entry {
+  Program program;
+  Owned context;   // what else is in the key
+  Owned compiled;  // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned outcomes;  // list of Outcome; the number that the executable returns picks one
+};
+
+int entry_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* e = nb::inst_ptr<Entry>(self);
+  Py_VISIT(e->context.get());
+  Py_VISIT(e->compiled.get());
+  Py_VISIT(e->outcomes.get());
+  return e->program.traverse(visit, arg);
+}
+
+int entry_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  auto* e = nb::inst_ptr<Entry>(self);
+  e->context = {};
+  e->compiled = {};
+  e->outcomes = {};
+  e->program.clear();
+  return 0;
+}
+
+PyType_Slot entry_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(entry_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(entry_clear)},
+                             {0, nullptr}};
+
+// ---- Table: the entries of one function under one set of options
+
+constexpr size_t max_recent = 8;
+
+struct Table {
+  std::vector<Owned> recent;  // the entries used last, first the newest
+  uint64_t hits = 0;
+};
+
+int table_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  for (const Owned& e : nb::inst_ptr<Table>(self)->recent) Py_VISIT(e.get());
+  return 0;
+}
+
+int table_clear(PyObject* self) {
+  if (nb::inst_ready(self)) {
+    auto dead = std::move(nb::inst_ptr<Table>(self)->recent);
+    nb::inst_ptr<Table>(self)->recent.clear();
+  }
+  return 0;
+}
+
+PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(table_clear)},
+                             {0, nullptr}};
+
+void promote(Table& table, PyObject* entry) {
+  auto& recent = table.recent;
+  if (!recent.empty() && recent.front().get() == entry) return;
+  auto it = std::find_if(recent.begin(), recent.end(), [&](const Owned& e) { return e.get() == entry; });
+  Owned last;
+  Owned held = Owned::borrow(entry);
+  if (it != recent.end()) recent.erase(it);
+  else if (recent.size() >= max_recent) {
+    last = std::move(recent.back());
+    recent.pop_back();
+  }
+  recent.insert(recent.begin(), std::move(held));
+}
+
+// ---- the stack of calls in progress: what a trace reads its live objects from
+
+struct Active {
+  PyObject* caller;
+  PyObject* roots;     // tuple
+  PyObject* outcomes;  // the list of the entry that is running
+};
+
+std::vector<Active>& active() {
+  thread_local std::vector<Active> calls;
+  return calls;
+}
+
+class ActiveScope {
+ public:
+  explicit ActiveScope(Active a) { active().push_back(a); }
+  ActiveScope(const ActiveScope&) = delete;
+  ActiveScope& operator=(const ActiveScope&) = delete;
+  ~ActiveScope() { active().pop_back(); }
+};
+
+// ---- Caller: the callable
+
+struct CallerObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* weakrefs;
+  PyObject* function;  // the Python function that runs
+  PyObject* prefix;    // tuple: arguments that come before the caller's (self of a bound method, a partial's)
+  PyObject* table;     // Table
+  PyObject* binding;   // Binding
+};
+
+// How a signature's arguments become roots. Read from the function once.
+struct Binding {
+  nb::object names;      // tuple: positional parameters, then keyword-only ones
+  nb::object defaults;   // tuple beside `names`; `missing` where there is none
+  nb::object missing;
+  nb::object cells;      // tuple of closure cells, or empty
+  nb::object globals;    // dict, or None
+  nb::object global_names;
+  Py_ssize_t positional = 0, positional_only = 0;
+  bool var_positional = false, var_keyword = false;
+};
+
+PyObject* no_layout = nullptr;  // ()
+
+struct Roots {
+  OwnedList values;
+  Owned layout;  // (number of extra positional arguments, names of extra keyword arguments...)
+};
+
+bool same_name(PyObject* a, PyObject* b) {
+  return a == b || (PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && PyUnicode_Compare(a, b) == 0);
+}
+
+// False when the function would raise TypeError for these arguments: the caller then lets it.
+bool bind(const CallerObject* self, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+          Roots& out) {
+  Py_ssize_t skip = PyTuple_GET_SIZE(self->prefix), total = skip + nargs;
+  Py_ssize_t count = PyTuple_GET_SIZE(b.names.ptr());
+  auto positional_at = [&](Py_ssize_t i) { return i < skip ? PyTuple_GET_ITEM(self->prefix, i) : args[i - skip]; };
+  if (total > b.positional && !b.var_positional) return false;
+  Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  out.values.reserve(static_cast<size_t>(count + total + nkw + 4));
+  for (Py_ssize_t i = 0; i < b.positional; ++i) out.values.push(i < total ? positional_at(i) : nullptr);
+  Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
+  for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
+  for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
+  auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
+  std::vector<Py_ssize_t> more;
+  for (Py_ssize_t k = 0; k < nkw; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
+    Py_ssize_t i = b.positional_only;
+    while (i < count && !same_name(PyTuple_GET_ITEM(b.names.ptr(), i), name)) ++i;
+    if (i == count) {
+      if (!b.var_keyword) return false;
+      more.push_back(k);
+      continue;
+    }
+    if (out.values[place(i)]) return false;
+    out.values.set(place(i), args[nargs + k]);
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (out.values[place(i)]) continue;
+    PyObject* value = PyTuple_GET_ITEM(b.defaults.ptr(), i);
+    if (value == b.missing.ptr()) return false;
+    out.values.set(place(i), value);
+  }
+  if (extra == 0 && more.empty()) {
+    out.layout = Owned::borrow(no_layout);
+  } else {
+    out.layout = own(PyTuple_New(1 + static_cast<Py_ssize_t>(more.size())));
+    PyTuple_SET_ITEM(out.layout.get(), 0, check(PyLong_FromSsize_t(extra)));
+    for (size_t k = 0; k < more.size(); ++k) {
+      PyTuple_SET_ITEM(out.layout.get(), 1 + static_cast<Py_ssize_t>(k), Py_NewRef(PyTuple_GET_ITEM(kwnames, more[k])));
+      out.values.push(args[nargs + more[k]]);
+    }
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
+    PyObject* value = PyDict_GetItemWithError(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
+    out.values.push(value ? value : b.missing.ptr());
+  }
+  return true;
+}
+
+bool layout_matches(const Program& program, PyObject* layout) {
+  if (program.layout == layout) return true;
+  return program.layout && PyObject_RichCompareBool(program.layout, layout, Py_EQ) == 1;
+}
+
+struct Settings {
+  PyObject* disable_jit = nullptr;  // objects with an attribute `value`
+  PyObject* prng_impl = nullptr;
+  PyObject* value = nullptr;        // the interned name
+} settings;
+
+Owned setting(PyObject* state) { return own(PyObject_GetAttr(state, settings.value)); }
+
+Owned tuple_of(const OwnedList& list) {
+  Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
+  for (size_t i = 0; i < list.size(); ++i) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), Py_NewRef(list[i]));
+  return out;
+}
+
+// Own copies of NumPy arguments: the executable may read them after the call has returned.
+void copy_numpy(const OwnedList& leaves, OwnedList& out) {
+  static PyObject* copy = PyUnicode_InternFromString("copy");
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const Kind& kind = kind_of(leaves[i]);
+    if (kind.base == Base::numpy) out.push_stolen(own(PyObject_CallMethodNoArgs(leaves[i], copy)));
+    else out.push(leaves[i]);
+  }
+}
+
+// The number of the Outcome, coded as a tuple of None (0) and () (1), lowest bit first: no leaves, no user node.
+size_t decode(PyObject* code) {
+  size_t out = 0;
+  for (Py_ssize_t i = PyTuple_GET_SIZE(code) - 1; i >= 0; --i)
+    out = 2 * out + (PyTuple_GET_ITEM(code, i) != Py_None);
+  return out;
+}
+
+Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk) {
+  if (!PyTuple_Check(flat_result) || PyTuple_GET_SIZE(flat_result) != 3)
+    raise_error(PyExc_SystemError, "the flat function returned something else");
+  PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
+  size_t number = decode(PyTuple_GET_ITEM(flat_result, 2));
+  PyObject* obj = number < static_cast<size_t>(PyList_GET_SIZE(outcomes)) ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number)) : nullptr;
+  if (!obj) raise_error(PyExc_SystemError, "no Outcome for this executable");
+  Owned hold = Owned::borrow(obj);
+  const Outcome& outcome = *nb::inst_ptr<Outcome>(obj);
+  if (PyTuple_GET_SIZE(first) + PyTuple_GET_SIZE(second) != static_cast<Py_ssize_t>(outcome.program.leaves))
+    raise_error(PyExc_SystemError, "the Outcome does not fit this executable");
+  if (PyTuple_GET_SIZE(second) == 0)
+    return apply(outcome, PySequence_Fast_ITEMS(first), walk.leaves.data(), walk.nodes.data());
+  Owned all = own(PySequence_Concat(first, second));
+  return apply(outcome, PySequence_Fast_ITEMS(all.get()), walk.leaves.data(), walk.nodes.data());
+}
+
+PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  Py_ssize_t skip = PyTuple_GET_SIZE(self->prefix);
+  Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  std::vector<PyObject*> all;
+  for (Py_ssize_t i = 0; i < skip; ++i) all.push_back(PyTuple_GET_ITEM(self->prefix, i));
+  all.insert(all.end(), args, args + nargs + nkw);
+  return PyObject_Vectorcall(self->function, all.data(), static_cast<size_t>(skip + nargs), kwnames);
+}
+
+Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObject* context, Walk& walk) {
+  for (size_t i = 0; i < table.recent.size(); ++i) {
+    Owned hold = table.recent[i];
+    const Entry& e = *nb::inst_ptr<Entry>(hold.get());
+    bool same_context = e.context.get() == context ||
+                        (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
+    if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
+    if (!replay(e.program, roots.values.data(), roots.values.size(), walk)) continue;
+    ++table.hits;
+    promote(table, hold.get());
+    return hold;
+  }
+  Owned all = tuple_of(roots.values);
+  Owned entry = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_entry", "OOO", all.get(),
+                                        roots.layout.get(), context));
+  if (!nb::isinstance<Entry>(nb::handle(entry.get()))) raise_error(PyExc_TypeError, "_entry() must return an Entry");
+  if (!replay(nb::inst_ptr<Entry>(entry.get())->program, roots.values.data(), roots.values.size(), walk))
+    raise_graftax("ConcurrentChangeError",
+                  "the arguments look different each time they are walked: an object was changed by another thread, or "
+                  "a registered class flattens to something new on every call");
+  promote(table, entry.get());
+  return entry;
+}
+
+PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  if (setting(settings.disable_jit).get() == Py_True) return call_plain(self, args, nargs, kwnames);
+  const Binding& binding = *nb::inst_ptr<Binding>(self->binding);
+  Roots roots;
+  if (!bind(self, binding, args, nargs, kwnames, roots)) {
+    // The function's own TypeError, raised before its body runs.
+    Owned result = Owned::steal(call_plain(self, args, nargs, kwnames));
+    if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
+    return nullptr;
+  }
+  Owned context = setting(settings.prng_impl);
+  Owned table = Owned::borrow(self->table);
+  Walk walk;
+  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk);
+  const Entry& entry = *nb::inst_ptr<Entry>(held.get());
+  Owned compiled = entry.compiled, outcomes = entry.outcomes;
+  Owned all = tuple_of(roots.values);
+  OwnedList copies;
+  if (walk.has_numpy) copy_numpy(walk.leaves, copies);
+  OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
+  Owned flat_result;
+  {
+    ActiveScope scope({reinterpret_cast<PyObject*>(self), all.get(), outcomes.get()});
+    flat_result = Owned::steal(PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
+  }
+  if (!flat_result) raise_python();
+  return finish(flat_result.get(), outcomes.get(), walk).release();
+}
+
+// ---- the type
+
+PyObject* caller_vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  try {
+    return call(reinterpret_cast<CallerObject*>(self), args, PyVectorcall_NARGS(nargsf), kwnames);
+  } catch (nb::python_error& e) {
+    e.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_SystemError, e.what());
+  }
+  return nullptr;
+}
+
+PyObject* caller_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<CallerObject*>(type->tp_alloc(type, 0));
+  if (!self) return nullptr;
+  self->vectorcall = caller_vectorcall;
+  self->function = Py_NewRef(Py_None);
+  self->prefix = Py_NewRef(runtime.empty_tuple);
+  self->table = Py_NewRef(Py_None);
+  self->binding = Py_NewRef(Py_None);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* caller_configure(PyObject* obj, PyObject* args) {
+  PyObject *function, *prefix, *table, *binding;
+  if (!PyArg_ParseTuple(args, "OO!OO", &function, &PyTuple_Type, &prefix, &table, &binding)) return nullptr;
+  if (!nb::isinstance<Table>(nb::handle(table)) || !nb::isinstance<Binding>(nb::handle(binding))) {
+    PyErr_SetString(PyExc_TypeError, "expected a Table and a Binding");
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<CallerObject*>(obj);
+  Py_XSETREF(self->function, Py_NewRef(function));
+  Py_XSETREF(self->prefix, Py_NewRef(prefix));
+  Py_XSETREF(self->table, Py_NewRef(table));
+  Py_XSETREF(self->binding, Py_NewRef(binding));
+  Py_RETURN_NONE;
+}
+
+// Binds arguments as a call does: (roots, layout), or None where the function would raise TypeError.
+PyObject* caller_bind(PyObject* obj, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  try {
+    auto* self = reinterpret_cast<CallerObject*>(obj);
+    Roots roots;
+    if (!bind(self, *nb::inst_ptr<Binding>(self->binding), args, nargs, kwnames, roots)) Py_RETURN_NONE;
+    return check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get()));
+  } catch (nb::python_error& e) {
+    e.restore();
+    return nullptr;
+  }
+}
+
+int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<CallerObject*>(obj);
+  Py_VISIT(Py_TYPE(obj));
+  Py_VISIT(self->function);
+  Py_VISIT(self->prefix);
+  Py_VISIT(self->table);
+  Py_VISIT(self->binding);
+  return 0;
+}
+
+int caller_clear(PyObject* obj) {
+  auto* self = reinterpret_cast<CallerObject*>(obj);
+  Py_CLEAR(self->function);
+  Py_CLEAR(self->table);
+  return 0;
+}
+
+void caller_dealloc(PyObject* obj) {
+  auto* self = reinterpret_cast<CallerObject*>(obj);
+  PyTypeObject* type = Py_TYPE(obj);
+  PyObject_GC_UnTrack(obj);
+  if (self->weakrefs) PyObject_ClearWeakRefs(obj);
+  Py_CLEAR(self->function);
+  Py_CLEAR(self->prefix);
+  Py_CLEAR(self->table);
+  Py_CLEAR(self->binding);
+  type->tp_free(obj);
+  Py_DECREF(type);
+}
+
+PyMethodDef caller_methods[] = {
+    {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding)"},
+    {"_bind", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(caller_bind)), METH_FASTCALL | METH_KEYWORDS,
+     "_bind(*args, **kwargs) -> (roots, layout) or None"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef caller_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CallerObject, vectorcall), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(CallerObject, weakrefs), READONLY, nullptr},
+    {"_function", T_OBJECT, offsetof(CallerObject, function), READONLY, nullptr},
+    {"_prefix", T_OBJECT, offsetof(CallerObject, prefix), READONLY, nullptr},
+    {"_table", T_OBJECT, offsetof(CallerObject, table), READONLY, nullptr},
+    {"_binding", T_OBJECT, offsetof(CallerObject, binding), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot caller_slots[] = {{Py_tp_doc, const_cast<char*>("The callable that graftax.jit returns: its C++ part.")},
+                              {Py_tp_new, reinterpret_cast<void*>(caller_new)},
+                              {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                              {Py_tp_traverse, reinterpret_cast<void*>(caller_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void*>(caller_clear)},
+                              {Py_tp_dealloc, reinterpret_cast<void*>(caller_dealloc)},
+                              {Py_tp_methods, caller_methods},
+                              {Py_tp_members, caller_members},
+                              {0, nullptr}};
+
+PyType_Spec caller_spec = {"graftax._core.Caller", sizeof(CallerObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                           caller_slots};
+
+int binding_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* b = nb::inst_ptr<Binding>(self);
+  Py_VISIT(b->names.ptr());
+  Py_VISIT(b->defaults.ptr());
+  Py_VISIT(b->missing.ptr());
+  Py_VISIT(b->cells.ptr());
+  Py_VISIT(b->globals.ptr());
+  Py_VISIT(b->global_names.ptr());
+  return 0;
+}
+
+int binding_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  auto* b = nb::inst_ptr<Binding>(self);
+  b->defaults = nb::steal(PyTuple_New(0));
+  b->names = nb::steal(PyTuple_New(0));
+  b->cells = nb::steal(PyTuple_New(0));
+  b->global_names = nb::steal(PyTuple_New(0));
+  b->positional = b->positional_only = 0;
+  return 0;
+}
+
+PyType_Slot binding_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(binding_traverse)},
+                               {Py_tp_clear, reinterpret_cast<void*>(binding_clear)},
+                               {0, nullptr}};
+
+}  // namespace
+
+void bind_call(nb::module_& m) {
+  no_layout = PyTuple_New(0);
+  nb::object caller = nb::steal(check(PyType_FromSpec(&caller_spec)));
+  m.attr("Caller") = caller;
+
+  nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
+                    "What is compiled for one structure of one function.")
+      .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes) {
+        new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
+                         Owned::borrow(outcomes.ptr())};
+      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"))
+      .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); })
+      .def_prop_ro("outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
+                   nb::sig("def outcomes(self) -> list[Outcome]"));
+
+  nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(), nb::dynamic_attr(),
+                    "The entries used last; a subclass holds them all.")
+      .def(nb::init<>())
+      .def_ro("hits", &Table::hits)
+      .def("_forget", [](Table& t, nb::handle entry) {
+        auto it = std::find_if(t.recent.begin(), t.recent.end(), [&](const Owned& e) { return e.get() == entry.ptr(); });
+        if (it == t.recent.end()) return;
+        Owned dead = std::move(*it);
+        t.recent.erase(it);
+      }, nb::arg("entry"))
+      .def("_forget_all", [](Table& t) {
+        auto dead = std::move(t.recent);
+        t.recent.clear();
+        t.hits = 0;
+      });
+
+  nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
+      .def("__init__", [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, Py_ssize_t positional,
+                          Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
+                          nb::object globals, nb::tuple global_names) {
+        if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) || positional_only > positional ||
+            (global_names.size() && !nb::isinstance<nb::dict>(globals)))
+          raise_error(PyExc_ValueError, "inconsistent binding");
+        new (self) Binding{names, defaults, missing, cells, globals, global_names, positional, positional_only,
+                           var_positional, var_keyword};
+      }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("positional"), nb::arg("positional_only"),
+           nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"), nb::arg("globals").none(),
+           nb::arg("global_names"));
+
+  m.def("active_call", [](nb::handle outcomes) -> nb::object {
+    if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
+    const Active& a = active().back();
+    return nb::make_tuple(nb::borrow(a.caller), nb::borrow(a.roots));
+  }, nb::arg("outcomes"), nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None"),
+     "The call that this thread is in, when it runs the entry with these outcomes.");
+  m.def("run_active", [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle f, nb::args args) {
+    ActiveScope scope({caller.ptr(), roots.ptr(), outcomes.ptr()});
+    return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
+  }, nb::sig("def run_active(caller: Caller, roots: tuple[object, ...], outcomes: list[Outcome], f: Callable[..., Any], /, *args: object) -> Any"),
+     "f(*args) while this call is the active one: for lower, trace and eval_shape.");
+  m.def("walk", [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {
+    Walk walk;
+    std::vector<PyObject*> values;
+    for (nb::handle h : roots) values.push_back(h.ptr());
+    if (!replay(graphdef.program, values.data(), values.size(), walk)) return nb::none();
+    nb::list leaves, nodes;
+    for (size_t i = 0; i < walk.leaves.size(); ++i) leaves.append(nb::borrow(walk.leaves[i]));
+    for (size_t i = 0; i < walk.nodes.size(); ++i) nodes.append(nb::borrow(walk.nodes[i]));
+    return nb::make_tuple(leaves, nodes);
+  }, nb::arg("graphdef"), nb::arg("roots"),
+     nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None"),
+     "The leaves and tracked nodes of roots that match, else None.");
+  m.def("decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
+        nb::sig("def decode(code: tuple[object, ...]) -> int"),
+        "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");
+  m.def("use_settings", [](nb::object disable_jit, nb::object prng_impl) {
+    settings.disable_jit = disable_jit.release().ptr();
+    settings.prng_impl = prng_impl.release().ptr();
+    settings.value = PyUnicode_InternFromString("value");
+  }, nb::arg("disable_jit"), nb::arg("prng_impl"), "Where to read JAX's settings: objects with an attribute `value`.");
+}
+
+}  // namespace graftax

@@ -1,0 +1,570 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flatten.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "path.h"
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+constexpr size_t max_expanded = 100000;     // nodes below immutable nodes that are met again
+constexpr size_t max_below_object = 100000; // nodes below one object of an unregistered class
+
+std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
+
+// Puts the path into an error on its way out: ours get it in their message, a user's exception gets a note.
+[[noreturn]] void raise_at_path(nb::python_error& e, const std::string& path) {
+  nb::object exc = nb::borrow(e.value());
+  e.restore();
+  PyErr_Clear();
+  Owned raised = own(PyObject_CallMethod(runtime.errors, "at_path", "Os", exc.ptr(), path.c_str()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
+  raise_python();
+}
+
+}  // namespace
+
+bool numpy_is_dynamic(PyObject* obj, const Kind&) {
+  // The dtype objects of native numeric types are singletons: seen once, a pointer comparison after.
+  static std::vector<PyObject*> numeric;
+  static PyObject* name = PyUnicode_InternFromString("dtype");
+  Owned dtype = own(PyObject_GetAttr(obj, name));
+  for (PyObject* known : numeric)
+    if (known == dtype.get()) return true;
+  Owned answer = own(PyObject_CallMethod(runtime.registry, "numpy_role", "O", dtype.get()));
+  if (PyUnicode_Check(answer.get())) raise_error(PyExc_TypeError, utf8(answer.get()));
+  if (answer.get() != Py_True) return false;
+  if (numeric.size() < 64) numeric.push_back(Py_NewRef(dtype.get()));
+  return true;
+}
+
+// ---- record
+
+std::string Recorder::here() const {
+  std::string out = "obj";
+  if (options_.root_names && root_ < PyTuple_GET_SIZE(options_.root_names))
+    out = utf8(PyTuple_GET_ITEM(options_.root_names, root_));
+  else if (options_.inputs)
+    out = root_ == 0 ? "the result" : "a changed argument";
+  return out;
+}
+
+void Recorder::emit(Op op, uint32_t arg, PyObject* obj) {
+  Instr n;
+  n.op = op;
+  n.arg = arg;
+  n.next = static_cast<uint32_t>(out_.program.code.size()) + 1;
+  out_.program.code.push_back(n);
+  out_.live.push(obj);
+}
+
+void Recorder::add_static_leaf(PyObject* obj, const Kind& kind) {
+  uint32_t id = add_static(out_.program, obj, kind);
+  emit(Op::stat, id, obj);
+}
+
+void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static) {
+  if (options_.inputs) {
+    if (uint32_t* index = options_.inputs->leaves->find(obj)) {
+      emit(Op::forward, *index, obj);
+      if (!stack_.empty()) stack_.back().closed = false;
+      return;
+    }
+    if (kind.base == Base::numpy) {  // a constant that the function made: a fresh copy for each call
+      emit(Op::stat, add_static(out_.program, obj, kind, true), obj);
+      if (!stack_.empty()) stack_.back().closed = false;
+      return;
+    }
+  }
+  if (in_static) {
+    if (options_.is_static && root_ < options_.is_static->size() && (*options_.is_static)[root_])
+      raise_graftax("StructureError", "this argument is declared static, but holds an array (" + type_name(obj) +
+                                      "). Leave it out of static_argnums/static_argnames: arrays are traced, the rest is static anyway.");
+    add_static_leaf(obj, kind);
+    return;
+  }
+  emit(Op::leaf, out_.program.leaves++, obj);
+  out_.leaves.push(obj);
+  if (!stack_.empty()) stack_.back().closed = false;
+}
+
+void Recorder::visit(PyObject* obj, bool in_static, bool repeated) {
+  const Kind& kind = kind_of(obj);
+  switch (kind.base) {
+    case Base::array: return add_leaf(obj, kind, in_static);
+    case Base::numpy:
+      if (numpy_is_dynamic(obj, kind) && !in_static) return add_leaf(obj, kind, false);
+      if (options_.inputs) return add_leaf(obj, kind, false);
+      return add_static_leaf(obj, kind);
+    case Base::statics:
+      if (kind.how == How::identity && !kind.immortal_value)
+        Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj,
+                                      options_.inputs ? Py_True : Py_False)));
+      return add_static_leaf(obj, kind);
+    case Base::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
+    default:
+      if (kind.sentinel && is_bare(obj, kind)) return add_static_leaf(obj, kind);
+      return open(obj, kind, in_static, repeated, true);
+  }
+}
+
+void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeated, bool with_identity) {
+  Program& p = out_.program;
+  auto pc = static_cast<uint32_t>(p.code.size());
+  uint32_t track = NONE;
+  if (with_identity) {
+    if (options_.inputs) {
+      if (uint32_t* input = options_.inputs->nodes->find(obj)) {
+        emit(Op::input, *input, obj);
+        if (!stack_.empty()) stack_.back().closed = false;
+        return;
+      }
+    }
+    if (uint32_t* before = seen_->find(obj)) {
+      Instr& first = p.code[*before];
+      bool is_open = first.next == 0;
+      if (first.track == NONE && is_open) {  // an immutable node that contains itself
+        first.track = static_cast<uint32_t>(p.track_pc.size());
+        p.track_pc.push_back(*before);
+      }
+      if (first.track != NONE) {
+        emit(Op::ref, first.track, obj);
+        if (!stack_.empty()) stack_.back().closed = false;
+        return;
+      }
+      if (first.flags & CLOSED) {
+        uint32_t target = *before;
+        if (p.code[target].op == Op::same) target = p.code[target].arg;
+        p.code[target].flags |= TARGET;
+        emit(Op::same, target, obj);
+        p.has_same = true;
+        return;
+      }
+      repeated = true;
+    } else {
+      seen_->insert(obj, pc);
+    }
+    if (kind.tracked) {
+      track = static_cast<uint32_t>(p.track_pc.size());
+      p.track_pc.push_back(pc);
+    }
+  }
+  if (repeated && ++expanded_ > max_expanded)
+    raise_graftax("StructureError", "immutable nodes with arrays are reached again and again: more than " +
+                                    std::to_string(max_expanded) + " nodes once expanded. Put one mutable object (a list) "
+                                    "around what is shared.");
+  Cursor cursor(obj, kind);
+  Instr n;
+  n.op = Op::node;
+  n.track = track;
+  n.kind = &kind;
+  n.type = p.keep_type(Py_TYPE(obj));
+  n.items = static_cast<uint32_t>(cursor.items());
+  n.fields = static_cast<uint32_t>(cursor.fields());
+  n.has_extra = kind.base == Base::registered || kind.base == Base::defaultdict;
+  if (kind.base == Base::registered)
+    n.treedef = p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(Py_TYPE(obj)),
+                                        cursor.extra(), cursor.items())));
+  if (kind.base == Base::deque) {
+    Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
+    if (maxlen.get() != Py_None) n.payload = add_static(p, maxlen.get(), kind_of(maxlen.get()));
+  }
+  if (kind.base == Base::bytearray) {
+    Owned content = own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
+    n.payload = add_static(p, content.get(), kind_of(content.get()));
+  }
+  field_base_.push_back(field_keys_.size());
+  if (kind.base == Base::set) {
+    Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(obj)).get()));
+    n.arg = static_cast<uint32_t>(PyList_GET_SIZE(elements.get()));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
+      field_keys_.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
+  }
+  bool closed = !kind.tracked && with_identity;
+  p.code.push_back(n);
+  out_.live.push(obj);
+  stack_.push_back({std::move(cursor), pc, in_static, repeated, closed});
+}
+
+// Takes the next child of the innermost open node, or closes it.
+void Recorder::step() {
+  Frame& top = stack_.back();
+  PyObject *child = nullptr, *key = nullptr;
+  if (!top.cursor.next(child, key)) return close();
+  Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
+  const Kind& kind = top.cursor.kind();
+  bool in_static = top.in_static, repeated = top.repeated;
+  auto stage = top.cursor.stage();
+  if (stage == Cursor::Stage::extra) {
+    in_static = true;
+  } else if (stage != Cursor::Stage::items) {
+    if (stage == Cursor::Stage::slots) ++top.slots;
+    if (!PyUnicode_CheckExact(key)) raise_graftax("StructureError", "an attribute name is no string");
+    field_keys_.push_back(add_key(out_.program, key));
+    if (kind.static_fields) {
+      int is_static = PySet_Contains(kind.static_fields, key);
+      check(is_static);
+      in_static = in_static || is_static;
+    }
+  } else if (key) {
+    field_keys_.push_back(add_key(out_.program, key));
+  }
+  visit(child, in_static, repeated);
+}
+
+void Recorder::close() {
+  Frame frame = std::move(stack_.back());
+  stack_.pop_back();
+  Program& p = out_.program;
+  Instr& n = p.code[frame.pc];
+  size_t base = field_base_.back();
+  field_base_.pop_back();
+  n.slots = frame.slots;
+  n.next = static_cast<uint32_t>(p.code.size());
+  uint32_t count = n.has_extra + n.items + n.fields + n.slots, child = frame.pc + 1, found = 0;
+  for (; child < n.next; child = p.after(child)) ++found;
+  if (!frame.cursor.intact() || found != count)
+    raise_graftax("ConcurrentChangeError", "a " + type_name(frame.cursor.object()) + " changed during flattening");
+  if (field_keys_.size() > base) {
+    n.keys = static_cast<uint32_t>(p.keys.size());
+    p.keys.insert(p.keys.end(), field_keys_.begin() + static_cast<ptrdiff_t>(base), field_keys_.end());
+    field_keys_.resize(base);
+  }
+  if (n.track != NONE) frame.closed = false;
+  if (frame.closed) close_value(frame.pc);
+  if (!stack_.empty() && !frame.closed) stack_.back().closed = false;
+}
+
+// An immutable node without arrays has closed: it is a value. An equal one met before takes its place.
+void Recorder::close_value(uint32_t pc) {
+  Program& p = out_.program;
+  Instr& n = p.code[pc];
+  n.flags |= CLOSED;
+  PyObject* obj = out_.live[pc];
+  bool constant = PyTuple_CheckExact(obj);
+  for (uint32_t i = pc + 1; constant && i < n.next; i = p.after(i)) {
+    const Instr& c = p.code[i];
+    if (c.op == Op::stat) {
+      const Kind* k = known_kind(p.statics[c.arg].type);
+      constant = k && k->immortal_value && p.statics[c.arg].how != How::copied;
+    } else {
+      constant = p.code[c.op == Op::same ? c.arg : i].whole != nullptr;
+    }
+  }
+  if (constant) n.whole = p.keep(Owned::borrow(obj));
+  if (n.next == pc + 1) return;  // an empty one is as short as a reference to it
+  size_t h = reinterpret_cast<size_t>(n.type) ^ (n.items * 1000003u) ^ n.fields;
+  for (uint32_t i = pc + 1; i < n.next; ++i) {
+    const Instr& c = p.code[i];
+    size_t x = c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash)
+             : c.op == Op::same ? c.arg : reinterpret_cast<size_t>(c.type) + c.items;
+    h = h * 1000003u + x + static_cast<size_t>(c.op);
+    if (i - pc > 16) break;
+  }
+  auto [begin, end] = values_.equal_range(h);
+  int tries = 0;
+  for (auto it = begin; it != end && tries < 8; ++it, ++tries) {
+    uint32_t other = it->second;
+    uint32_t length = n.next - pc;
+    if (p.code[other].next - other != length) continue;
+    bool equal = true;
+    for (uint32_t i = 0; equal && i < length; ++i) {
+      const Instr &a = p.code[other + i], &b = p.code[pc + i];
+      equal = a.op == b.op && a.type == b.type && a.items == b.items && a.fields == b.fields && a.slots == b.slots;
+      if (!equal) break;
+      if (a.op == Op::stat) equal = statics_equal(p, a.arg, p, b.arg);
+      else if (a.op == Op::same) equal = a.arg == b.arg;
+      else
+        for (uint32_t k = 0; equal && k < a.fields + a.slots; ++k)
+          equal = statics_equal(p, p.keys[a.keys + k], p, p.keys[b.keys + k]);
+    }
+    if (!equal) continue;
+    // Its statics stay in the pool, unused: the objects in `live` go, the first occurrence's speak for both.
+    Owned keep = Owned::borrow(obj);
+    for (uint32_t i = 0; i < length; ++i)
+      if (uint32_t* place = seen_->find(out_.live[pc + i]); place && *place == pc + i && i > 0) *place = other + i;
+    p.code.resize(pc);
+    out_.live.resize(pc);
+    p.code[other].flags |= TARGET;
+    emit(Op::same, other, obj);
+    p.code[pc].flags |= CLOSED;
+    p.has_same = true;
+    return;
+  }
+  values_.emplace(h, pc);
+}
+
+void Recorder::run() {
+  size_t steps = 0;
+  try {
+    while (!stack_.empty()) {
+      if ((++steps & 0xFFFF) == 0) check(PyErr_CheckSignals());
+      step();
+    }
+  } catch (nb::python_error& e) {
+    // The path is known here: the steps of every open node.
+    std::string path = here();
+    for (Frame& f : stack_) {
+      Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key()};
+      if (f.cursor.started()) path += step_text(s);
+    }
+    stack_.clear();
+    field_keys_.clear();
+    field_base_.clear();
+    raise_at_path(e, path);
+  }
+  ++root_;
+  ++out_.program.roots;
+}
+
+void Recorder::root(PyObject* obj) {
+  bool in_static = options_.is_static && root_ < options_.is_static->size() && (*options_.is_static)[root_];
+  try {
+    visit(obj, in_static, false);
+  } catch (nb::python_error& e) {
+    raise_at_path(e, here());
+  }
+  run();
+}
+
+void Recorder::content(PyObject* obj) {
+  open(obj, kind_of(obj), false, false, false);
+  run();
+}
+
+// Decides what is handed over as itself: objects of unregistered classes with no array below, and all they reach.
+void Recorder::mark() {
+  Program& p = out_.program;
+  auto n = static_cast<uint32_t>(p.code.size());
+  std::vector<uint32_t> parent(n, NONE);
+  std::vector<std::pair<uint32_t, uint32_t>> refs;  // (target, where the reference stands)
+  bool any = false;
+  {
+    std::vector<uint32_t> open;
+    for (uint32_t pc = 0; pc < n; ++pc) {
+      while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+      if (!open.empty()) parent[pc] = open.back();
+      if (p.code[pc].op == Op::ref) refs.emplace_back(p.track_pc[p.code[pc].arg], pc);
+      if (p.code[pc].op == Op::node) {
+        open.push_back(pc);
+        any = any || p.code[pc].kind->handed;
+      }
+    }
+  }
+  if (!any) return;
+  std::sort(refs.begin(), refs.end());
+  auto sources = [&](uint32_t target) {
+    return std::equal_range(refs.begin(), refs.end(), std::make_pair(target, 0u),
+                            [](const auto& a, const auto& b) { return a.first < b.first; });
+  };
+  // Which nodes have an array below: upwards from the leaves, through references too.
+  std::vector<bool> has_array(n, false);
+  std::vector<uint32_t> work;
+  for (uint32_t pc = 0; pc < n; ++pc)
+    if (p.code[pc].op == Op::leaf) work.push_back(pc);
+  while (!work.empty()) {
+    uint32_t pc = work.back();
+    work.pop_back();
+    for (uint32_t up = parent[pc]; up != NONE && !has_array[up]; up = parent[up]) {
+      has_array[up] = true;
+      auto [begin, end] = sources(up);
+      for (auto it = begin; it != end; ++it) work.push_back(it->second);
+    }
+  }
+  // Marked objects, then everything reachable from them.
+  for (uint32_t pc = 0; pc < n; ++pc) {
+    const Instr& in = p.code[pc];
+    if (in.op != Op::node || !in.kind->handed) continue;
+    if (has_array[pc]) {
+      if (in.kind->has_del)
+        raise_graftax("UnsupportedValueError", path_text(p, pc, options_.root_names) + ": " + in.type->tp_name +
+                      " has arrays below and defines __del__, which would run for the copy that the traced function gets. "
+                      "Release the resource in a method, or keep it in an object of its own without arrays.");
+    } else {
+      work.push_back(pc);
+    }
+    uint32_t below = 0;
+    if (in.next - pc > max_below_object) {
+      for (uint32_t i = pc + 1; i < in.next; ++i) below += p.code[i].op == Op::node;
+      if (below > max_below_object)
+        raise_graftax("StructureError", path_text(p, pc, options_.root_names) + ": more than " +
+                      std::to_string(max_below_object) + " nodes below one " + in.type->tp_name +
+                      ". Wrap what is not part of the program in graftax.Static, or register the class.");
+    }
+  }
+  while (!work.empty()) {
+    uint32_t pc = work.back();
+    work.pop_back();
+    Instr& in = p.code[pc];
+    if (in.op == Op::ref) work.push_back(p.track_pc[in.arg]);
+    else if (in.op == Op::same) work.push_back(in.arg);
+    else if (in.op == Op::node && !(in.flags & HANDED)) {
+      in.flags |= HANDED;
+      for (uint32_t c = pc + 1; c < in.next; c = p.after(c)) work.push_back(c);
+    }
+  }
+}
+
+Recording Recorder::finish(PyObject* layout) {
+  Program& p = out_.program;
+  if (layout) p.layout = p.keep(Owned::borrow(layout));
+  if (!options_.inputs) mark();
+  p.finish();
+  return std::move(out_);
+}
+
+// ---- replay
+
+namespace {
+
+struct ReplayFrame {
+  Cursor cursor;
+  uint32_t pc;     // the node
+  uint32_t child;  // the instruction of the next child
+  uint32_t left;   // children to come
+  uint32_t key;    // the next key
+};
+
+class Replayer {
+ public:
+  Replayer(const Program& p, Walk& walk) : p_(p), walk_(walk) {}
+
+  bool run(PyObject* const* roots, size_t n) {
+    if (n != p_.roots) return false;
+    walk_.leaves.reserve(p_.leaves);
+    walk_.nodes.resize(p_.track_pc.size());
+    if (p_.has_same) same_.assign(p_.code.size(), nullptr);
+    uint32_t pc = 0;
+    for (size_t r = 0; r < n; ++r) {
+      if (!match(roots[r], pc)) return false;
+      while (!stack_.empty())
+        if (!step()) return false;
+      if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
+      pc = p_.after(pc);
+    }
+    return true;
+  }
+
+ private:
+  bool match(PyObject* obj, uint32_t pc) {
+    const Instr& in = p_.code[pc];
+    switch (in.op) {
+      case Op::leaf: {
+        if (Py_TYPE(obj) != runtime.array_type) {
+          const Kind* kind = known_kind(Py_TYPE(obj));
+          if (!kind || kind->base > Base::numpy) return false;
+          if (kind->base == Base::numpy) {
+            if (!numpy_is_dynamic(obj, *kind)) return false;
+            walk_.has_numpy = true;
+          }
+        }
+        walk_.leaves.push(obj);
+        return true;
+      }
+      case Op::stat: return static_matches(p_, in.arg, obj);
+      case Op::ref: return walk_.nodes[in.arg] == obj;
+      case Op::same: return match_node(obj, in.arg);
+      case Op::node: return match_node(obj, pc);
+      default: return false;
+    }
+  }
+
+  bool match_node(PyObject* obj, uint32_t pc) {
+    const Instr& in = p_.code[pc];
+    if (Py_TYPE(obj) != in.type) return false;
+    if (in.whole == obj) return true;
+    const Kind& kind = *in.kind;
+    if (in.flags & TARGET) {
+      if (same_[pc] == obj) return true;
+      same_[pc] = obj;  // held by its parent, which stays open or is immutable itself
+    }
+    if (kind.base != Base::registered && raw_size(obj, kind.base) != static_cast<Py_ssize_t>(raw_items(in))) return false;
+    if (in.track != NONE) {
+      if (!ids_->insert(obj, in.track)) return false;
+      walk_.nodes.set(in.track, obj);
+    }
+    if (kind.base == Base::set && !set_matches(p_, in.keys, in.arg, obj)) return false;
+    if (in.payload != NONE || kind.base == Base::deque) {
+      if (!payload_matches(in, obj)) return false;
+    }
+    uint32_t children = p_.children(pc), own_keys = p_.item_keys(in);
+    // An empty list has nothing to walk; fields must be looked at even where none were recorded.
+    if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque) return true;
+    stack_.push_back({Cursor(obj, kind), pc, pc + 1, children,
+                      in.keys + (kind.base == Base::set ? own_keys : 0)});
+    const Cursor& cursor = stack_.back().cursor;
+    return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&
+           (cursor.items() == static_cast<Py_ssize_t>(in.items));
+  }
+
+  // raw_size() counts the items of lists, tuples, dicts and cells; other bases are checked once they are open.
+  static uint32_t raw_items(const Instr& in) {
+    switch (in.kind->base) {
+      case Base::list: case Base::tuple: case Base::dict: case Base::odict: case Base::defaultdict: case Base::cell:
+        return in.items;
+      default: return 0;
+    }
+  }
+
+  bool payload_matches(const Instr& in, PyObject* obj) {
+    if (in.kind->base == Base::bytearray) {
+      PyObject* content = p_.statics[in.payload].obj;
+      return PyByteArray_GET_SIZE(obj) == PyBytes_GET_SIZE(content) &&
+             memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content),
+                    static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
+    }
+    Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
+    if (in.payload == NONE) return maxlen.get() == Py_None;
+    return static_matches(p_, in.payload, maxlen.get());
+  }
+
+  bool step() {
+    ReplayFrame& top = stack_.back();
+    PyObject *child = nullptr, *key = nullptr;
+    if (!top.cursor.next(child, key)) {
+      bool complete = top.left == 0;
+      stack_.pop_back();
+      return complete;
+    }
+    if (top.left == 0) return false;
+    --top.left;
+    if (key) {
+      const Static& expected = p_.statics[p_.keys[top.key]];
+      if (expected.obj != key || expected.how == How::reduce) {
+        Owned hold = Owned::borrow(child);
+        if (!static_matches(p_, p_.keys[top.key], key)) return false;
+      }
+      ++top.key;
+    }
+    uint32_t pc = top.child;
+    const Instr& in = p_.code[pc];
+    top.child = in.op == Op::node ? in.next : pc + 1;
+    if (in.op == Op::leaf && Py_TYPE(child) == runtime.array_type) {
+      walk_.leaves.push(child);
+      return true;
+    }
+    Owned hold = Owned::borrow(child);
+    return match(child, pc);
+  }
+
+  const Program& p_;
+  Walk& walk_;
+  IdLease ids_;
+  std::vector<ReplayFrame> stack_;
+  std::vector<PyObject*> same_;
+};
+
+}  // namespace
+
+bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk) {
+  Replayer replayer(program, walk);
+  if (replayer.run(roots, n)) return true;
+  walk.clear();
+  return false;
+}
+
+}  // namespace graftax

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Record: objects -> GraphDef and leaves, once per structure. Replay: the same walk in lockstep with a GraphDef.
+#pragma once
+
+#include <unordered_map>
+
+#include "graphdef.h"
+#include "identity.h"
+
+namespace graftax {
+
+// What an Outcome's recording knows beforehand: which objects are the call's inputs.
+struct Inputs {
+  IdTable* nodes = nullptr;   // rebuilt node -> tracked index
+  IdTable* leaves = nullptr;  // tracer -> leaf index
+};
+
+struct RecordOptions {
+  PyObject* root_names = nullptr;          // for messages
+  const std::vector<bool>* is_static = nullptr;  // roots below which no array may be
+  const Inputs* inputs = nullptr;          // set for an Outcome
+};
+
+// A finished recording. `live[pc]` is the object that instruction pc stands for.
+struct Recording {
+  Program program;
+  OwnedList live;
+  OwnedList leaves;
+};
+
+class Recorder {
+ public:
+  explicit Recorder(RecordOptions options) : options_(options) {}
+
+  // Records one more root.
+  void root(PyObject* obj);
+  // Records the content of a node as a new node, although the node itself may be an input.
+  void content(PyObject* obj);
+  Recording finish(PyObject* layout);
+
+  uint32_t leaf_count() const { return out_.program.leaves; }
+  uint32_t position() const { return static_cast<uint32_t>(out_.program.code.size()); }
+  bool has_seen(PyObject* node) { return seen_->find(node) != nullptr; }
+  PyObject* keep(Owned obj) { return out_.program.keep(std::move(obj)); }
+
+ private:
+  struct Frame {
+    Cursor cursor;
+    uint32_t pc;
+    bool in_static;    // arrays below are static, by identity
+    bool repeated;     // below an immutable node that was expanded before
+    bool closed;       // nothing tracked and no leaf so far
+    uint32_t slots = 0;
+  };
+
+  void visit(PyObject* obj, bool in_static, bool repeated);
+  void open(PyObject* obj, const Kind& kind, bool in_static, bool repeated, bool with_identity);
+  void step();
+  void close();
+  void close_value(uint32_t pc);
+  void run();
+  void emit(Op op, uint32_t arg, PyObject* obj);
+  void add_leaf(PyObject* obj, const Kind& kind, bool in_static);
+  void add_static_leaf(PyObject* obj, const Kind& kind);
+  void mark();
+  std::string here() const;  // the path of the value being visited
+
+  RecordOptions options_;
+  Recording out_;
+  std::vector<Frame> stack_;
+  IdLease seen_;                        // node -> pc
+  std::vector<uint32_t> field_keys_;    // keys of open nodes, as a stack
+  std::vector<size_t> field_base_;
+  std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree
+  size_t expanded_ = 0;
+  uint32_t root_ = 0;
+};
+
+// What a replay collected.
+struct Walk {
+  OwnedList leaves;
+  OwnedList nodes;       // tracked nodes, by tracked index
+  bool has_numpy = false;
+
+  void clear() {
+    leaves.clear();
+    nodes.clear();
+    has_numpy = false;
+  }
+};
+
+// Walks the roots in lockstep with `program`. False (and an empty walk) when they do not match.
+bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk);
+
+// Is this NumPy array or scalar traced (numeric), rather than static by value? Raises for what is refused.
+bool numpy_is_dynamic(PyObject* obj, const Kind& kind);
+
+}  // namespace graftax

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recorded structure of an object graph: a flat program in pre-order, its pool of statics, and one array that
+// owns every Python reference of both, so that the garbage collector visits each exactly once.
+#pragma once
+
+#include "kind.h"
+
+namespace graftax {
+
+constexpr uint32_t NONE = UINT32_MAX;
+
+enum class Op : uint8_t {
+  leaf,     // arg: index of the dynamic leaf
+  stat,     // arg: index in the static pool
+  ref,      // arg: tracked index of a node met before
+  same,     // arg: the instruction of an equal immutable, array-free subtree met before
+  node,     // a kind and its children
+  input,    // Outcome: arg is the tracked index of an input node
+  forward,  // Outcome: arg is the index of an input leaf
+};
+
+enum Flag : uint8_t {
+  HANDED = 1,  // handed over as itself, never rebuilt
+  CLOSED = 2,  // immutable all the way down and without arrays: no identity, no leaves
+  TARGET = 4,  // some `same` points here
+};
+
+struct Instr {
+  Op op = Op::leaf;
+  uint8_t flags = 0;
+  uint32_t arg = 0;
+  uint32_t next = 0;      // first instruction after this subtree
+  uint32_t track = NONE;  // node: its tracked index
+  uint32_t items = 0;     // node: children from the base
+  uint32_t fields = 0;    // node: children from the instance dictionary
+  uint32_t slots = 0;     // node: children from slots that are filled
+  uint32_t has_extra = 0; // node: one child before the items (aux data, default factory)
+  uint32_t keys = NONE;   // node: first of its keys: dict keys or set elements, field names, slot names
+  uint32_t payload = NONE;     // node: static of a deque's maxlen or a bytearray's content
+  const Kind* kind = nullptr;
+  PyTypeObject* type = nullptr;  // node: owned by the program
+  PyObject* whole = nullptr;     // node: an object with just this content, when it can never change; owned
+  PyObject* treedef = nullptr;   // registered node: JAX's treedef of this one level, to rebuild with; owned
+};
+
+struct Static {
+  How how = How::identity;
+  bool weak = false;             // obj is a weak reference to the value
+  PyTypeObject* type = nullptr;  // owned by the program
+  PyObject* obj = nullptr;       // owned by the program
+  PyObject* snapshot = nullptr;  // How::reduce: the plain value; owned
+  uint32_t first = 0, count = 0; // How::tuple: its elements in Program::elements
+  Py_hash_t hash = 0;
+};
+
+struct Program {
+  std::vector<Instr> code;
+  std::vector<Static> statics;
+  std::vector<uint32_t> keys;      // static ids
+  std::vector<uint32_t> elements;  // static ids
+  std::vector<uint32_t> track_pc;  // tracked index -> instruction
+  OwnedList owned;
+  PyObject* layout = nullptr;      // how the roots were passed: a tuple of strings and numbers; owned
+  uint32_t roots = 0;
+  uint32_t leaves = 0;
+  bool has_same = false;
+  Py_hash_t hash = 0;
+
+  PyObject* keep(Owned obj) {
+    owned.push_stolen(std::move(obj));
+    return owned.back();
+  }
+  PyTypeObject* keep_type(PyTypeObject* type) {
+    if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) owned.push(reinterpret_cast<PyObject*>(type));
+    return type;
+  }
+  uint32_t after(uint32_t pc) const { return code[pc].op == Op::node ? code[pc].next : pc + 1; }
+  uint32_t children(uint32_t pc) const {
+    const Instr& n = code[pc];
+    return n.has_extra + n.items + n.fields + n.slots;
+  }
+  // The number of keys that a node's items have: dicts and sets.
+  uint32_t item_keys(const Instr& n) const;
+
+  void finish();  // computes the hash: the program is immutable from here on
+  void clear();
+  int traverse(visitproc visit, void* arg) const;
+};
+
+bool operator==(const Program& a, const Program& b);
+
+// A copy whose identity statics are held weakly where their type allows it, without the parts that only speed up.
+Program weakened(const Program& program);
+
+// True when a static that was held weakly is gone: the program can never match again.
+bool is_dead(const Program& program);
+
+Owned static_object(const Static& s);  // the value, or an empty reference when it died
+
+std::string program_repr(const Program& program);
+
+Owned program_state(const Program& program);  // for pickle
+Program program_from_state(PyObject* state);
+
+struct GraphDef {
+  Program program;
+};
+
+void bind_graphdef(nb::module_& m);
+
+}  // namespace graftax

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kind.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <unordered_map>
+
+namespace graftax {
+
+Runtime runtime;
+
+namespace {
+
+struct Entry {
+  std::vector<std::unique_ptr<Kind>> kinds;  // the last one counts; older ones live while a GraphDef may name them
+  Owned watcher;                             // weak reference whose callback drops this entry
+};
+
+std::unordered_map<PyTypeObject*, Entry>& table() {
+  static auto* t = new std::unordered_map<PyTypeObject*, Entry>();
+  return *t;
+}
+
+// A direct-mapped front of the table: two loads on a hit.
+struct Front {
+  PyTypeObject* type;
+  const Kind* kind;
+};
+std::array<Front, 512> front{};
+
+size_t front_slot(PyTypeObject* type) { return (reinterpret_cast<uintptr_t>(type) >> 4) % front.size(); }
+
+PyObject* type_died(PyObject* capsule, PyObject*) {
+  auto* type = static_cast<PyTypeObject*>(PyCapsule_GetPointer(capsule, nullptr));
+  front[front_slot(type)] = {};
+  auto it = table().find(type);
+  if (it != table().end()) {
+    Entry dead = std::move(it->second);
+    table().erase(it);
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef type_died_def = {"_type_died", type_died, METH_O, nullptr};
+
+Owned watch(PyTypeObject* type) {
+  if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return {};
+  Owned capsule = own(PyCapsule_New(type, nullptr, nullptr));
+  Owned callback = own(PyCFunction_New(&type_died_def, capsule.get()));
+  return own(PyWeakref_NewRef(reinterpret_cast<PyObject*>(type), callback.get()));
+}
+
+// The nearest base that no class statement made: it decides how instances are laid out.
+PyTypeObject* solid_base(PyTypeObject* type) {
+  while ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) && type->tp_dealloc == runtime.python_dealloc && type->tp_base)
+    type = type->tp_base;
+  return type;
+}
+
+Base base_of_solid(PyTypeObject* solid) {
+  if (solid == &PyList_Type) return Base::list;
+  if (solid == &PyTuple_Type) return Base::tuple;
+  if (solid == &PyDict_Type) return Base::dict;
+  if (solid == runtime.odict_type) return Base::odict;
+  if (solid == runtime.defaultdict_type) return Base::defaultdict;
+  if (solid == runtime.deque_type) return Base::deque;
+  if (solid == &PySet_Type) return Base::set;
+  if (solid == &PyByteArray_Type) return Base::bytearray;
+  if (solid == &PyCell_Type) return Base::cell;
+  if (solid == &PyBaseObject_Type || solid == runtime.namespace_type) return Base::none;
+  return Base::statics;
+}
+
+void collect_slots(Kind& kind) {
+  PyObject* mro = kind.type->tp_mro;
+  for (Py_ssize_t i = PyTuple_GET_SIZE(mro) - 1; i >= 0; --i) {
+    auto* cls = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i));
+    if (!(cls->tp_flags & Py_TPFLAGS_HEAPTYPE)) continue;
+    Owned dict = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(cls), "__dict__"));
+    Owned values = own(PyMapping_Values(dict.get()));
+    std::vector<Slot> own_slots;
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(values.get()); ++j) {
+      PyObject* value = PyList_GET_ITEM(values.get(), j);
+      if (!Py_IS_TYPE(value, &PyMemberDescr_Type)) continue;
+      PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(value)->d_member;
+      if (member->type != T_OBJECT_EX || (member->flags & READONLY)) continue;
+      // A class may list another class's descriptor under a second name; only its own slots count.
+      if (reinterpret_cast<PyDescrObject*>(value)->d_type != cls) continue;
+      PyObject* name = Py_NewRef(reinterpret_cast<PyDescrObject*>(value)->d_name);
+      PyUnicode_InternInPlace(&name);
+      own_slots.push_back({name, member->offset});
+    }
+    std::sort(own_slots.begin(), own_slots.end(), [](const Slot& a, const Slot& b) { return a.offset < b.offset; });
+    for (const Slot& s : own_slots) {
+      bool known = std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& t) { return t.offset == s.offset; });
+      if (!known) kind.slots.push_back(s);
+    }
+  }
+}
+
+void make_static(Kind& kind, How how, bool immortal) {
+  kind.base = Base::statics;
+  kind.how = how;
+  kind.immortal_value = immortal;
+}
+
+// The builtin types that need no question to Python.
+bool resolve_builtin(Kind& kind) {
+  PyTypeObject* t = kind.type;
+  if (t == Py_TYPE(Py_None) || t == &PyBool_Type || t == &PyEllipsis_Type || t == Py_TYPE(Py_NotImplemented)) {
+    make_static(kind, How::identity, true);
+  } else if (t == &PyLong_Type) {
+    make_static(kind, How::integer, true);
+  } else if (t == &PyFloat_Type) {
+    make_static(kind, How::floating, true);
+  } else if (t == &PyComplex_Type) {
+    make_static(kind, How::complex, true);
+  } else if (t == &PyUnicode_Type) {
+    make_static(kind, How::string, true);
+  } else if (t == &PyBytes_Type) {
+    make_static(kind, How::bytes, true);
+  } else if (t == runtime.array_type) {
+    kind.base = Base::array;
+  } else {
+    Base base = base_of_solid(t);
+    if (base == Base::statics || base == Base::none) return false;
+    kind.base = base;
+    kind.solid = t;
+    kind.tracked = base != Base::tuple;
+  }
+  return true;
+}
+
+std::string text_at(PyObject* tuple, Py_ssize_t i) {
+  PyObject* item = PyTuple_GetItem(tuple, i);
+  return item && PyUnicode_Check(item) ? utf8(item) : std::string();
+}
+
+// Asks _registry.describe for (role, frozen, handed, static field names, reduce, reason, sentinel).
+void resolve_with_registry(Kind& kind, PyObject* obj) {
+  PyTypeObject* solid = solid_base(kind.type);
+  Owned answer = own(PyObject_CallMethod(runtime.registry, "describe", "OO", obj, reinterpret_cast<PyObject*>(solid)));
+  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 7)
+    raise_error(PyExc_TypeError, "describe() must return a tuple of seven");
+  std::string role = text_at(answer.get(), 0);
+  bool frozen = PyTuple_GET_ITEM(answer.get(), 1) == Py_True;
+  kind.handed = PyTuple_GET_ITEM(answer.get(), 2) == Py_True;
+  PyObject* names = PyTuple_GET_ITEM(answer.get(), 3);
+  PyObject* reduce = PyTuple_GET_ITEM(answer.get(), 4);
+  kind.reason = text_at(answer.get(), 5);
+  kind.sentinel = PyTuple_GET_ITEM(answer.get(), 6) == Py_True;
+  if (role == "array") {
+    kind.base = Base::array;
+  } else if (role == "numpy") {
+    kind.base = Base::numpy;
+    kind.reduce = Py_NewRef(reduce);
+  } else if (role == "identity") {
+    make_static(kind, How::identity, false);
+  } else if (role == "equal") {
+    make_static(kind, How::equal, false);
+  } else if (role == "reduce") {
+    make_static(kind, How::reduce, false);
+    kind.reduce = Py_NewRef(reduce);
+  } else if (role == "refused") {
+    kind.base = Base::refused;
+  } else if (role == "registered" || role == "node") {
+    Base base = base_of_solid(solid);
+    kind.base = role == "registered" ? Base::registered : base;
+    if (role == "node" && base == Base::statics) raise_error(PyExc_TypeError, "describe() called an opaque type a node");
+    kind.solid = solid;
+    kind.tracked = !frozen && !(base == Base::tuple && role == "node");
+    kind.has_dict = kind.type->tp_dictoffset != 0;
+    if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
+    collect_slots(kind);
+    Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
+    if (!has_del) PyErr_Clear();
+    kind.has_del = static_cast<bool>(has_del);
+  } else {
+    raise_error(PyExc_TypeError, "describe() returned the unknown role '" + role + "'");
+  }
+}
+
+}  // namespace
+
+const Kind* known_kind(PyTypeObject* type) {
+  Front& f = front[front_slot(type)];
+  if (f.type == type) return f.kind;
+  auto it = table().find(type);
+  if (it == table().end()) return nullptr;
+  f = {type, it->second.kinds.back().get()};
+  return f.kind;
+}
+
+const Kind& kind_of(PyObject* obj) {
+  PyTypeObject* type = Py_TYPE(obj);
+  if (const Kind* known = known_kind(type)) return *known;
+  auto kind = std::make_unique<Kind>();
+  kind->type = type;
+  if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
+  Owned watcher = watch(type);
+  if (const Kind* known = known_kind(type)) return *known;  // resolved meanwhile by code that ran above
+  Entry& entry = table()[type];
+  entry.kinds.push_back(std::move(kind));
+  if (!entry.watcher) entry.watcher = std::move(watcher);
+  const Kind& out = *entry.kinds.back();
+  front[front_slot(type)] = {type, &out};
+  return out;
+}
+
+const Kind& kind_of_type(PyTypeObject* type) {
+  if (const Kind* known = known_kind(type)) return *known;
+  Owned shell = own(solid_base(type)->tp_new(type, runtime.empty_tuple, nullptr));
+  return kind_of(shell.get());
+}
+
+void forget_kind(PyTypeObject* type) {
+  front[front_slot(type)] = {};
+  auto it = table().find(type);
+  if (it == table().end()) return;
+  // The old kind stays allocated for the GraphDefs that name it; the entry moves under a key no type can have.
+  static std::vector<Entry>* retired = new std::vector<Entry>();
+  retired->push_back(std::move(it->second));
+  table().erase(it);
+}
+
+Owned make_shell(const Kind& kind, PyTypeObject* type) {
+  Owned shell = own(kind.solid->tp_new(type, runtime.empty_tuple, nullptr));
+  return shell;
+}
+
+namespace {
+
+// A list of what an iterator of the base type yields: a subclass's own __iter__ is never asked.
+Owned list_items(PyObject* obj, PyTypeObject* base) {
+  Owned iterator = own(base->tp_iter(obj));
+  return own(PySequence_List(iterator.get()));
+}
+
+}  // namespace
+
+Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind_(&kind) {
+  switch (kind.base) {
+    case Base::odict:
+      items_ = list_items(obj, kind.solid);
+      size_ = PyList_GET_SIZE(items_.get());
+      break;
+    case Base::deque:
+      items_ = list_items(obj, kind.solid);
+      size_ = PyList_GET_SIZE(items_.get());
+      break;
+    case Base::registered: {
+      Owned pair = own(PyObject_CallOneArg(runtime.flatten_one_level, obj));
+      if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
+        raise_error(PyExc_TypeError, "a flatten function must return (children, aux data)");
+      items_ = own(PySequence_Fast(PyTuple_GET_ITEM(pair.get(), 0), "the children of a registered node must be iterable"));
+      size_ = PySequence_Fast_GET_SIZE(items_.get());
+      extra_ = Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1));
+      return;
+    }
+    case Base::defaultdict: {
+      static PyObject* name = PyUnicode_InternFromString("default_factory");
+      extra_ = own(PyObject_GenericGetAttr(obj, name));
+      size_ = PyDict_GET_SIZE(obj);
+      break;
+    }
+    default:
+      size_ = raw_size(obj, kind.base);
+  }
+  if (kind.has_dict) {
+    dict_ = instance_dict(obj);
+    fields_ = PyDict_GET_SIZE(dict_.get());
+  }
+}
+
+bool Cursor::intact() const {
+  if (dict_ && PyDict_GET_SIZE(dict_.get()) != fields_) return false;
+  switch (kind_->base) {
+    case Base::registered:
+    case Base::deque: return true;
+    default: return raw_size(obj_.get(), kind_->base) == size_ || kind_->base == Base::set;
+  }
+}
+
+void init_kinds() {
+  nb::module_ collections = nb::module_::import_("collections");
+  runtime.deque_type = reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("deque")).release().ptr());
+  runtime.defaultdict_type = reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("defaultdict")).release().ptr());
+  runtime.odict_type = &PyODict_Type;
+  runtime.namespace_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
+  runtime.empty_tuple = PyTuple_New(0);
+  nb::dict scope;
+  scope["__builtins__"] = nb::module_::import_("builtins");
+  nb::exec("class Probe: pass", scope);
+  runtime.python_dealloc = reinterpret_cast<PyTypeObject*>(nb::object(scope["Probe"]).ptr())->tp_dealloc;
+}
+
+}  // namespace graftax

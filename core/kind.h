@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Kind says how to open one value and how to rebuild it. Resolved once per type and cached by type.
+#pragma once
+
+#include "py.h"
+
+namespace graftax {
+
+// What a value is made of, apart from its fields (instance dictionary and slots).
+enum class Base : uint8_t {
+  array,       // dynamic leaf: a jax.Array or a tracer
+  numpy,       // dynamic leaf when its dtype is numeric, else static by value
+  statics,     // static leaf
+  refused,     // a clear error: hidden state that cannot be replayed
+  none,        // fields alone
+  list,
+  tuple,
+  dict,
+  odict,
+  defaultdict,
+  deque,
+  set,
+  bytearray,
+  cell,        // a closure cell: one child or none
+  registered,  // opened by the flatten function registered with JAX
+};
+
+// How two static leaves of one type are compared.
+enum class How : uint8_t {
+  identity,  // by pointer
+  integer,
+  floating,  // by bits; every nan equals every nan
+  complex,
+  string,
+  bytes,
+  tuple,   // only for dict keys and set elements: element by element
+  reduce,  // by the plain value that the registry's function makes of it
+  equal,   // by the type's own == (called here, guarded)
+  copied,  // Outcome only: a NumPy array, copied for each call
+};
+
+struct Slot {
+  PyObject* name;  // interned, kept for the life of the process
+  Py_ssize_t offset;
+};
+
+struct Kind {
+  PyTypeObject* type = nullptr;
+  Base base = Base::statics;
+  How how = How::identity;
+  bool tracked = false;      // can be mutated: has an identity in the graph
+  bool handed = false;       // an instance of an unregistered class: handed over when no array is below
+  bool has_dict = false;
+  bool has_del = false;
+  bool sentinel = false;     // the class has no methods: an instance without fields counts by identity
+  bool immortal_value = false;     // a builtin immutable value: the same pointer is the same value
+  PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
+  std::vector<Slot> slots;
+  PyObject* static_fields = nullptr;  // frozenset of names, or null
+  PyObject* reduce = nullptr;         // How::reduce
+  std::string reason;                 // Base::refused: why, and the way out
+
+  bool is_leaf() const { return base <= Base::refused; }
+  bool is_node() const { return base > Base::refused; }
+  bool has_fields() const { return has_dict || !slots.empty(); }
+};
+
+// The kind of `obj`. May call Python for a type seen for the first time.
+const Kind& kind_of(PyObject* obj);
+
+// The same for a type of which no instance is at hand: makes an empty one.
+const Kind& kind_of_type(PyTypeObject* type);
+
+// The kind if it is known already, else null. Runs no Python code.
+const Kind* known_kind(PyTypeObject* type);
+
+// Forgets what was resolved: after a registration changed what a type is.
+void forget_kind(PyTypeObject* type);
+
+void init_kinds();
+
+// An empty mutable node of this kind (or an immutable one with fields only), without running user code.
+Owned make_shell(const Kind& kind, PyTypeObject* type);
+
+// Iterates over the children of one open node, in the order of the program: the extra child (aux data of a
+// registered node, factory of a defaultdict), the items, the instance dictionary, the slots.
+// The node is held; a child is borrowed from it and must be held by whoever runs user code before using it.
+class Cursor {
+ public:
+  enum class Stage : uint8_t { extra, items, fields, slots, done };
+
+  Cursor(PyObject* obj, const Kind& kind);
+
+  // The next child, or false at the end. `key` is the dict key or field name, null for sequence items.
+  bool next(PyObject*& child, PyObject*& key) {
+    bool more = advance(child, key);
+    key_ = key;
+    return more;
+  }
+
+  Stage stage() const { return at_; }  // of the child returned last
+  Py_ssize_t items() const { return size_; }
+  Py_ssize_t fields() const { return fields_; }
+  Py_ssize_t index() const { return index_; }  // of the child returned last, within its stage
+  PyObject* object() const { return obj_.get(); }
+  const Kind& kind() const { return *kind_; }
+  PyObject* key() const { return key_; }                  // of the child returned last; borrowed
+  bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
+  PyObject* materialised() const { return items_.get(); }
+  PyObject* extra() const { return extra_.get(); }
+  // False when the sizes read at opening no longer hold: user code changed the node meanwhile.
+  bool intact() const;
+
+ private:
+  bool advance(PyObject*& child, PyObject*& key);
+  bool next_item(PyObject*& child, PyObject*& key);
+
+  Owned obj_;
+  const Kind* kind_;
+  Owned items_;   // what had to be listed: keys of an ordered dict, items of a deque, children of a registered node
+  Owned extra_;
+  Owned dict_;
+  Py_ssize_t size_ = 0;
+  Py_ssize_t fields_ = 0;
+  Py_ssize_t pos_ = 0;
+  Py_ssize_t i_ = 0;
+  Py_ssize_t index_ = -1;
+  PyObject* key_ = nullptr;
+  Stage stage_ = Stage::extra;
+  Stage at_ = Stage::extra;
+};
+
+inline Py_ssize_t raw_size(PyObject* obj, Base base) {
+  switch (base) {
+    case Base::list: return PyList_GET_SIZE(obj);
+    case Base::tuple: return PyTuple_GET_SIZE(obj);
+    case Base::dict:
+    case Base::odict:
+    case Base::defaultdict: return PyDict_GET_SIZE(obj);
+    case Base::cell: return PyCell_GET(obj) != nullptr;
+    default: return 0;
+  }
+}
+
+inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
+}
+
+// Has this object neither attributes nor filled slots?
+inline bool is_bare(PyObject* obj, const Kind& kind) {
+  for (const Slot& slot : kind.slots)
+    if (slot_value(obj, slot)) return false;
+  return !kind.has_dict || PyDict_GET_SIZE(instance_dict(obj).get()) == 0;
+}
+
+inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
+  PyObject* obj = obj_.get();
+  switch (kind_->base) {
+    case Base::list:
+      if (i_ >= PyList_GET_SIZE(obj)) return false;
+      child = PyList_GET_ITEM(obj, i_);
+      key = nullptr;
+      break;
+    case Base::tuple:
+      if (i_ >= size_) return false;
+      child = PyTuple_GET_ITEM(obj, i_);
+      key = nullptr;
+      break;
+    case Base::dict:
+    case Base::defaultdict:
+      if (!PyDict_Next(obj, &pos_, &key, &child)) return false;
+      break;
+    case Base::odict: {
+      if (i_ >= size_) return false;
+      key = PyList_GET_ITEM(items_.get(), i_);
+      child = PyDict_GetItemWithError(obj, key);
+      if (!child) return false;
+      break;
+    }
+    case Base::deque:
+    case Base::registered:
+      if (i_ >= size_) return false;
+      child = PySequence_Fast_GET_ITEM(items_.get(), i_);
+      key = nullptr;
+      break;
+    case Base::cell:
+      if (i_ >= size_ || !PyCell_GET(obj)) return false;
+      child = PyCell_GET(obj);
+      key = nullptr;
+      break;
+    default:
+      return false;
+  }
+  if (!child) raise_error(PyExc_RuntimeError, "a container was seen half filled");
+  index_ = i_++;
+  return true;
+}
+
+inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
+  key = nullptr;
+  for (;;) {
+    switch (stage_) {
+      case Stage::extra:
+        stage_ = Stage::items;
+        if (extra_) {
+          child = extra_.get();
+          at_ = Stage::extra;
+          index_ = 0;
+          return true;
+        }
+        break;
+      case Stage::items:
+        if (next_item(child, key)) {
+          at_ = Stage::items;
+          return true;
+        }
+        stage_ = Stage::fields;
+        pos_ = 0;
+        i_ = 0;
+        break;
+      case Stage::fields:
+        if (dict_ && PyDict_Next(dict_.get(), &pos_, &key, &child)) {
+          at_ = Stage::fields;
+          index_ = i_++;
+          return true;
+        }
+        stage_ = Stage::slots;
+        i_ = 0;
+        break;
+      case Stage::slots: {
+        const auto& slots = kind_->slots;
+        if (kind_->base == Base::registered) {
+          stage_ = Stage::done;
+          return false;
+        }
+        while (static_cast<size_t>(i_) < slots.size()) {
+          const Slot& slot = slots[static_cast<size_t>(i_++)];
+          child = slot_value(obj_.get(), slot);
+          if (!child) continue;
+          key = slot.name;
+          at_ = Stage::slots;
+          index_ = i_ - 1;
+          return true;
+        }
+        stage_ = Stage::done;
+        return false;
+      }
+      case Stage::done:
+        return false;
+    }
+  }
+}
+
+}  // namespace graftax

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of contents of graftax._core: one bind_x(m) per file.
+#include "call.h"
+#include "flatten.h"
+#include "unflatten.h"
+#include "writeback.h"
+
+namespace graftax {
+
+namespace {
+
+// (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
+nb::tuple record(nb::tuple roots, nb::object names, const std::vector<bool>& is_static, nb::object layout) {
+  Recorder recorder({names.is_none() ? nullptr : names.ptr(), &is_static, nullptr});
+  for (nb::handle r : roots) recorder.root(r.ptr());
+  Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  nb::list leaves;
+  for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
+  return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
+}
+
+void bind_flatten(nb::module_& m) {
+  m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("is_static"), nb::arg("layout").none(),
+        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, is_static: Sequence[bool], "
+                "layout: tuple[object, ...] | None) -> tuple[list[Any], GraphDef]"),
+        "Walks the roots together and returns (leaves, GraphDef).");
+  m.def("weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),
+        "An equal GraphDef that holds its identity statics weakly, where their type allows it.");
+  m.def("flatten", [](nb::handle obj) {
+    Recorder recorder({});
+    recorder.root(obj.ptr());
+    Recording rec = recorder.finish(nullptr);
+    nb::list leaves;
+    for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
+    return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
+  }, nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
+  m.def("replay", [](const GraphDef& g, nb::handle obj) -> nb::object {
+    Walk walk;
+    PyObject* root = obj.ptr();
+    if (!replay(g.program, &root, 1, walk)) return nb::none();
+    nb::list out = nb::steal<nb::list>(check(PyList_New(static_cast<Py_ssize_t>(walk.leaves.size()))));
+    for (size_t i = 0; i < walk.leaves.size(); ++i)
+      PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(walk.leaves[i]));
+    return out;
+  }, nb::arg("graphdef"), nb::arg("obj").none(), nb::sig("def replay(graphdef: GraphDef, obj: object) -> list[Any] | None"),
+     "The leaves of `obj` when its structure is `graphdef`, else None.");
+}
+
+void bind_unflatten(nb::module_& m) {
+  m.def("unflatten", [](const GraphDef& g, nb::sequence leaves) {
+    OwnedList values;
+    for (nb::handle h : leaves) values.push(h.ptr());
+    if (values.size() != g.program.leaves)
+      raise_graftax("StructureError", "this GraphDef has " + std::to_string(g.program.leaves) + " leaves, but " +
+                                      std::to_string(values.size()) + " were given");
+    Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr});
+    nb::list roots;
+    uint32_t pc = 0;
+    for (uint32_t r = 0; r < g.program.roots; ++r, pc = g.program.after(pc))
+      roots.append(nb::steal(builder.build(pc).release()));
+    builder.drain();
+    return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(nb::tuple(roots));
+  }, nb::arg("graphdef"), nb::arg("leaves"), nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object]) -> Any"));
+}
+
+void bind_kinds(nb::module_& m) {
+  m.def("setup", [](nb::object registry, nb::object errors, nb::object flatten_one_level, nb::object array_type) {
+    runtime.registry = registry.release().ptr();
+    runtime.errors = errors.release().ptr();
+    runtime.flatten_one_level = flatten_one_level.release().ptr();
+    runtime.array_type = reinterpret_cast<PyTypeObject*>(array_type.release().ptr());
+  }, nb::arg("registry"), nb::arg("errors"), nb::arg("flatten_one_level"), nb::arg("array_type"),
+     "Hands over, once, what the core asks Python for.");
+  m.def("kind_info", [](nb::handle type) {
+    static const char* names[] = {"array", "numpy", "static", "refused", "object", "list", "tuple", "dict", "odict",
+                                  "defaultdict", "deque", "set", "bytearray", "cell", "registered"};
+    const Kind& kind = kind_of_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
+    nb::list slots;
+    for (const Slot& s : kind.slots) slots.append(nb::borrow(s.name));
+    return nb::make_tuple(names[static_cast<int>(kind.base)], kind.tracked, slots);
+  }, nb::arg("type"), nb::sig("def kind_info(type: type) -> tuple[str, bool, list[str]]"),
+     "(base, has an identity, slot names) of a class.");
+  m.def("forget_kind", [](nb::handle type) { forget_kind(reinterpret_cast<PyTypeObject*>(type.ptr())); },
+        nb::arg("type"), nb::sig("def forget_kind(type: type) -> None"),
+        "Resolves the kind of a class anew: it has just been registered.");
+}
+
+}  // namespace
+
+}  // namespace graftax
+
+NB_MODULE(_core, m) {
+  using namespace graftax;
+  m.doc() = "The engine of graftax: walks object graphs. See core/README.md.";
+  nanobind::set_leak_warnings(false);  // caches live as long as the process
+  init_kinds();
+  bind_kinds(m);
+  bind_graphdef(m);
+  bind_flatten(m);
+  bind_unflatten(m);
+  bind_writeback(m);
+  bind_call(m);
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "path.h"
+
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+PyObject* key_class(const char* name) {
+  nb::object cls = nb::module_::import_("jax.tree_util").attr(name);
+  return cls.release().ptr();
+}
+
+// The step from node `pc` to its child number `i`.
+Step step_to(const Program& p, uint32_t pc, uint32_t i) {
+  const Instr& n = p.code[pc];
+  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->base, 0, nullptr};
+  i -= n.has_extra;
+  uint32_t own_keys = p.item_keys(n);
+  bool keyed = own_keys && n.kind->base != Base::set;
+  if (i < n.items)
+    return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr};
+  i -= n.items;
+  auto stage = i < n.fields ? Cursor::Stage::fields : Cursor::Stage::slots;
+  return {stage, n.kind->base, i, p.statics[p.keys[n.keys + own_keys + i]].obj};
+}
+
+// Calls visit(pc, path steps) for every instruction, in order.
+template <class Visit>
+void walk(const Program& p, Visit visit) {
+  struct Open {
+    uint32_t pc, child, i;
+  };
+  std::vector<Open> open;
+  std::vector<Step> steps;
+  uint32_t root = 0, pc = 0;
+  for (uint32_t r = 0; r < p.roots; ++r) {
+    root = pc;
+    visit(r, root, steps);
+    if (p.code[root].op == Op::node) open.push_back({root, root + 1, 0});
+    while (!open.empty()) {
+      Open& top = open.back();
+      if (top.i == p.children(top.pc)) {
+        open.pop_back();
+        if (!steps.empty()) steps.pop_back();
+        continue;
+      }
+      uint32_t child = top.child;
+      steps.push_back(step_to(p, top.pc, top.i));
+      ++top.i;
+      top.child = p.after(child);
+      visit(r, child, steps);
+      if (p.code[child].op == Op::node) open.push_back({child, child + 1, 0});
+      else steps.pop_back();
+    }
+    pc = p.after(root);
+  }
+}
+
+Owned path_tuple(const Program& p, uint32_t root, const std::vector<Step>& steps) {
+  nb::list out;
+  if (p.roots > 1) out.append(root);
+  for (const Step& s : steps) out.append(nb::steal(key_entry(s).release()));
+  return Owned::steal(nb::tuple(out).release().ptr());
+}
+
+// The steps that lead down to `pc`, found by skipping subtrees.
+std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
+  std::vector<Step> steps;
+  uint32_t at = 0;
+  for (root = 0; p.after(at) <= pc; ++root) at = p.after(at);
+  while (at != pc) {
+    uint32_t child = at + 1, i = 0;
+    for (; p.after(child) <= pc; ++i) child = p.after(child);
+    steps.push_back(step_to(p, at, i));
+    at = child;
+  }
+  return steps;
+}
+
+}  // namespace
+
+Owned key_entry(const Step& s) {
+  static PyObject* sequence = key_class("SequenceKey");
+  static PyObject* dict = key_class("DictKey");
+  static PyObject* attribute = key_class("GetAttrKey");
+  static PyObject* flat = key_class("FlattenedIndexKey");
+  PyObject* cls = sequence;
+  nb::object arg;
+  if (s.stage == Cursor::Stage::extra) {
+    cls = attribute;
+    arg = nb::str(s.base == Base::defaultdict ? "default_factory" : "aux_data");
+  } else if (s.stage == Cursor::Stage::items && s.base == Base::cell) {
+    cls = attribute;
+    arg = nb::str("cell_contents");
+  } else if (s.stage != Cursor::Stage::items) {
+    cls = attribute;
+    arg = nb::borrow(s.key);
+  } else if (s.key) {
+    cls = dict;
+    arg = nb::borrow(s.key);
+  } else {
+    if (s.base == Base::registered) cls = flat;
+    arg = nb::int_(s.index);
+  }
+  return own(PyObject_CallOneArg(cls, arg.ptr()));
+}
+
+std::string step_text(const Step& s) {
+  if (s.stage == Cursor::Stage::extra) return s.base == Base::defaultdict ? ".default_factory" : ".aux_data";
+  if (s.stage == Cursor::Stage::items && s.base == Base::cell) return "";
+  if (s.stage != Cursor::Stage::items) return "." + utf8(s.key);
+  if (s.key) return "[" + short_repr(s.key) + "]";
+  if (s.base == Base::registered) return "[<flat index " + std::to_string(s.index) + ">]";
+  return "[" + std::to_string(s.index) + "]";
+}
+
+Owned path_of(const Program& p, uint32_t pc) {
+  uint32_t root = 0;
+  std::vector<Step> steps = steps_to(p, pc, root);
+  return path_tuple(p, root, steps);
+}
+
+std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
+  uint32_t root = 0;
+  std::vector<Step> steps = steps_to(p, pc, root);
+  std::string out = "obj";
+  if (root_names && PyTuple_Check(root_names) && root < PyTuple_GET_SIZE(root_names))
+    out = utf8(PyTuple_GET_ITEM(root_names, root));
+  for (const Step& s : steps) out += step_text(s);
+  return out;
+}
+
+Owned leaf_paths(const Program& p) {
+  nb::list out;
+  walk(p, [&](uint32_t root, uint32_t pc, const std::vector<Step>& steps) {
+    if (p.code[pc].op == Op::leaf) out.append(nb::steal(path_tuple(p, root, steps).release()));
+  });
+  return Owned::steal(out.release().ptr());
+}
+
+Owned instructions(const Program& p) {
+  nb::list out;
+  auto value_of = [&](uint32_t id) {
+    Owned value = static_object(p.statics[id]);
+    return value ? nb::steal(value.release()) : nb::none();
+  };
+  walk(p, [&](uint32_t root, uint32_t pc, const std::vector<Step>& steps) {
+    const Instr& n = p.code[pc];
+    nb::object path = nb::steal(path_tuple(p, root, steps).release());
+    nb::object type = n.type ? nb::borrow(reinterpret_cast<PyObject*>(n.type)) : nb::none();
+    switch (n.op) {
+      case Op::leaf: out.append(nb::make_tuple(path, "leaf", nb::none(), n.arg)); break;
+      case Op::stat: out.append(nb::make_tuple(path, "static", nb::none(), value_of(n.arg))); break;
+      case Op::ref: {
+        nb::object first = nb::steal(path_of(p, p.track_pc[n.arg]).release());
+        out.append(nb::make_tuple(path, "ref", nb::none(), first));
+        break;
+      }
+      case Op::same: {
+        nb::object first = nb::steal(path_of(p, n.arg).release());
+        out.append(nb::make_tuple(path, "same", nb::none(), first));
+        break;
+      }
+      case Op::node: {
+        nb::object detail = nb::none();
+        if (n.kind->base == Base::set) {
+          nb::list elements;
+          for (uint32_t i = 0; i < n.arg; ++i) elements.append(value_of(p.keys[n.keys + i]));
+          detail = std::move(elements);
+        } else if (n.payload != NONE) {
+          detail = value_of(n.payload);
+        } else if (n.treedef) {
+          detail = nb::borrow(n.treedef);
+        }
+        out.append(nb::make_tuple(path, "node", type, detail));
+        break;
+      }
+      default: break;
+    }
+  });
+  return Owned::steal(out.release().ptr());
+}
+
+}  // namespace graftax

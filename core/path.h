@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// From an instruction to its key path, only when somebody asks.
+#pragma once
+
+#include "graphdef.h"
+
+namespace graftax {
+
+// One step from a node to a child.
+struct Step {
+  Cursor::Stage stage;
+  Base base;
+  Py_ssize_t index;
+  PyObject* key;  // borrowed; null for sequence items
+};
+
+Owned key_entry(const Step& step);         // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
+std::string step_text(const Step& step);   // "[0]", "['a']", ".w"
+
+// The key path of instruction `pc` (a tuple of JAX key entries; with several roots the first is the root's number).
+Owned path_of(const Program& program, uint32_t pc);
+std::string path_text(const Program& program, uint32_t pc, PyObject* root_names);
+
+Owned leaf_paths(const Program& program);
+Owned instructions(const Program& program);
+
+}  // namespace graftax

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only raw CPython of the core: owned references, checked access, version differences.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/eval.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace graftax {
+
+namespace nb = nanobind;
+
+// One strong reference, released with the object. Destroying it may run arbitrary Python code.
+class Owned {
+ public:
+  Owned() = default;
+  Owned(const Owned& other) : ptr_(other.ptr_) { Py_XINCREF(ptr_); }
+  Owned(Owned&& other) noexcept : ptr_(std::exchange(other.ptr_, nullptr)) {}
+  Owned& operator=(Owned other) noexcept {
+    std::swap(ptr_, other.ptr_);
+    return *this;
+  }
+  ~Owned() { Py_XDECREF(ptr_); }
+
+  static Owned steal(PyObject* p) {
+    Owned out;
+    out.ptr_ = p;
+    return out;
+  }
+  static Owned borrow(PyObject* p) {
+    Py_XINCREF(p);
+    return steal(p);
+  }
+
+  PyObject* get() const { return ptr_; }
+  PyObject* release() { return std::exchange(ptr_, nullptr); }
+  explicit operator bool() const { return ptr_ != nullptr; }
+
+ private:
+  PyObject* ptr_ = nullptr;
+};
+
+// Several strong references in one array: what a walk collected, or what a GraphDef owns.
+class OwnedList {
+ public:
+  OwnedList() = default;
+  OwnedList(const OwnedList&) = delete;
+  OwnedList& operator=(const OwnedList&) = delete;
+  OwnedList(OwnedList&& other) noexcept : items_(std::move(other.items_)) { other.items_.clear(); }
+  OwnedList& operator=(OwnedList&& other) noexcept {
+    items_.swap(other.items_);
+    return *this;
+  }
+  ~OwnedList() { clear(); }
+
+  void push(PyObject* p) {
+    items_.push_back(p);
+    Py_XINCREF(p);
+  }
+  void push_stolen(Owned p) { items_.push_back(p.release()); }
+  void set(size_t i, PyObject* p) {
+    Py_XINCREF(p);
+    PyObject* old = std::exchange(items_[i], p);
+    Py_XDECREF(old);
+  }
+  void resize(size_t n) {
+    while (items_.size() > n) pop();
+    items_.resize(n, nullptr);
+  }
+  void pop() {
+    PyObject* p = items_.back();
+    items_.pop_back();
+    Py_XDECREF(p);
+  }
+  // References go one by one from the end: their release may run Python code that looks at this list again.
+  void clear() {
+    while (!items_.empty()) pop();
+  }
+  size_t size() const { return items_.size(); }
+  bool empty() const { return items_.empty(); }
+  PyObject* operator[](size_t i) const { return items_[i]; }
+  PyObject* back() const { return items_.back(); }
+  PyObject** data() { return items_.data(); }
+  PyObject* const* data() const { return items_.data(); }
+  void reserve(size_t n) { items_.reserve(n); }
+
+ private:
+  std::vector<PyObject*> items_;
+};
+
+// The Python error that is set becomes a C++ exception; nanobind turns it back at the boundary.
+[[noreturn]] inline void raise_python() { throw nb::python_error(); }
+
+inline PyObject* check(PyObject* p) {
+  if (!p) raise_python();
+  return p;
+}
+inline void check(int status) {
+  if (status < 0) raise_python();
+}
+inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
+
+[[noreturn]] inline void raise_error(PyObject* type, const std::string& message) {
+  PyErr_SetString(type, message.c_str());
+  raise_python();
+}
+
+// The instance dictionary of a heap object, or an empty reference when it has none.
+inline Owned instance_dict(PyObject* obj) {
+  return own(PyObject_GenericGetDict(obj, nullptr));
+}
+
+inline std::string utf8(PyObject* str) {
+  Py_ssize_t n = 0;
+  const char* s = PyUnicode_AsUTF8AndSize(str, &n);
+  if (!s) {
+    PyErr_Clear();
+    return "<unprintable>";
+  }
+  return std::string(s, static_cast<size_t>(n));
+}
+
+// repr() for a message: never raises, never long.
+inline std::string short_repr(PyObject* obj, size_t limit = 60) {
+  Owned r = Owned::steal(PyObject_Repr(obj));
+  if (!r) {
+    PyErr_Clear();
+    return std::string("<") + Py_TYPE(obj)->tp_name + " object>";
+  }
+  std::string s = utf8(r.get());
+  if (s.size() > limit) s = s.substr(0, limit) + "...";
+  return s;
+}
+
+// Names and helpers that the Python side hands over once, at import. They live as long as the process.
+struct Runtime {
+  PyObject* registry = nullptr;         // graftax._registry: what only Python knows of a type
+  PyObject* errors = nullptr;           // graftax._errors
+  PyObject* flatten_one_level = nullptr;  // jax.tree_util.default_registry.flatten_one_level
+  PyObject* empty_tuple = nullptr;
+  PyTypeObject* array_type = nullptr;   // the concrete class behind jax.Array
+  PyTypeObject* deque_type = nullptr;
+  PyTypeObject* defaultdict_type = nullptr;
+  PyTypeObject* odict_type = nullptr;
+  PyTypeObject* namespace_type = nullptr;
+  destructor python_dealloc = nullptr;  // tp_dealloc of every class made by a class statement
+};
+extern Runtime runtime;
+
+[[noreturn]] inline void raise_graftax(const char* name, const std::string& message) {
+  Owned type = own(PyObject_GetAttrString(runtime.errors, name));
+  raise_error(type.get(), message);
+}
+
+}  // namespace graftax

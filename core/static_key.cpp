@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "static_key.h"
+
+#include <cmath>
+#include <cstring>
+#include <unordered_map>
+
+namespace graftax {
+
+namespace {
+
+constexpr int max_key_depth = 200;
+
+bool same_bits(double a, double b) {
+  if (std::isnan(a) && std::isnan(b)) return true;
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+Py_hash_t hash_double(double x) {
+  if (std::isnan(x)) return 7;
+  Py_hash_t h;
+  static_assert(sizeof h == sizeof x);
+  std::memcpy(&h, &x, sizeof h);
+  return h;
+}
+
+bool is_value(How how) { return how != How::identity && how != How::equal && how != How::copied; }
+
+// Exact equality of plain values (what a reduce function returns): tuples and lists of numbers and strings.
+bool plain_equal(PyObject* a, PyObject* b, int depth) {
+  if (a == b) return true;
+  PyTypeObject* type = Py_TYPE(a);
+  if (type != Py_TYPE(b)) return false;
+  if (type == &PyFloat_Type) return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (type == &PyComplex_Type) {
+    Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+    return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
+  }
+  if (type == &PyTuple_Type) {
+    if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+    if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i)
+      if (!plain_equal(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i), depth + 1)) return false;
+    return true;
+  }
+  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+  check(equal);
+  return equal;
+}
+
+Py_hash_t plain_hash(PyObject* a) {
+  Py_hash_t h = PyObject_Hash(a);
+  if (h == -1) PyErr_Clear();
+  return h;
+}
+
+// The type's own ==, guarded: only the answer True counts.
+bool own_equal(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  Owned answer = own(PyObject_RichCompare(a, b, Py_EQ));
+  return answer.get() == Py_True;
+}
+
+bool values_equal(How how, PyObject* a, PyObject* b) {
+  switch (how) {
+    case How::floating: return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+    case How::complex: {
+      Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+      return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
+    }
+    case How::integer:
+    case How::string:
+    case How::bytes: {
+      int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+      check(equal);
+      return equal;
+    }
+    case How::equal: return own_equal(a, b);
+    default: return a == b;
+  }
+}
+
+Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(kind.reduce, obj)); }
+
+}  // namespace
+
+Owned static_object(const Static& s) {
+  if (!s.weak) return Owned::borrow(s.obj);
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* out = nullptr;
+  check(PyWeakref_GetRef(s.obj, &out));
+  return Owned::steal(out);
+#else
+  PyObject* out = PyWeakref_GetObject(s.obj);
+  return out == Py_None ? Owned() : Owned::borrow(out);
+#endif
+}
+
+uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy) {
+  Static s;
+  s.how = kind.base == Base::statics ? kind.how : kind.base == Base::numpy ? How::reduce : How::identity;
+  if (copy) s.how = How::copied;
+  s.type = program.keep_type(Py_TYPE(obj));
+  s.obj = program.keep(Owned::borrow(obj));
+  switch (s.how) {
+    case How::identity:
+    case How::copied: s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); break;
+    case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
+    case How::complex: {
+      Py_complex z = PyComplex_AsCComplex(obj);
+      s.hash = hash_double(z.real) * 31 + hash_double(z.imag);
+      break;
+    }
+    case How::reduce:
+      s.snapshot = program.keep(reduced(kind, obj));
+      s.hash = plain_hash(s.snapshot);
+      break;
+    default:
+      s.hash = PyObject_Hash(obj);
+      if (s.hash == -1) raise_python();
+  }
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+uint32_t add_key(Program& program, PyObject* key, int depth) {
+  if (PyTuple_CheckExact(key)) {
+    if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a dict key is nested too deeply");
+    std::vector<uint32_t> ids;
+    Py_hash_t hash = 17;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+      ids.push_back(add_key(program, PyTuple_GET_ITEM(key, i), depth + 1));
+      hash = hash * 31 + program.statics[ids.back()].hash;
+    }
+    Static s;
+    s.how = How::tuple;
+    s.type = &PyTuple_Type;
+    s.obj = program.keep(Owned::borrow(key));
+    s.first = static_cast<uint32_t>(program.elements.size());
+    s.count = static_cast<uint32_t>(ids.size());
+    s.hash = hash;
+    program.elements.insert(program.elements.end(), ids.begin(), ids.end());
+    program.statics.push_back(s);
+    return static_cast<uint32_t>(program.statics.size() - 1);
+  }
+  const Kind& kind = kind_of(key);
+  if (kind.base == Base::statics || kind.base == Base::numpy) return add_static(program, key, kind);
+  if (kind.base == Base::array)
+    raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
+  // A hashable object as a key counts by identity, or by its own == where it defines one.
+  Static s;
+  bool own_eq = Py_TYPE(key)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
+  s.how = own_eq ? How::equal : How::identity;
+  s.type = program.keep_type(Py_TYPE(key));
+  s.obj = program.keep(Owned::borrow(key));
+  s.hash = PyObject_Hash(key);
+  if (s.hash == -1) raise_python();
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
+  const Static& s = program.statics[id];
+  if (s.weak) {
+    if (static_object(s).get() != obj) return false;
+    const Kind* kind = known_kind(s.type);
+    return !kind || !kind->sentinel || is_bare(obj, *kind);  // a sentinel that got an attribute is one no more
+  }
+  if (s.obj == obj && s.how != How::reduce) return true;
+  if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
+  if (s.how == How::tuple) {
+    if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
+    for (uint32_t i = 0; i < s.count; ++i)
+      if (!static_matches(program, program.elements[s.first + i], PyTuple_GET_ITEM(obj, i))) return false;
+    return true;
+  }
+  if (s.how == How::reduce) {
+    Owned snapshot = Owned::borrow(s.snapshot);
+    Owned hold = Owned::borrow(obj);
+    return plain_equal(snapshot.get(), reduced(kind_of(obj), obj).get(), 0);
+  }
+  Owned value = Owned::borrow(s.obj);
+  return values_equal(s.how, value.get(), obj);
+}
+
+bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib) {
+  const Static& x = a.statics[ia];
+  const Static& y = b.statics[ib];
+  if (x.how != y.how || x.type != y.type || x.hash != y.hash) return false;
+  if (x.how == How::identity || x.how == How::copied) {
+    Owned ox = static_object(x), oy = static_object(y);
+    return ox && ox.get() == oy.get();
+  }
+  if (x.how == How::tuple) {
+    if (x.count != y.count) return false;
+    for (uint32_t i = 0; i < x.count; ++i)
+      if (!statics_equal(a, a.elements[x.first + i], b, b.elements[y.first + i])) return false;
+    return true;
+  }
+  if (x.how == How::reduce) return plain_equal(x.snapshot, y.snapshot, 0);
+  if (x.obj == y.obj && is_value(x.how)) return true;
+  return values_equal(x.how, x.obj, y.obj);
+}
+
+bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObject* set) {
+  if (PySet_GET_SIZE(set) != static_cast<Py_ssize_t>(count)) return false;
+  if (count == 0) return true;
+  std::unordered_multimap<Py_hash_t, uint32_t> by_hash;
+  for (uint32_t i = 0; i < count; ++i) {
+    Owned element = static_object(program.statics[program.keys[first + i]]);
+    if (!element) return false;
+    Py_hash_t h = PyObject_Hash(element.get());
+    if (h == -1) raise_python();
+    by_hash.emplace(h, program.keys[first + i]);
+  }
+  Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(set)).get()));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i) {
+    PyObject* element = PyList_GET_ITEM(elements.get(), i);
+    Py_hash_t h = PyObject_Hash(element);
+    if (h == -1) raise_python();
+    bool found = false;
+    auto [begin, end] = by_hash.equal_range(h);
+    for (auto it = begin; it != end && !found; ++it) found = static_matches(program, it->second, element);
+    if (!found) return false;
+  }
+  return true;
+}
+
+}  // namespace graftax

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Equality and hash of static leaves: the same type and an equal value, at every depth.
+#pragma once
+
+#include "graphdef.h"
+
+namespace graftax {
+
+// Adds `obj` to the program's pool and returns its id. Dict keys and set elements go this way too, where a tuple is
+// compared element by element. `copy` is set for the NumPy constants of an Outcome.
+uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy = false);
+uint32_t add_key(Program& program, PyObject* key, int depth = 0);
+
+// Does `obj` equal static `id`? May run a registry function or an extension type's own ==.
+bool static_matches(const Program& program, uint32_t id, PyObject* obj);
+
+// The same for two pools.
+bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib);
+
+// Do the elements of a set equal the `count` keys that start at `first`?
+bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObject* set);
+
+}  // namespace graftax

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "unflatten.h"
+
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+bool is_shell_kind(const Kind& kind) { return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple; }
+
+// Element i of the program's keys, as an object.
+Owned key_object(const Program& p, uint32_t id) {
+  Owned value = static_object(p.statics[id]);
+  if (!value) raise_error(PyExc_ReferenceError, "a key of this GraphDef no longer exists");
+  return value;
+}
+
+void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& graveyard) {
+  auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
+  Py_XINCREF(value);
+  graveyard.push_stolen(Owned::steal(std::exchange(*place, value)));
+}
+
+// Makes `dict` hold exactly these keys and values. All keys are hashed into a new dict first: what can fail, fails there.
+void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
+                OwnedList& graveyard) {
+  if (PyDict_GET_SIZE(dict) == 0) {
+    for (uint32_t i = 0; i < count; ++i)
+      check(PyDict_SetItem(dict, key_object(p, p.keys[keys + i]).get(), values[i]));
+    return;
+  }
+  bool same_keys = PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count);
+  if (same_keys) {
+    PyObject *key, *value;
+    Py_ssize_t pos = 0;
+    for (uint32_t i = 0; same_keys && PyDict_Next(dict, &pos, &key, &value); ++i)
+      same_keys = p.statics[p.keys[keys + i]].obj == key;
+  }
+  if (same_keys) {
+    for (uint32_t i = 0; i < count; ++i) {
+      PyObject* key = p.statics[p.keys[keys + i]].obj;
+      PyObject* old = PyDict_GetItemWithError(dict, key);
+      if (old == values[i]) continue;
+      graveyard.push(old);
+      check(PyDict_SetItem(dict, key, values[i]));
+    }
+    return;
+  }
+  Owned fresh = own(PyDict_New());
+  for (uint32_t i = 0; i < count; ++i)
+    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i]).get(), values[i]));
+  graveyard.push_stolen(own(PyDict_Copy(dict)));
+  PyDict_Clear(dict);
+  check(PyDict_Update(dict, fresh.get()));
+}
+
+void write_odict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
+                 OwnedList& graveyard) {
+  Owned fresh = own(PyDict_New());
+  for (uint32_t i = 0; i < count; ++i)
+    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i]).get(), values[i]));
+  Owned old = own(PyDict_New());
+  check(PyDict_Merge(old.get(), dict, 1));
+  graveyard.push_stolen(std::move(old));
+  Owned clear = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.odict_type), "clear", "O", dict));
+  PyObject *key, *value;
+  Py_ssize_t pos = 0;
+  while (PyDict_Next(fresh.get(), &pos, &key, &value)) check(PyODict_SetItem(dict, key, value));
+}
+
+Owned list_of(PyObject* const* values, uint32_t count) {
+  Owned out = own(PyList_New(count));
+  for (uint32_t i = 0; i < count; ++i) PyList_SET_ITEM(out.get(), i, Py_NewRef(values[i]));
+  return out;
+}
+
+void write_deque(const Program& p, const Instr& n, PyObject* obj, PyObject* const* values, OwnedList& graveyard) {
+  auto* type = reinterpret_cast<PyObject*>(runtime.deque_type);
+  Owned iterator = own(runtime.deque_type->tp_iter(obj));
+  graveyard.push_stolen(own(PySequence_List(iterator.get())));
+  Owned items = list_of(values, n.items);
+  if (n.payload == NONE) {
+    Owned cleared = own(PyObject_CallMethod(type, "clear", "O", obj));
+    Owned done = own(PyObject_CallMethod(type, "extend", "OO", obj, items.get()));
+  } else {
+    Owned args = own(PyTuple_Pack(2, items.get(), p.statics[n.payload].obj));
+    check(runtime.deque_type->tp_init(obj, args.get(), nullptr));  // clears, and sets maxlen
+  }
+}
+
+void write_set(const Program& p, const Instr& n, PyObject* obj, OwnedList& graveyard) {
+  Owned fresh = own(PySet_New(nullptr));
+  for (uint32_t i = 0; i < n.arg; ++i) check(PySet_Add(fresh.get(), key_object(p, p.keys[n.keys + i]).get()));
+  graveyard.push_stolen(own(PySet_New(obj)));
+  check(PySet_Clear(obj));
+  Owned elements = own(PySequence_List(fresh.get()));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
+    check(PySet_Add(obj, PyList_GET_ITEM(elements.get(), i)));
+}
+
+void write_bytearray(const Program& p, const Instr& n, PyObject* obj) {
+  PyObject* content = p.statics[n.payload].obj;
+  check(PyByteArray_Resize(obj, PyBytes_GET_SIZE(content)));
+  memcpy(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content)));
+}
+
+void write_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values,
+                 OwnedList& graveyard) {
+  uint32_t filled = 0;
+  for (const Slot& slot : n.kind->slots) {
+    bool present = filled < n.slots && p.statics[p.keys[first_key + filled]].obj == slot.name;
+    PyObject* value = present ? values[filled++] : nullptr;
+    if (slot_value(obj, slot) != value) swap_slot(obj, slot, value, graveyard);
+  }
+}
+
+}  // namespace
+
+void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard) {
+  for (const Slot& slot : kind.slots)
+    if (slot.name == name) return swap_slot(obj, slot, value, graveyard);
+  Owned dict = instance_dict(obj);
+  PyObject* old = PyDict_GetItemWithError(dict.get(), name);
+  if (!old && PyErr_Occurred()) raise_python();
+  graveyard.push(old);
+  if (value) check(PyDict_SetItem(dict.get(), name, value));
+  else if (old) check(PyDict_DelItem(dict.get(), name));
+}
+
+void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard) {
+  const Instr& n = p.code[pc];
+  const Kind& kind = *n.kind;
+  PyObject* const* items = values + n.has_extra;
+  switch (kind.base) {
+    case Base::list: {
+      graveyard.push_stolen(own(PyList_GetSlice(obj, 0, PyList_GET_SIZE(obj))));
+      check(PyList_SetSlice(obj, 0, PyList_GET_SIZE(obj), list_of(items, n.items).get()));
+      break;
+    }
+    case Base::dict: write_dict(p, obj, n.keys, n.items, items, graveyard); break;
+    case Base::defaultdict: {
+      write_dict(p, obj, n.keys, n.items, items, graveyard);
+      check(PyObject_GenericSetAttr(obj, own(PyUnicode_InternFromString("default_factory")).get(), values[0]));
+      break;
+    }
+    case Base::odict: write_odict(p, obj, n.keys, n.items, items, graveyard); break;
+    case Base::deque: write_deque(p, n, obj, items, graveyard); break;
+    case Base::set: write_set(p, n, obj, graveyard); break;
+    case Base::bytearray: write_bytearray(p, n, obj); break;
+    case Base::cell: {
+      graveyard.push(PyCell_GET(obj));
+      check(PyCell_Set(obj, n.items ? items[0] : nullptr));
+      break;
+    }
+    default: break;
+  }
+  if (kind.base == Base::registered) return;
+  PyObject* const* fields = items + n.items;
+  uint32_t field_key = n.keys + p.item_keys(n);
+  if (kind.has_dict) {
+    Owned dict = instance_dict(obj);
+    write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
+  }
+  if (!kind.slots.empty()) write_slots(p, n, field_key + n.fields, obj, fields + n.fields, graveyard);
+}
+
+Builder::Builder(const Program& program, Sources sources) : program_(program), sources_(sources) {
+  size_t tracked = program.track_pc.size();
+  nodes_.resize(tracked);
+  open_.assign(tracked, false);
+  if (program.has_same) closed_.resize(program.code.size());
+  if (sources.live)
+    for (size_t t = 0; t < tracked; ++t)
+      if (program.code[program.track_pc[t]].flags & HANDED) nodes_.set(t, sources.live[program.track_pc[t]]);
+}
+
+Owned Builder::construct(uint32_t pc, PyObject** values) {
+  const Instr& n = program_.code[pc];
+  const Kind& kind = *n.kind;
+  Owned obj;
+  if (kind.base == Base::registered) {
+    Owned children = own(PyTuple_New(n.items));
+    for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(children.get(), i, Py_NewRef(values[1 + i]));
+    return own(PyObject_CallMethod(n.treedef, "unflatten", "O", children.get()));
+  }
+  if (kind.base == Base::tuple) {
+    obj = own(PyTuple_New(n.items));
+    for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(obj.get(), i, Py_NewRef(values[i]));
+    if (n.type != &PyTuple_Type) {
+      Owned args = own(PyTuple_Pack(1, obj.get()));
+      obj = own(PyTuple_Type.tp_new(n.type, args.get(), nullptr));
+    }
+    if (!kind.has_fields()) return obj;
+  } else {
+    obj = make_shell(kind, n.type);
+  }
+  OwnedList graveyard;
+  write_content(program_, pc, obj.get(), values, graveyard);
+  return obj;
+}
+
+void Builder::push(uint32_t at, Owned obj) {
+  if (recording_ && at != NONE) built_.set(at, obj.get());
+  values_.push_stolen(std::move(obj));
+}
+
+void Builder::node(uint32_t pc, uint32_t at) {
+  const Instr& n = program_.code[pc];
+  if (sources_.live && (n.flags & HANDED)) return push(at, Owned::borrow(sources_.live[pc]));
+  if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
+  if (n.whole) return push(at, Owned::borrow(n.whole));
+  if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
+  if (is_shell_kind(*n.kind)) {
+    Owned shell = make_shell(*n.kind, n.type);
+    if (n.track != NONE) nodes_.set(n.track, shell.get());
+    if (recording_) built_.set(pc, shell.get());
+    queue_.push_back(pc);
+    // Untracked shells (the content of a changed input) are filled by the caller of build_children.
+    if (n.track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
+    return push(at, std::move(shell));
+  }
+  if (n.track != NONE) {
+    if (open_[n.track])
+      raise_graftax("StructureError", std::string("a cycle runs through immutable or registered nodes only (") +
+                    n.type->tp_name + "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
+    open_[n.track] = true;
+  }
+  frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
+}
+
+void Builder::value(uint32_t pc) {
+  const Instr& n = program_.code[pc];
+  switch (n.op) {
+    case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
+    case Op::stat: {
+      if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
+      const Static& s = program_.statics[n.arg];
+      Owned obj = static_object(s);
+      if (!obj) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
+      if (s.how == How::copied || (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->base == Base::numpy))
+        obj = own(PyObject_CallMethod(obj.get(), "copy", nullptr));
+      return push(pc, std::move(obj));
+    }
+    case Op::ref: return node(program_.track_pc[n.arg], pc);
+    case Op::same: return node(n.arg, pc);
+    case Op::node: return node(pc, pc);
+    case Op::input: return push(pc, Owned::borrow(sources_.input_nodes[n.arg]));
+    case Op::forward: return push(pc, Owned::borrow(sources_.input_leaves[n.arg]));
+  }
+}
+
+void Builder::finish_frame(const Frame& frame) {
+  const Instr& n = program_.code[frame.pc];
+  PyObject** values = values_.data() + frame.base;
+  if (frame.fill) {
+    OwnedList graveyard;
+    write_content(program_, frame.pc, nodes_[n.track], values, graveyard);
+    values_.resize(frame.base);
+    return;
+  }
+  Owned obj = construct(frame.pc, values);
+  if (n.track != NONE) {
+    nodes_.set(n.track, obj.get());
+    open_[n.track] = false;
+  }
+  if (n.flags & TARGET) closed_.set(frame.pc, obj.get());
+  if (recording_) built_.set(frame.pc, obj.get());
+  values_.resize(frame.base);
+  push(frame.at, std::move(obj));
+}
+
+void Builder::run(size_t floor) {
+  while (frames_.size() > floor) {
+    Frame& top = frames_.back();
+    if (top.left == 0) {
+      Frame frame = top;
+      frames_.pop_back();
+      finish_frame(frame);
+      continue;
+    }
+    --top.left;
+    uint32_t child = top.child;
+    top.child = program_.after(child);
+    value(child);
+  }
+}
+
+Owned Builder::build(uint32_t pc) {
+  size_t floor = frames_.size();
+  value(pc);
+  run(floor);
+  Owned out = Owned::borrow(values_.back());
+  values_.pop();
+  return out;
+}
+
+void Builder::build_children(uint32_t pc, OwnedList& values) {
+  uint32_t child = pc + 1;
+  for (uint32_t i = 0; i < program_.children(pc); ++i, child = program_.after(child))
+    values.push_stolen(build(child));
+}
+
+void Builder::drain() {
+  while (!queue_.empty()) {
+    uint32_t pc = queue_.back();
+    queue_.pop_back();
+    frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), NONE, true});
+    run(frames_.size() - 1);
+  }
+}
+
+}  // namespace graftax

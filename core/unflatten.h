@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leaves + GraphDef -> objects. Mutable nodes are boundaries: each gets an empty shell when it is met and its content
+// later, so that immutable spines close bottom-up and every cycle that holds a mutable node closes.
+#pragma once
+
+#include "graphdef.h"
+
+namespace graftax {
+
+// Where the values of a program come from.
+struct Sources {
+  PyObject* const* leaves = nullptr;          // Op::leaf
+  PyObject* const* input_nodes = nullptr;     // Op::input
+  PyObject* const* input_leaves = nullptr;    // Op::forward
+  PyObject* const* live = nullptr;            // by instruction: statics and handed-over nodes as the caller's own
+};
+
+class Builder {
+ public:
+  Builder(const Program& program, Sources sources);
+
+  // Builds the root at `pc` (its content included, once drain() has run).
+  Owned build(uint32_t pc);
+  // Builds the children of the node at `pc`, without making the node.
+  void build_children(uint32_t pc, OwnedList& values);
+  // Fills every shell that waits for its content.
+  void drain();
+  // By instruction: what was built. Filled when `record_built` was called before.
+  void record_built() { recording_ = true; built_.resize(program_.code.size()); }
+  OwnedList& built() { return built_; }
+
+ private:
+  struct Frame {
+    uint32_t pc;     // the node, or the node whose content is built
+    uint32_t child;  // next child
+    uint32_t left;
+    size_t base;     // where its children's values start
+    uint32_t at;     // the instruction that asked for this value
+    bool fill;       // pc's shell exists: fill it; else construct
+  };
+
+  void run(size_t floor);
+  void value(uint32_t pc);           // pushes the value of instruction pc, or a frame that will
+  void node(uint32_t pc, uint32_t at);
+  void push(uint32_t at, Owned obj);
+  void finish_frame(const Frame& frame);
+  Owned construct(uint32_t pc, PyObject** values);
+
+  const Program& program_;
+  Sources sources_;
+  OwnedList nodes_;   // by tracked index
+  OwnedList closed_;  // by instruction: values that `same` refers to
+  OwnedList values_;
+  OwnedList built_;
+  bool recording_ = false;
+  std::vector<Frame> frames_;
+  std::vector<uint32_t> queue_;  // mutable nodes whose content waits
+  std::vector<bool> open_;       // by tracked index: an immutable node under construction
+};
+
+// Gives `obj` exactly the content that the node at `pc` describes, with base-type operations that run no user code.
+// What it replaces goes to `graveyard`, to be released after the last write.
+void write_content(const Program& program, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard);
+
+// Sets or (with a null value) deletes one attribute below any user __setattr__.
+void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard);
+
+}  // namespace graftax

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "writeback.h"
+
+#include <algorithm>
+
+#include "path.h"
+#include "static_key.h"
+
+namespace graftax {
+
+Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
+            PyObject* const* in_nodes) {
+  const Program& p = outcome.program;
+  Builder builder(p, {out_leaves, in_nodes, in_leaves, nullptr});
+  Owned result = builder.build(0);
+  if (outcome.writes.empty()) {
+    builder.drain();
+    return result;
+  }
+  OwnedList values;
+  std::vector<size_t> first;
+  for (const Write& w : outcome.writes) {
+    first.push_back(values.size());
+    if (w.raw) values.push_stolen(builder.build(w.pc));
+    else builder.build_children(w.pc, values);
+  }
+  builder.drain();
+  OwnedList graveyard;
+  for (size_t i = 0; i < outcome.writes.size(); ++i) {
+    const Write& w = outcome.writes[i];
+    PyObject* node = in_nodes[w.track];
+    if (!w.raw) {
+      write_content(p, w.pc, node, values.data() + first[i], graveyard);
+      continue;
+    }
+    const Kind& kind = kind_of(node);
+    PyObject *name, *value;
+    Py_ssize_t pos = 0;
+    while (PyDict_Next(values[first[i]], &pos, &name, &value)) write_field(node, kind, name, value, graveyard);
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(w.deleted); ++k)
+      write_field(node, kind, PyTuple_GET_ITEM(w.deleted, k), nullptr, graveyard);
+  }
+  return result;
+}
+
+Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<bool> is_static)
+    : root_names_(Owned::borrow(root_names)), is_static_(std::move(is_static)) {
+  Recorder recorder({root_names_.get(), &is_static_, nullptr});
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); ++i) recorder.root(PyTuple_GET_ITEM(roots, i));
+  recording_ = recorder.finish(nullptr);
+}
+
+nb::list Trace::leaf_paths() const {
+  nb::list out;
+  for (uint32_t pc = 0; pc < recording_.program.code.size(); ++pc)
+    if (recording_.program.code[pc].op == Op::leaf)
+      out.append(path_text(recording_.program, pc, root_names_.get()));
+  return out;
+}
+
+nb::list Trace::rebuild(nb::sequence leaves) {
+  const Program& p = recording_.program;
+  for (nb::handle leaf : leaves) tracers_.push(leaf.ptr());
+  if (tracers_.size() != p.leaves)
+    raise_graftax("StructureError", "the arguments changed between the call and its trace");
+  Builder builder(p, {tracers_.data(), nullptr, nullptr, recording_.live.data()});
+  builder.record_built();
+  nb::list out;
+  uint32_t pc = 0;
+  for (uint32_t r = 0; r < p.roots; ++r, pc = p.after(pc)) out.append(nb::steal(builder.build(pc).release()));
+  builder.drain();
+  built_ = std::move(builder.built());
+  raw_.resize(p.track_pc.size());
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+    const Instr& n = p.code[p.track_pc[t]];
+    if (n.kind->base == Base::registered && !(n.flags & HANDED))
+      raw_.set(t, raw_snapshot(built_[p.track_pc[t]], *n.kind).get());
+  }
+  return out;
+}
+
+// (instance dict, slot values, (children, aux data)) of a registered node, to see later what changed.
+Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
+  Owned dict = kind.has_dict ? own(PyDict_Copy(instance_dict(obj).get())) : own(PyDict_New());
+  Owned slots = own(PyTuple_New(static_cast<Py_ssize_t>(kind.slots.size())));
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    PyObject* value = slot_value(obj, kind.slots[i]);
+    PyTuple_SET_ITEM(slots.get(), static_cast<Py_ssize_t>(i), Py_NewRef(value ? value : Py_NotImplemented));
+  }
+  Cursor cursor(obj, kind);
+  Owned children = own(PySequence_List(cursor.materialised()));
+  PyObject *aux = nullptr, *key = nullptr;
+  cursor.next(aux, key);
+  check(PyList_Append(children.get(), aux));
+  return own(PyTuple_Pack(3, dict.get(), slots.get(), children.get()));
+}
+
+bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted) {
+  const Kind& kind = kind_of(obj);
+  Owned now = raw_snapshot(obj, kind);
+  PyObject* before = raw_[track];
+  auto part = [](PyObject* snapshot, Py_ssize_t i) { return PyTuple_GET_ITEM(snapshot, i); };
+  auto note = [&](PyObject* name, PyObject* value) {
+    if (value) check(PyDict_SetItem(delta, name, value));
+    else check(PyList_Append(deleted, name));
+  };
+  PyObject *name, *value;
+  Py_ssize_t pos = 0;
+  bool any = false;
+  while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
+    if (PyDict_GetItemWithError(part(before, 0), name) != value) note(name, value), any = true;
+  pos = 0;
+  while (PyDict_Next(part(before, 0), &pos, &name, &value))
+    if (!PyDict_GetItemWithError(part(now.get(), 0), name)) note(name, nullptr), any = true;
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    PyObject* a = PyTuple_GET_ITEM(part(before, 1), static_cast<Py_ssize_t>(i));
+    PyObject* b = PyTuple_GET_ITEM(part(now.get(), 1), static_cast<Py_ssize_t>(i));
+    if (a != b) note(kind.slots[i].name, b == Py_NotImplemented ? nullptr : b), any = true;
+  }
+  if (any) return true;
+  // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
+  PyObject *a = part(before, 2), *b = part(now.get(), 2);
+  bool same = PyList_GET_SIZE(a) == PyList_GET_SIZE(b);
+  for (Py_ssize_t i = 0; same && i + 1 < PyList_GET_SIZE(a); ++i)
+    same = PyList_GET_ITEM(a, i) == PyList_GET_ITEM(b, i) || !kind_of(PyList_GET_ITEM(a, i)).is_leaf();
+  if (same) return false;
+  pos = 0;
+  while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
+    if (kind_of(value).is_node()) note(name, value), any = true;
+  return any;
+}
+
+PyObject* Trace::expected(uint32_t pc) const {
+  const Instr& n = recording_.program.code[pc];
+  if (n.op == Op::node && (n.flags & HANDED)) return recording_.live[pc];
+  return built_[pc] ? built_[pc] : recording_.live[pc];
+}
+
+// Does the node at `pc` no longer hold what it was built with?
+bool Trace::changed(uint32_t pc) {
+  const Program& p = recording_.program;
+  const Instr& n = p.code[pc];
+  Owned obj = Owned::borrow(expected(pc));
+  if (Py_TYPE(obj.get()) != n.type)
+    raise_graftax("StructureError", path_text(p, pc, root_names_.get()) + ": its class was changed from " +
+                                    n.type->tp_name + " to " + Py_TYPE(obj.get())->tp_name +
+                                    " inside the traced function, which cannot be written back");
+  const Kind& kind = *n.kind;
+  if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
+  if (kind.base == Base::bytearray) {
+    PyObject* content = p.statics[n.payload].obj;
+    if (PyByteArray_GET_SIZE(obj.get()) != PyBytes_GET_SIZE(content) ||
+        memcmp(PyByteArray_AS_STRING(obj.get()), PyBytes_AS_STRING(content),
+               static_cast<size_t>(PyBytes_GET_SIZE(content))) != 0)
+      return true;
+  }
+  Cursor cursor(obj.get(), kind);
+  uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
+  PyObject *value = nullptr, *key = nullptr;
+  uint32_t i = 0;
+  for (; cursor.next(value, key); ++i, child = p.after(child)) {
+    if (i >= count) return true;
+    if (key) {
+      const Static& expected_key = p.statics[p.keys[key_at++]];
+      if (expected_key.obj != key && !(expected_key.how == How::string && static_matches(p, p.keys[key_at - 1], key)))
+        return true;
+    }
+    const Instr& c = p.code[child];
+    if (value == expected(child)) {
+      if (c.op == Op::leaf && std::binary_search(donated_.begin(), donated_.end(), value)) return true;
+      continue;
+    }
+    if (c.op != Op::stat) return true;
+    How how = p.statics[c.arg].how;
+    if (how < How::integer || how > How::bytes || !static_matches(p, c.arg, value)) return true;
+  }
+  return i != count;
+}
+
+void Trace::restore_node(uint32_t pc) {
+  const Program& p = recording_.program;
+  std::vector<PyObject*> values;
+  for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_.live[c]);
+  OwnedList graveyard;
+  write_content(p, pc, recording_.live[pc], values.data(), graveyard);
+}
+
+void Trace::restore() {
+  const Program& p = recording_.program;
+  if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
+  for (uint32_t pc : p.track_pc)
+    if ((p.code[pc].flags & HANDED) && p.code[pc].kind->base != Base::registered && changed(pc)) restore_node(pc);
+}
+
+// Which tracked nodes lead to a changed one (and are changed for whoever looks at them by value).
+std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_nodes) const {
+  const Program& p = recording_.program;
+  std::vector<bool> out(p.track_pc.size(), false);
+  for (uint32_t t : changed_nodes) out[t] = true;
+  // One pass a level of references: graphs of statics are small, and this runs once per trace.
+  for (bool again = true; again;) {
+    again = false;
+    for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+      if (out[t]) continue;
+      uint32_t pc = p.track_pc[t];
+      for (uint32_t i = pc + 1; i < p.code[pc].next && !out[t]; ++i) {
+        const Instr& c = p.code[i];
+        uint32_t below = c.op == Op::ref ? c.arg : c.op == Op::node ? c.track : NONE;
+        if (below != NONE && out[below]) out[t] = again = true;
+      }
+    }
+  }
+  return out;
+}
+
+nb::tuple Trace::finish(nb::handle result, bool by_value, const std::vector<bool>& donated) {
+  const Program& p = recording_.program;
+  for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
+    if (donated[i]) donated_.push_back(tracers_[i]);
+  std::sort(donated_.begin(), donated_.end());
+
+  struct Change {
+    uint32_t track;
+    Owned delta, deleted;
+  };
+  std::vector<Change> changes;
+  std::vector<uint32_t> changed_tracks;
+  nb::list paths;
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+    uint32_t pc = p.track_pc[t];
+    const Instr& n = p.code[pc];
+    Change change{t, {}, {}};
+    if (n.kind->base == Base::registered) {
+      if (!raw_[t]) continue;
+      change.delta = own(PyDict_New());
+      change.deleted = own(PyList_New(0));
+      if (!raw_changed(t, built_[pc], change.delta.get(), change.deleted.get())) continue;
+    } else if (!changed(pc)) {
+      continue;
+    }
+    paths.append(path_text(p, pc, root_names_.get()));
+    changed_tracks.push_back(t);
+    changes.push_back(std::move(change));
+  }
+
+  IdLease nodes, leaves;
+  std::vector<bool> differs = by_value ? reaches_changed(changed_tracks) : std::vector<bool>();
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+    uint32_t pc = p.track_pc[t];
+    bool handed = p.code[pc].flags & HANDED;
+    if (!by_value || (handed && !differs[t])) nodes->insert(expected(pc), t);
+  }
+  for (uint32_t i = 0; i < tracers_.size(); ++i)
+    if (!std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
+  Inputs inputs{&*nodes, &*leaves};
+  Recorder recorder({nullptr, nullptr, &inputs});
+  recorder.root(result.ptr());
+
+  auto out = std::make_unique<Outcome>();
+  out->result_leaves = recorder.leaf_count();
+  bool lost = false;
+  if (by_value) {
+    for (uint32_t t : changed_tracks) lost = lost || !recorder.has_seen(expected(p.track_pc[t]));
+  } else {
+    for (Change& c : changes) {
+      uint32_t pc = recorder.position();
+      PyObject* deleted = nullptr;
+      if (c.delta) {
+        recorder.root(c.delta.get());
+        deleted = recorder.keep(own(PyList_AsTuple(c.deleted.get())));
+      } else {
+        recorder.content(expected(p.track_pc[c.track]));
+      }
+      out->writes.push_back({c.track, pc, static_cast<bool>(c.delta), deleted});
+    }
+  }
+  Recording recorded = recorder.finish(nullptr);
+  out->program = std::move(recorded.program);
+  restore();
+  nb::list out_leaves;
+  for (size_t i = 0; i < recorded.leaves.size(); ++i) out_leaves.append(nb::borrow(recorded.leaves[i]));
+  return nb::make_tuple(nb::cast(out.release(), nb::rv_policy::take_ownership), out_leaves, paths, lost);
+}
+
+bool Trace::verify(nb::tuple roots) {
+  Walk walk;
+  std::vector<PyObject*> values;
+  for (nb::handle h : roots) values.push_back(h.ptr());
+  if (!replay(recording_.program, values.data(), values.size(), walk)) return false;
+  for (size_t i = 0; i < walk.leaves.size(); ++i)
+    if (walk.leaves[i] != recording_.leaves[i]) return false;
+  for (size_t t = 0; t < walk.nodes.size(); ++t)
+    if (walk.nodes[t] && walk.nodes[t] != recording_.live[recording_.program.track_pc[t]]) return false;
+  return true;
+}
+
+void Trace::close() {
+  tracers_.clear();
+  built_.clear();
+  raw_.clear();
+  recording_.live.clear();
+  recording_.leaves.clear();
+  recording_.program.clear();
+}
+
+// ---- binding
+
+namespace {
+
+int outcome_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  return nb::inst_ptr<Outcome>(self)->program.traverse(visit, arg);
+}
+
+int outcome_clear(PyObject* self) {
+  if (nb::inst_ready(self)) {
+    nb::inst_ptr<Outcome>(self)->writes.clear();
+    nb::inst_ptr<Outcome>(self)->program.clear();
+  }
+  return 0;
+}
+
+PyType_Slot outcome_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(outcome_traverse)},
+                               {Py_tp_clear, reinterpret_cast<void*>(outcome_clear)},
+                               {0, nullptr}};
+
+}  // namespace
+
+void bind_writeback(nb::module_& m) {
+  nb::class_<Outcome>(m, "Outcome", nb::type_slots(outcome_slots), nb::is_weak_referenceable(),
+                      "What one executable gives back: the result, and what it does to the caller's nodes.")
+      .def_prop_ro("result_leaves", [](const Outcome& o) { return o.result_leaves; })
+      .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
+      .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
+      .def("leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
+           nb::sig("def leaf_paths(self) -> list[tuple[object, ...]]"))
+      .def("apply", [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
+        OwnedList a, b, c;
+        for (nb::handle h : out) a.push(h.ptr());
+        for (nb::handle h : in) b.push(h.ptr());
+        for (nb::handle h : nodes) c.push(h.ptr());
+        if (a.size() != o.program.leaves) raise_error(PyExc_ValueError, "wrong number of output leaves");
+        return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
+      }, nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> object"))
+      .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
+
+  nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
+      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<bool> is_static) {
+        new (self) Trace(roots.ptr(), names.ptr(), std::move(is_static));
+      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("is_static"))
+      .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
+      .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
+      .def("finish", &Trace::finish,
+           nb::sig("def finish(self, result: object, by_value: bool, donated: Sequence[bool], /) -> "
+                   "tuple[Outcome, list[Any], list[str], bool]"))
+      .def("restore", &Trace::restore)
+      .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))
+      .def("close", &Trace::close);
+}
+
+}  // namespace graftax

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// One trace: rebuild the graph around tracers, compare it with what the function left, and put the difference into an
+// Outcome, which later calls apply to the caller's own objects.
+#pragma once
+
+#include "flatten.h"
+#include "unflatten.h"
+
+namespace graftax {
+
+// One input node that the function changed.
+struct Write {
+  uint32_t track;      // the input node
+  uint32_t pc;         // root of its new content in the Outcome's program
+  bool raw;            // a registered node: the root is a dict of the attributes that changed
+  PyObject* deleted;   // raw: tuple of attribute names that went; owned by the program
+};
+
+struct Outcome {
+  Program program;     // root 0 is the result
+  std::vector<Write> writes;
+  uint32_t result_leaves = 0;
+};
+
+// Builds the result and applies the writes: every value exists before the first write.
+Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
+            PyObject* const* in_nodes);
+
+class Trace {
+ public:
+  Trace(PyObject* roots, PyObject* root_names, std::vector<bool> is_static);
+
+  nb::list leaf_paths() const;
+  // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
+  nb::list rebuild(nb::sequence leaves);
+  // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,
+  // whether a change cannot be seen in the result).
+  nb::tuple finish(nb::handle result, bool by_value, const std::vector<bool>& donated);
+  // Puts handed-over nodes back to what they were.
+  void restore();
+  // Do the caller's own objects still look as they did when the trace began?
+  bool verify(nb::tuple roots);
+  void close();
+
+ private:
+  PyObject* expected(uint32_t pc) const;
+  bool changed(uint32_t pc);
+  bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
+  Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
+  void restore_node(uint32_t pc);
+  std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
+
+  Owned root_names_;
+  std::vector<bool> is_static_;
+  Recording recording_;
+  OwnedList tracers_;
+  OwnedList built_;
+  OwnedList raw_;                   // by tracked index: registered nodes as rebuilt
+  std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
+};
+
+void bind_writeback(nb::module_& m);
+
+}  // namespace graftax

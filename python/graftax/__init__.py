@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""graftax: `jax.jit` for any Python objects. Arrays are traced, the rest is static, references and mutations are kept."""
+
+from ._setup import setup as _setup
+
+_setup()
+
+from ._call import CacheInfo as CacheInfo
+from ._call import Jitted as Jitted
+from ._call import filter_jit as filter_jit
+from ._call import jit as jit
+from ._core import GraphDef as GraphDef
+from ._errors import ConcurrentChangeError as ConcurrentChangeError
+from ._errors import GraftaxError as GraftaxError
+from ._errors import LostChangeWarning as LostChangeWarning
+from ._errors import MutationError as MutationError
+from ._errors import RecompileWarning as RecompileWarning
+from ._errors import StructureError as StructureError
+from ._errors import UnsupportedValueError as UnsupportedValueError
+from .flatform import from_dict as from_dict
+from .flatform import to_dict as to_dict
+from .graph import flatten as flatten
+from .graph import unflatten as unflatten
+from .path import Path as Path
+from .path import Ref as Ref
+
+__version__ = "0.1.0"

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every difference between JAX versions, and what has no public name. Each entry says when it can go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import config as _config
+from jax._src.array import ArrayImpl
+
+
+class Constant:
+    """Stands for a JAX setting that this version does not have."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def config_state(name: str, default: object) -> Any:
+    """The object whose `value` is the setting in force in this thread (no public reader is as cheap)."""
+    state = getattr(_config, name, None)
+    return state if hasattr(state, "value") else Constant(default)
+
+
+def array_class() -> type:
+    """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
+    return ArrayImpl

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tier A: one `jax.jit` object per structure, over a flat function of arrays. Public JAX only."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+from . import _core
+from ._errors import CHANGED_BEHIND, GLOBAL_ASSIGNED, ConcurrentChangeError, GraftaxError, MutationError
+from ._options import Options
+from ._signature import GlobalAssigned, Signature
+
+Layout = tuple[Any, ...]
+Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+
+
+def encode(number: int) -> tuple[Any, ...]:
+    """An Outcome's number as an array-free pytree of tuples and None; `_core.decode` reads it."""
+    return tuple(() if bit == "1" else None for bit in reversed(f"{number:b}")) if number else ()
+
+
+class Plan:
+    """Everything a trace needs besides the live objects of a call. Holds nothing of the user's but options."""
+
+    def __init__(self, name: str, signature: Signature, options: Options, on_trace: Callable[[list[str]], None]):
+        self.name = name
+        self.signature = signature
+        self.options = options
+        self.on_trace = on_trace
+
+
+def flat_function(
+    plan: Plan, layout: Layout, donated: Sequence[bool], outcomes: list[_core.Outcome], by_value: bool
+) -> Callable[..., Flat]:
+    """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome)."""
+
+    def flat(*leaves: Any) -> Flat:
+        active = _core.active_call(outcomes)
+        if active is None:
+            raise GraftaxError(f"{plan.name} was traced outside of a call")
+        caller, roots = active
+        outcome, out = trace(plan, caller._function, roots, layout, leaves, donated, by_value)
+        number = len(outcomes)
+        outcomes.append(outcome)
+        n = outcome.result_leaves
+        return tuple(out[:n]), tuple(out[n:]), encode(number)
+
+    flat.__name__ = flat.__qualname__ = plan.name
+    return flat
+
+
+def trace(
+    plan: Plan,
+    function: types.FunctionType,
+    roots: tuple[Any, ...],
+    layout: Layout,
+    leaves: Sequence[Any],
+    donated: Sequence[bool],
+    by_value: bool,
+) -> tuple[_core.Outcome, list[Any]]:
+    """Runs `function` on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
+    signature, options = plan.signature, plan.options
+    names = signature.root_names(layout)
+    tracing = _core.Trace(roots, names, signature.flags(layout, options.static))
+    try:
+        values = tracing.rebuild(leaves)
+        try:
+            result = signature.call(function, roots, values, layout)
+            outcome, out, changed, lost = tracing.finish(result, by_value, donated)
+        except GlobalAssigned as error:
+            assigned = ", ".join(error.args[0])
+            raise MutationError(GLOBAL_ASSIGNED.format(name=plan.name, names=assigned)) from None
+        finally:
+            tracing.restore()
+        if options.mutation == "error" and changed:
+            raise MutationError(options_message(plan.name, changed))
+        if options.captured and not tracing.verify(roots):
+            raise ConcurrentChangeError(CHANGED_BEHIND.format(name=plan.name, path="one of its arguments or captured objects"))
+        plan.on_trace(changed if lost else [])
+        return outcome, out
+    finally:
+        tracing.close()
+
+
+def options_message(name: str, changed: list[str]) -> str:
+    from ._errors import MUTATION_FORBIDDEN
+
+    return MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed))
+
+
+def build_entry(
+    plan: Plan,
+    caller: _core.Caller,
+    roots: tuple[Any, ...],
+    layout: Layout,
+    graphdef: _core.GraphDef,
+    leaves: list[Any],
+    context: Any,
+) -> _core.Entry:
+    """Makes the jit object for one structure. Nothing is traced yet, unless out_shardings has a structure."""
+    options = plan.options
+    outcomes: list[_core.Outcome] = []
+    donated, jit_options = leaf_options(plan, layout, graphdef)
+    flat = flat_function(plan, layout, donated, outcomes, options.by_value)
+    if options.out_shardings is not None:
+        spec = options.out_shardings
+        if is_prefix(spec):
+            probed: list[_core.Outcome] = []
+            probe = flat_function(plan, layout, donated, probed, options.by_value)
+            _core.run_active(caller, roots, probed, jax.eval_shape, probe, *leaves)
+            outcome = probed[-1]
+            paths = outcome.leaf_paths()[: outcome.result_leaves]
+            spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p) for p in paths)
+        jit_options["out_shardings"] = (spec, None, None)
+    return _core.Entry(graphdef, context, jax.jit(flat, **jit_options), outcomes)
+
+
+def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[list[bool], dict[str, Any]]:
+    """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
+    options, out = plan.options, dict[str, Any]()
+    donated: list[bool] = []
+    if options.donate or options.in_shardings is not None:
+        flags = plan.signature.flags(layout, options.donate)
+        paths = graphdef.leaf_paths()
+        one_root = len(flags) == 1
+        where = [(0, p) if one_root else (p[0], p[1:]) for p in paths]
+        if options.donate:
+            donated = [flags[root] for root, _ in where]
+            out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
+        if options.in_shardings is not None:
+            skip = plan.signature.skip
+            captured = len(flags) - len(plan.signature.cells) - len(plan.signature.globals)
+            out["in_shardings"] = tuple(
+                spec_at(options.in_shardings, (SequenceKey(root - skip), *path)) if skip <= root < captured else None
+                for root, path in where
+            )
+    if options.keep_unused:
+        out["keep_unused"] = True
+    if options.inline:
+        out["inline"] = True
+    if options.compiler_options:
+        out["compiler_options"] = dict(options.compiler_options)
+    return donated, out
+
+
+def is_prefix(spec: Any) -> bool:
+    """Does this sharding argument have a structure, rather than being one for all leaves?"""
+    return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
+
+
+def spec_at(spec: Any, path: Sequence[Any]) -> Any:
+    """The entry of a prefix tree that covers the leaf at `path`."""
+    for i, key in enumerate(path):
+        if not is_prefix(spec):
+            return spec
+        try:
+            if isinstance(key, SequenceKey):
+                spec = spec[key.idx]
+            elif isinstance(key, DictKey):
+                spec = spec[key.key]
+            elif isinstance(key, GetAttrKey):
+                spec = getattr(spec, key.name) if not isinstance(spec, dict) else spec[key.name]
+            else:
+                spec = spec[key.key]
+        except (IndexError, KeyError, AttributeError, TypeError) as error:
+            at = jax.tree_util.keystr(tuple(path[: i + 1]))
+            raise ValueError(f"the sharding prefix {spec!r} has no entry for {at}") from error
+    if is_prefix(spec):
+        raise ValueError(f"the sharding prefix has {spec!r} where the value is an array")
+    return spec

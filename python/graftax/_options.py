@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One frozen record of jit's options, passed along as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+MUTATION = ("propagate", "error", "discard")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `jit` was asked for. Hashable: two `jit(f)` with equal options share one table."""
+
+    mutation: str = "propagate"
+    warn_lost: bool = False  # filter_jit: a change that is dropped earns one warning
+    captured: bool = True  # the function's closure and globals are part of the program
+    cache_size: int = 512
+    static: tuple[int | str, ...] = ()
+    donate: tuple[int | str, ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+    keep_unused: bool = False
+    inline: bool = False
+    compiler_options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mutation not in MUTATION:
+            raise ValueError(f"mutation={self.mutation!r}: expected one of {', '.join(map(repr, MUTATION))}")
+        if self.cache_size < 1:
+            raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
+
+    @property
+    def by_value(self) -> bool:
+        return self.mutation == "discard"
+
+
+def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
+    """JAX's `*_argnums` and `*_argnames` as one tuple."""
+    out: list[int | str] = []
+    if numbers is not None:
+        out += [numbers] if isinstance(numbers, int) else list(numbers)
+    if names is not None:
+        out += [names] if isinstance(names, str) else list(names)
+    return tuple(out)
+
+
+def freeze(value: Any) -> Any:
+    """A hashable twin of a sharding prefix: lists become tuples, dicts become `FrozenDict`s."""
+    if isinstance(value, dict):
+        return FrozenDict((k, freeze(v)) for k, v in value.items())
+    if isinstance(value, list):
+        return tuple(freeze(v) for v in value)
+    if type(value) is tuple:
+        return tuple(freeze(v) for v in value)
+    return value
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that is not written to, and hashes."""
+
+    def __init__(self, items: Iterable[tuple[Any, Any]]) -> None:
+        super().__init__(items)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hands the core what it asks Python for. Runs once, at import."""
+
+from __future__ import annotations
+
+from jax import tree_util
+
+from . import _compat, _core, _errors, registry
+
+
+def setup() -> None:
+    _core.setup(registry, _errors, tree_util.default_registry.flatten_one_level, _compat.array_class())
+    _core.use_settings(
+        disable_jit=_compat.config_state("disable_jit", False),
+        prng_impl=_compat.config_state("default_prng_impl", "threefry2x32"),
+    )

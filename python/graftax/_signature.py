@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a callable to the function that runs, and from its signature to the roots of a call."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _core
+from ._errors import GENERATOR
+
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
+
+
+class Missing:
+    """Stands for a parameter without default, or a global that is not there."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = Missing()
+
+
+def call_partial(
+    function: Callable[..., Any], bound: tuple[Any, ...], keywords: dict[str, Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Runs a `functools.partial`, whose parts are arguments like any other."""
+    return function(*bound, *args, **{**keywords, **kwargs})
+
+
+def call_opaque(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Runs a callable that has no Python code of its own."""
+    return function(*args, **kwargs)
+
+
+def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
+    """Finds the Python function behind a callable.
+
+    Returns:
+        (function, arguments that come first, whether the table of entries may hang on the function).
+    """
+    if isinstance(function, types.FunctionType):
+        return function, (), True
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+        return function.__func__, (function.__self__,), True
+    if type(function) is functools.partial:
+        return call_partial, (function.func, function.args, function.keywords), False  # type: ignore[return-value]
+    method = getattr(type(function), "__call__", None)
+    if isinstance(method, types.FunctionType) and not isinstance(function, (type, _core.Caller)):
+        return method, (function,), True
+    if not callable(function):
+        raise TypeError(f"graftax.jit expects a callable, got {type(function).__qualname__}: {function!r}")
+    return call_opaque, (function,), False  # type: ignore[return-value]
+
+
+def refuse_generators(function: types.FunctionType) -> None:
+    for test, what in (
+        (inspect.isasyncgenfunction, "async generator"),
+        (inspect.iscoroutinefunction, "coroutine function"),
+        (inspect.isgeneratorfunction, "generator function"),
+    ):
+        if test(function):
+            raise TypeError(GENERATOR.format(name=function.__qualname__, what=what))
+
+
+def _nested_codes(code: types.CodeType) -> list[types.CodeType]:
+    out = [code]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            out += _nested_codes(constant)
+    return out
+
+
+def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that the function's code, and code nested in it, loads, and those it assigns."""
+    loaded: dict[str, None] = {}
+    stored: dict[str, None] = {}
+    for code in _nested_codes(function.__code__):
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                loaded[instruction.argval] = None
+            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                stored[instruction.argval] = None
+    known = function.__globals__
+    names = [n for n in loaded if n in known or not hasattr(builtins, n)]
+    return tuple(dict.fromkeys([*names, *stored])), tuple(stored)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """How the arguments of one function become roots, and how rebuilt roots become a call again."""
+
+    names: tuple[str, ...]  # positional parameters, then keyword-only ones
+    positional: int
+    var_positional: str | None
+    var_keyword: str | None
+    cells: tuple[str, ...]
+    globals: tuple[str, ...]
+    stored: tuple[str, ...]
+    skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
+    binding: _core.Binding
+
+    @staticmethod
+    def of(function: types.FunctionType, skip: int, captured: bool) -> Signature:
+        code = function.__code__
+        count, keyword_only = code.co_argcount, code.co_kwonlyargcount
+        variables = code.co_varnames
+        names = variables[: count + keyword_only]
+        defaults: list[Any] = [MISSING] * len(names)
+        given = function.__defaults__ or ()
+        defaults[count - len(given) : count] = given
+        for i, name in enumerate(names[count:], count):
+            defaults[i] = (function.__kwdefaults__ or {}).get(name, MISSING)
+        at = count + keyword_only
+        var_positional = variables[at] if code.co_flags & _VARARGS else None
+        at += var_positional is not None
+        var_keyword = variables[at] if code.co_flags & _VARKEYWORDS else None
+        cells = (function.__closure__ or ()) if captured else ()
+        loaded, stored = global_names(function) if captured else ((), ())
+        binding = _core.Binding(
+            names=names,
+            defaults=tuple(defaults),
+            missing=MISSING,
+            positional=count,
+            positional_only=code.co_posonlyargcount,
+            var_positional=var_positional is not None,
+            var_keyword=var_keyword is not None,
+            cells=cells,
+            globals=function.__globals__ if loaded else None,
+            global_names=loaded,
+        )
+        return Signature(
+            names,
+            count,
+            var_positional,
+            var_keyword,
+            code.co_freevars if captured else (),
+            loaded,
+            stored,
+            skip,
+            binding,
+        )
+
+    def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
+        """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
+        extra = layout[0] if layout else 0
+        return (
+            *self.names[: self.positional],
+            *(f"{self.var_positional}[{i}]" for i in range(extra)),
+            *self.names[self.positional :],
+            *layout[1:],
+            *(f"closure {n}" for n in self.cells),
+            *(f"global {n}" for n in self.globals),
+        )
+
+    def root_index(self, layout: tuple[Any, ...], which: int | str) -> int | None:
+        """The root that `static_argnums=which`, or a name, means; None when this call has no such argument."""
+        names = self.root_names(layout)
+        if isinstance(which, str):
+            return names.index(which) if which in names else None
+        extra = layout[0] if layout else 0
+        total = self.positional + extra
+        index = which + self.skip if which >= 0 else which + total
+        return index if 0 <= index < total else None
+
+    def flags(self, layout: tuple[Any, ...], which: Sequence[int | str]) -> list[bool]:
+        """One flag a root: is it named by `which`?"""
+        chosen = {self.root_index(layout, w) for w in which}
+        return [i in chosen for i in range(len(self.root_names(layout)))]
+
+    def check(self, which: Sequence[int | str], option: str, name: str) -> None:
+        """Raises when `which` names what the function cannot take."""
+        for w in which:
+            if isinstance(w, str):
+                if w not in self.names and self.var_keyword is None:
+                    raise ValueError(f"{option}: {name} has no argument {w!r}; it takes {', '.join(self.names)}")
+            elif self.var_positional is None and not -self.positional <= w < self.positional - self.skip:
+                raise ValueError(f"{option}: {name} has no positional argument {w}; it takes {self.positional}")
+
+    def call(self, function: types.FunctionType, roots: tuple[Any, ...], values: list[Any], layout: tuple[Any, ...]) -> Any:
+        """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones."""
+        extra = layout[0] if layout else 0
+        positional = self.positional + extra
+        named = (*self.names[self.positional :], *layout[1:])
+        at = positional + len(named)
+        cells = values[at : at + len(self.cells)]
+        at += len(self.cells)
+        changed = {
+            name: value
+            for name, value, old in zip(self.globals, values[at:], roots[at:], strict=True)
+            if value is not old
+        }
+        if self.cells or changed or self.stored:
+            scope = {**function.__globals__, **changed} if changed or self.stored else function.__globals__
+            function = _with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
+        result = function(*values[:positional], **dict(zip(named, values[positional:], strict=False)))
+        assigned = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]
+        if assigned:
+            raise GlobalAssigned(assigned)
+        return result
+
+    def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
+        return values[len(values) - len(self.globals) + self.globals.index(name)]
+
+
+class GlobalAssigned(Exception):
+    """The traced function assigned globals; args[0] lists them."""
+
+
+def _with_parts(
+    function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
+) -> types.FunctionType:
+    out = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    out.__kwdefaults__ = function.__kwdefaults__
+    out.__qualname__ = function.__qualname__
+    out.__module__ = function.__module__
+    out.__doc__ = function.__doc__
+    return out

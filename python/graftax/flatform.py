@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flat, path-keyed form of an object graph (FlareJax's), and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+from . import _core, registry
+from ._errors import StructureError
+from .path import Path, Ref
+
+
+_CLASS = GetAttrKey("__class__")
+_EXTRA = GetAttrKey("__graftax__")
+
+
+def to_dict(obj: object) -> dict[Path, Any]:
+    """The flat, path-keyed form of an object graph.
+
+    Every node has an entry `<path>.__class__` with its type, so that empty containers survive. A node met again is a
+    `Ref` to the path where it was met first. What a node needs beside its children (the `maxlen` of a deque, the
+    elements of a set, the treedef of a registered node) is at `<path>.__graftax__`. Leaves, arrays and statics, stand
+    at their paths; a leaf that happens to be a `Ref` or a `Path` is kept as `Leaf(value)`.
+
+    Returns:
+        a dict in walk order, the same in every process.
+
+    Example:
+        >>> x = [1, 2]
+        >>> graftax.to_dict({"a": x, "b": x})
+        {obj.__class__: dict, obj['a'].__class__: list, obj['a'][0]: 1, obj['a'][1]: 2, obj['b']: Ref(obj['a'])}
+    """
+    leaves, graphdef = _core.flatten(obj)
+    out: dict[Path, Any] = {}
+    instructions = graphdef.instructions()
+    subtrees = {path: i for i, (path, op, _, _) in enumerate(instructions) if op == "node"}
+    for path, op, cls, value in instructions:
+        at = Path(path)
+        if op == "leaf":
+            out[at] = leaves[value]
+        elif op == "static":
+            out[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
+        elif op == "ref":
+            out[at] = Ref(Path(value))
+        elif op == "same":  # an equal immutable value met before: written out again, it has no identity
+            _repeat(out, instructions, subtrees, at, value)
+        else:
+            out[at + (_CLASS,)] = cls
+            if value is not None:
+                out[at + (_EXTRA,)] = value
+    return out
+
+
+class Leaf:
+    """Keeps a user's value that looks like part of the flat form (a `Ref`) from being taken for one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Leaf({self.value!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Leaf) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash((Leaf, self.value))
+
+
+def _repeat(
+    out: dict[Path, Any],
+    instructions: list[tuple[Any, ...]],
+    subtrees: dict[tuple[Any, ...], int],
+    at: Path,
+    first: tuple[Any, ...],
+) -> None:
+    """Writes the values below `first` once more, below `at`."""
+    pending = [(at, first)]
+    while pending:
+        at, first = pending.pop()
+        for path, op, cls, value in instructions[subtrees[first] :]:
+            if path[: len(first)] != first:
+                break
+            place = at + path[len(first) :]
+            if op == "static":
+                out[place] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
+            elif op == "same":
+                pending.append((place, value))
+            else:
+                out[place + (_CLASS,)] = cls
+                if value is not None:
+                    out[place + (_EXTRA,)] = value
+
+
+def from_dict(flat: dict[Path, Any]) -> Any:
+    """Builds the object graph that `to_dict` described, with its shared and cyclic references.
+
+    Entries may be edited, added and removed: the children of a node are the entries one step below it, in order.
+
+    Raises:
+        StructureError: for a reference to a path that is not there, a gap in a sequence, or a missing class entry.
+    """
+    return _Assembly(flat).build()
+
+
+_LEAF, _REF, _NODE, _NONE, _TUPLE_KEY = 0, 2, 4, 0xFFFFFFFF, 6  # as in core/graphdef.h
+
+
+class _Assembly:
+    """Writes the flat form as the program of a GraphDef, whose leaves are all its values."""
+
+    def __init__(self, flat: dict[Path, Any]) -> None:
+        self.flat = flat
+        self.classes = {Path(p[:-1]): c for p, c in flat.items() if p and p[-1] == _CLASS}
+        self.children: dict[Path, list[Any]] = {p: [] for p in self.classes}
+        for place in dict.fromkeys(self._place(p) for p in flat):
+            if not place:
+                continue
+            parent = Path(place[:-1])
+            if parent not in self.children:
+                raise StructureError(f"{place} is there, but no entry {parent}.__class__ that names its parent's type")
+            self.children[parent].append(place[-1])
+        self.referenced = {v.path for v in flat.values() if isinstance(v, Ref)}
+        self.code: list[list[Any]] = []
+        self.statics: list[tuple[Any, ...]] = []
+        self.elements: list[int] = []
+        self.keys: list[int] = []
+        self.leaves: list[Any] = []
+        self.tracks: dict[Path, int] = {}
+
+    def _place(self, path: Path) -> Path:
+        above = Path(path[:-1])
+        return above if path and path[-1] in (_CLASS, _EXTRA) and above in self.classes else path
+
+    def build(self) -> Any:
+        pending: list[tuple[Path, int | None]] = [(Path(), None)]
+        while pending:
+            path, close = pending.pop()
+            if close is not None:
+                self.code[close][3] = len(self.code)
+            else:
+                pending += self._visit(path)
+        state = (1, 1, len(self.leaves), None, tuple(map(tuple, self.code)), tuple(self.statics))
+        graphdef = _core.GraphDef._from_state((*state, tuple(self.keys), tuple(self.elements)))
+        return _core.unflatten(graphdef, self.leaves)
+
+    def _visit(self, path: Path) -> list[tuple[Path, int | None]]:
+        """Writes what stands at `path`; returns what is to be written after it, last first."""
+        value = self.flat.get(path, self)
+        if isinstance(value, Ref):
+            if value.path not in self.classes:
+                raise StructureError(f"{path} refers to {value.path}, where there is no node")
+            path = value.path
+        if path in self.tracks:
+            self._emit(_REF, self.tracks[path])
+            return []
+        if path not in self.classes:
+            if value is self:
+                raise StructureError(f"there is no entry for {path}")
+            self._emit(_LEAF, len(self.leaves))
+            self.leaves.append(value.value if isinstance(value, Leaf) else value)
+            return []
+        return self._node(path)
+
+    def _emit(self, op: int, arg: int) -> None:
+        self.code.append([op, 0, arg, len(self.code) + 1, _NONE, 0, 0, 0, 0, _NONE, _NONE, None, None])
+
+    def _node(self, path: Path) -> list[tuple[Path, int | None]]:
+        cls, detail = self.classes[path], self.flat.get(path + (_EXTRA,))
+        base, tracked, slot_names = _core.kind_info(cls)
+        extra, items, attributes = self._sorted_children(path, base)
+        slots = [s for s in slot_names if s in attributes]
+        fields = [a for a in attributes if a not in slot_names]
+        first_key = len(self.keys)
+        arg, payload, treedef = 0, _NONE, None
+        if base == "set":
+            ids = [self._key(e) for e in detail or ()]
+            arg = len(ids)
+        else:
+            ids = [self._key(k.key) for k in items if isinstance(k, DictKey)]
+        if base in ("deque", "bytearray") and detail is not None:
+            payload = self._key(detail)
+        if base == "registered":
+            treedef = registry.one_level_treedef(cls, detail.node_data()[1], len(items))
+        ids += [self._key(n) for n in (*fields, *slots)]
+        self.keys += ids
+        track = _NONE
+        if tracked or path in self.referenced:
+            track = self.tracks[path] = len(self.tracks)
+        sizes = (len(items), len(fields), len(slots), len(extra))
+        pc = len(self.code)
+        self.code.append([_NODE, 0, arg, 0, track, *sizes, first_key if ids else _NONE, payload, cls, treedef])
+        steps = [*extra, *items, *map(GetAttrKey, fields), *map(GetAttrKey, slots)]
+        return [(path, pc), *((path + (step,), None) for step in reversed(steps))]
+
+    def _sorted_children(self, path: Path, base: str) -> tuple[list[Any], list[Any], list[str]]:
+        """The children of one node as (extra child, items, attribute names)."""
+        extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
+        extra: list[Any] = []
+        items: list[Any] = []
+        attributes: list[str] = []
+        for step in self.children[path]:
+            if not isinstance(step, GetAttrKey):
+                items.append(step)
+            elif step.name == extra_name:
+                extra.append(step)
+            else:
+                attributes.append(step.name)
+        if extra_name and not extra:
+            raise StructureError(f"{path} is a {base} node without its entry {path}.{extra_name}")
+        if base in ("list", "tuple", "deque"):
+            items.sort(key=lambda s: s.idx)
+            if [s.idx for s in items] != list(range(len(items))):
+                raise StructureError(f"the items of {path} are not numbered from 0 without a gap: {items}")
+        return extra, items, attributes
+
+    def _key(self, value: Any) -> int:
+        if type(value) is tuple:
+            ids = [self._key(v) for v in value]
+            self.statics.append((_TUPLE_KEY, value, len(self.elements), len(ids)))
+            self.elements += ids
+        else:
+            self.statics.append((0, value, 0, 0))
+        return len(self.statics) - 1

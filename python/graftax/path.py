@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key paths: tuples of JAX's own key entries, that print, compare and hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import tree_util
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+__all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
+
+
+class Path(tuple[Any, ...]):
+    """A place in an object graph: a tuple of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
+
+    Example:
+        >>> str(Path([DictKey("a"), SequenceKey(0), GetAttrKey("w")]))
+        "obj['a'][0].w"
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "obj" + tree_util.keystr(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Path({str(self)})"
+
+    def __eq__(self, other: object) -> bool:
+        # 1, True and 1.0 name one entry of a dict, yet they are different keys.
+        return isinstance(other, Path) and tuple.__eq__(self, other) and self._types() == other._types()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
+    def __add__(self, other: Any) -> Path:  # type: ignore[override]
+        return Path((*self, *other))
+
+    def _types(self) -> list[tuple[type, type]]:
+        return [(type(k), type(getattr(k, "key", None))) for k in self]
+
+
+class Ref:
+    """Stands, in the flat form of `to_dict`, for the node that is found at `path`."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Ref({self.path})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ref) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash((Ref, self.path))

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only Python knows of a type: asked once per type by the core, which caches the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import io
+import logging
+import multiprocessing.process
+import pathlib
+import pickle
+import queue
+import random
+import socket
+import sys
+import threading
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from . import _core
+from ._errors import CLASS_GONE, UnsupportedValueError
+
+Description = tuple[str, bool, bool, frozenset[str] | None, Callable[[Any], Any] | None, str, bool]
+
+_BY_PICKLE = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    pathlib.PurePath,
+)
+
+# Never entered, whatever their fields hold: they stand for something outside the program.
+_OPAQUE = (
+    logging.Logger,
+    logging.Handler,
+    logging.LoggerAdapter,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.Barrier,
+    threading.Thread,
+    threading.local,
+    concurrent.futures.Executor,
+    concurrent.futures.Future,
+    queue.Queue,
+    socket.socket,
+    asyncio.AbstractEventLoop,
+    multiprocessing.process.BaseProcess,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MappingProxyType,
+    functools.partial,
+    staticmethod,
+    classmethod,
+    property,
+    BaseException,
+    _core.GraphDef,
+    _core.Caller,
+    tree_util.PyTreeDef,
+)
+
+_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.ShapeDtypeStruct)
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+_HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
+_REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((random.Random,), _HIDDEN_STATE + "Use jax.random with an explicit key."),
+    (
+        (np.random.Generator, np.random.RandomState, np.random.BitGenerator),
+        _HIDDEN_STATE + "Use jax.random with an explicit key.",
+    ),
+    ((io.IOBase,), _HIDDEN_STATE + "Read the data first and pass that."),
+    (
+        (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
+        _HIDDEN_STATE + "Turn it into a list first.",
+    ),
+    ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
+)
+
+
+def describe(obj: Any, solid: type) -> Description:
+    """Says how the core is to treat the type of `obj`.
+
+    Args:
+        obj: the first instance met of a type.
+        solid: the nearest base class that no class statement made.
+
+    Returns:
+        (role, frozen, handed over when array-free, names of static fields, reduce function, reason, sentinel).
+        Roles: array, numpy, identity, equal, reduce, refused, registered, node.
+    """
+    cls = type(obj)
+    if isinstance(obj, (type, types.ModuleType, enum.Enum)):
+        return _leaf("identity")
+    if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
+        return _leaf("array")
+    for types_refused, reason in _REFUSED:
+        if isinstance(obj, types_refused):
+            return _leaf("refused", reason=reason)
+    if isinstance(obj, (np.ndarray, np.generic)):
+        return _leaf("numpy", reduce=_numpy_value)
+    if isinstance(obj, _BY_EQUALITY):
+        return _leaf("equal")
+    if isinstance(obj, _OPAQUE):
+        return _leaf("identity")
+    if not tree_util.all_leaves([obj]):
+        return _registered(obj, cls)
+    if solid in _REDUCE:
+        return _leaf("reduce", reduce=_REDUCE[solid])
+    if isinstance(obj, _BY_PICKLE):
+        return _leaf("reduce", reduce=pickle.dumps)
+    if isinstance(obj, Iterator):
+        return _leaf("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
+    if solid in _NODES and cls is not object:
+        fields_only = solid is object
+        return (
+            "node",
+            _is_frozen(cls),
+            fields_only,
+            None,
+            None,
+            "",
+            fields_only and not _has_methods(cls),
+        )
+    if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
+        return _leaf("equal")
+    return _leaf("identity")
+
+
+def _leaf(role: str, *, reduce: Callable[[Any], Any] | None = None, reason: str = "") -> Description:
+    return (role, True, False, None, reduce, reason, False)
+
+
+def _registered(obj: Any, cls: type) -> Description:
+    equinox = sys.modules.get("equinox")
+    if equinox is not None and isinstance(obj, equinox.Module):
+        # Equinox flattens a module to its dataclass fields, in order; reading __dict__ gives the same leaves.
+        static = frozenset(
+            name for name, field in cls.__dataclass_fields__.items() if field.metadata.get("static", False)
+        )
+        return ("node", True, False, static, None, "", False)
+    return ("registered", _is_frozen(cls), False, None, None, "", False)
+
+
+def _is_frozen(cls: type) -> bool:
+    parameters = getattr(cls, "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen:
+        return True
+    return "__attrs_attrs__" in vars(cls) and getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
+
+
+def _has_methods(cls: type) -> bool:
+    ignored = {"__module__", "__doc__", "__dict__", "__weakref__", "__slots__", "__repr__", "__reduce__"}
+    ignored |= {"__qualname__", "__firstlineno__", "__static_attributes__", "__annotations__", "__match_args__"}
+    ignored |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__init__", "__new__", "__bool__"}
+    return any(name not in ignored for base in cls.__mro__[:-1] for name in vars(base))
+
+
+def _subclass_value(base: type) -> Callable[[Any], Any]:
+    def value(obj: Any) -> tuple[Any, ...]:
+        attributes = getattr(obj, "__dict__", {})
+        return (
+            base(obj),
+            *(x for k, v in attributes.items() for x in (k, v if type(v) in _PLAIN else f"object at {id(v)}")),
+        )
+
+    return value
+
+
+def _set_value(obj: frozenset[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(obj, key=lambda x: (type(x).__qualname__, repr(x))))
+
+
+def _numpy_value(obj: Any) -> tuple[Any, ...]:
+    return (obj.dtype.str, obj.shape, obj.tobytes())
+
+
+_REDUCE: dict[type, Callable[[Any], Any]] = {
+    **{base: _subclass_value(base) for base in (int, float, complex, str, bytes)},
+    frozenset: _set_value,
+    range: lambda r: (r.start, r.stop, r.step),
+    slice: lambda s: (s.start, s.stop, s.step),
+}
+_NODES = {object, list, tuple, dict, set, bytearray, *(type(t) for t in ()), types.SimpleNamespace}
+_NODES |= {__import__("collections").OrderedDict, __import__("collections").defaultdict, __import__("collections").deque}
+
+
+def numpy_role(dtype: np.dtype[Any]) -> bool | str:
+    """True for a dtype that is traced, False for one that is static by value, a message for one that is refused."""
+    if dtype.kind in "USMm":
+        return False
+    if dtype.hasobject or dtype.fields is not None:
+        return f"a NumPy array of dtype {dtype} cannot be traced. Pass its columns or elements one by one."
+    if not dtype.isnative:
+        return f"a NumPy array of byte order {dtype.byteorder!r} cannot be traced. Use a.astype(a.dtype.newbyteorder('='))."
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        return f"JAX has no type for a NumPy array of dtype {dtype}. Use a.astype(numpy.float64)."
+    if dtype.kind in "biufc" or jax.numpy.issubdtype(dtype, jax.numpy.number):
+        return True
+    return f"a NumPy array of dtype {dtype} cannot be traced."
+
+
+def check_opaque(obj: Any, is_output: bool) -> None:
+    """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
+    if isinstance(obj, (type, types.ModuleType)):
+        return
+    if is_output and isinstance(obj, types.FunctionType):
+        captured = [c.cell_contents for c in obj.__closure__ or () if _is_filled(c)]
+        for value in [*captured, *(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values()]:
+            if isinstance(value, jax.core.Tracer):
+                raise UnsupportedValueError(
+                    f"the function {obj.__qualname__} captures a traced array and would outlive its trace. "
+                    "Return the array, and build the function from it outside."
+                )
+    attributes = getattr(obj, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(obj, (types.FunctionType, types.BuiltinFunctionType)):
+        for name, value in attributes.items():  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(value, jax.Array):
+                raise UnsupportedValueError(
+                    f"{type(obj).__qualname__} cannot be opened, but its attribute {name!r} is an array. "
+                    "Register the class with jax.tree_util.register_pytree_node, or pass the array by itself."
+                )
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+_LEAF = tree_util.tree_structure(0)
+
+
+def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
+    """JAX's treedef of one registered node over `children` leaves: what its registered unflatten is called through."""
+    make = tree_util.PyTreeDef.make_from_node_data_and_children
+    return make(tree_util.default_registry, (cls, aux), [_LEAF] * children)
+
+
+def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
+    """The pickle of a GraphDef; names the path of what cannot be pickled."""
+    state = graphdef._state()  # pyright: ignore[reportPrivateUsage]
+    try:
+        pickle.dumps(state)
+    except Exception:
+        for path, op, cls, value in graphdef.instructions():
+            for part in (cls, value if op in ("static", "node") else None):
+                try:
+                    pickle.dumps(part)
+                except Exception as error:
+                    where = tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
+                    message = CLASS_GONE.format(value=part, path=where or "the root", error=error)
+                    raise pickle.PicklingError(message) from error
+        raise
+    return (_core.GraphDef._from_state, (state,))  # pyright: ignore[reportPrivateUsage]

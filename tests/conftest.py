@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypothesis profiles: ``suite`` for every run, ``nightly`` (``--hypothesis-profile=nightly``) for long ones."""
+
+from hypothesis import HealthCheck, settings
+
+SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+settings.register_profile(
+    "suite",
+    max_examples=600,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=SLOW_IS_FINE,
+)
+settings.register_profile(
+    "nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False
+)
+settings.load_profile("suite")

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as a whole: what it exports and ships, which way its imports point, how its files are kept."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib.metadata
+import importlib.resources
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graftax
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "python" / "graftax"
+
+# Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
+LAYERS = [
+    {"_core"},
+    {"_registry", "registry", "path", "_errors", "_compat", "_options", "interop"},
+    {"graph", "tree", "module"},
+    {"_dispatch", "_direct"},
+    {"_call"},
+    {"transforms"},
+    {"serial", "sharding", "show", "explain"},
+    {"graftax"},
+    {"__main__", "_demo", "_bench"},
+]
+PUBLIC = {"jit", "filter_jit", "flatten", "unflatten", "to_dict", "from_dict"}
+PRIVATE_JAX = re.compile(
+    r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)"
+)
+NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
+
+
+def source_files(*suffixes: str) -> list[Path]:
+    folders = ["python", "core", "tests", "benchmarks", "examples", "tools"]
+    found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
+    assert found
+    return sorted(found)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(source: str, package: str, modules: set[str], *, inside_functions: bool) -> set[str]:
+    """The modules of the project that `source`, a module of `package`, imports when it runs."""
+    found: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(source)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not inside_functions:
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: -node.level + 1 or None] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                found.add(name if name in modules else base)
+        todo += ast.iter_child_nodes(node)
+    return {name for name in found if name.split(".")[0] == "graftax"}
+
+
+def imports_of(name: str, *, inside_functions: bool) -> set[str]:
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    names = set(MODULES) | {"graftax._core"}
+    return imports(path.read_text(), package, names, inside_functions=inside_functions) - {name}
+
+
+def layer(name: str) -> int:
+    noun = name.split(".")[1] if "." in name else name
+    places = [i for i, nouns in enumerate(LAYERS) if noun in nouns]
+    assert places, f"{name} has no place in LAYERS"
+    return places[0]
+
+
+def test_imports_are_read_as_python_reads_them():
+    source = "\n".join(
+        [
+            "from typing import TYPE_CHECKING",
+            "import jax, graftax.tree",
+            "from . import path",
+            "from .graph import copy",
+            "from ..show import show",
+            "if TYPE_CHECKING:",
+            "    from . import never",
+            "def f():",
+            "    from .late import x",
+        ]
+    )
+    modules = {"graftax.sub.path", "graftax.sub.never"}
+    expected = {"graftax.tree", "graftax.sub.path", "graftax.sub.graph", "graftax.show"}
+    assert imports(source, "graftax.sub", modules, inside_functions=False) == expected
+    expected |= {"graftax.sub.late"}
+    assert imports(source, "graftax.sub", modules, inside_functions=True) == expected
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name: str):
+    back = {used for used in imports_of(name, inside_functions=True) if layer(used) > layer(name)}
+    assert not back
+
+
+def test_imports_at_module_level_have_no_cycle():
+    edges = {name: imports_of(name, inside_functions=False) for name in MODULES}
+    # `from . import x` inside a folder names the folder too; that is no import of what its __init__ exports.
+    edges = {name: {used for used in uses if not name.startswith(used + ".")} for name, uses in edges.items()}
+    graphlib.TopologicalSorter(edges).prepare()
+
+
+def test_init_holds_imports_and_nothing_else():
+    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    assert isinstance(body[0], ast.Expr)  # the docstring
+    logic = [node for node in body[1:] if not isinstance(node, ast.ImportFrom | ast.Assign)]
+    names = [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
+    assert not logic
+    assert set(names) <= {"__all__", "__version__"}
+
+
+def test_public_names_are_exported():
+    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    aliases = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    listed = set(getattr(graftax, "__all__", ()))
+    exported = {alias.name for alias in aliases if alias.asname == alias.name} | listed
+    assert exported >= PUBLIC
+    assert not [name for name in exported if not hasattr(graftax, name)]
+    # A type checker takes `from ._jit import jit` for private: `jit as jit` says that it is exported.
+    names = {alias.asname or alias.name for alias in aliases}
+    assert not {name for name in names - exported if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("file", ["py.typed", "_core.pyi"])
+def test_the_wheel_carries_its_types(file: str):
+    assert (importlib.resources.files("graftax") / file).is_file()
+
+
+def test_the_package_needs_jax_and_numpy_only():
+    needs = [need for need in importlib.metadata.requires("graftax") or [] if "extra ==" not in need]
+    assert {re.split(r"[^\w-]", need)[0] for need in needs} == {"jax", "numpy"}
+
+
+def test_the_changelog_names_this_version():
+    assert f"## {importlib.metadata.version('graftax')}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_import_loads_no_neighbour():
+    code = "import sys, graftax; print(*{name.split('.')[0] for name in sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "graftax" in result.stdout.split()
+    assert not NEIGHBOURS & set(result.stdout.split())
+
+
+def test_private_jax_names_stand_in_two_files_only():
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "core").iterdir()]
+    using = {path.name for path in files if PRIVATE_JAX.search(path.read_text())}
+    assert using <= {"_direct.py", "_compat.py"}
+
+
+@pytest.mark.parametrize(
+    "line", ["import jax._src.core", "from jaxlib import _jax", "import jaxlib.xla_client as x"]
+)
+def test_private_jax_names_are_recognised(line: str):
+    assert PRIVATE_JAX.search(line)
+
+
+def test_no_file_is_longer_than_600_lines():
+    lines = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in source_files(".py", ".h", ".cpp")
+    }
+    assert not {name: count for name, count in lines.items() if count > 600}
+
+
+def test_every_file_names_its_licence_first():
+    mark = "SPDX-License-Identifier: Apache-2.0"
+    bare = [
+        path.relative_to(ROOT)
+        for path in source_files(".py", ".h", ".cpp")
+        if mark not in path.read_text()[:60]
+    ]
+    assert not [str(path) for path in bare]

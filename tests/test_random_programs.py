@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random programs on random graphs: through ``jit`` as in plain Python, cold, warm and with other shapes."""
+
+import warnings
+from typing import Any
+
+import graftax
+import oracle
+import strategies
+from hypothesis import given, settings
+from strategies import Program, Recipe
+
+GRAPHS, PROGRAMS = strategies.graphs(), strategies.programs()
+
+
+def run(f: Any, roots: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice on statics and on lost changes is tested elsewhere
+            return f(*roots), None
+    except Exception as error:
+        return None, error
+
+
+def same_failure(want: BaseException | None, got: BaseException | None) -> None:
+    if (want is None) != (got is None):
+        raise AssertionError(f"plain Python: {want!r}, through jit: {got!r}") from got or want
+    assert type(want) is type(got) and str(want) == str(got)
+
+
+def as_in_plain_python(program: Program, jitted: Any, recipe: Recipe, *variant: Any) -> bool:
+    """Whether the program returned; everything that the caller can see afterwards is compared."""
+    plain_roots, plain_nodes = recipe.build(*variant)
+    roots, nodes = recipe.build(*variant)
+    plain_result, plain_error = run(lambda *roots: program(roots), plain_roots)
+    result, error = run(jitted, roots)
+    same_failure(plain_error, error)
+    if plain_error is not None:  # a failed call leaves the caller's graph as it was
+        plain_roots, plain_nodes = recipe.build(*variant)
+    seen_in_python, seen = (plain_result, plain_roots, plain_nodes), (result, roots, nodes)
+    assert oracle.difference(seen_in_python, seen, zip(plain_nodes, nodes, strict=True)) is None
+    return plain_error is None
+
+
+@given(GRAPHS, PROGRAMS)
+def test_jit_does_what_plain_python_does_cold_and_warm(recipe: Recipe, program: Program):
+    jitted = graftax.jit(lambda *roots: program(roots))
+    if as_in_plain_python(program, jitted, recipe):
+        traces = jitted.cache_info().traces
+        as_in_plain_python(program, jitted, recipe, 1)
+        assert jitted.cache_info().traces == traces
+
+
+@given(GRAPHS, PROGRAMS)
+def test_jit_does_what_plain_python_does_with_other_shapes(recipe: Recipe, program: Program):
+    jitted = graftax.jit(lambda *roots: program(roots))
+    as_in_plain_python(program, jitted, recipe)
+    as_in_plain_python(program, jitted, recipe, 1, (3,))
+    as_in_plain_python(program, jitted, recipe, 2)
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(GRAPHS, PROGRAMS)
+def test_jit_twice_on_the_same_graph_is_the_program_twice(recipe: Recipe, program: Program):
+    jitted = graftax.jit(lambda *roots: program(roots))
+    plain_roots, plain_nodes = recipe.build()
+    roots, nodes = recipe.build()
+    for _ in range(2):
+        plain_result, plain_error = run(lambda *roots: program(roots), plain_roots)
+        result, error = run(jitted, roots)
+        same_failure(plain_error, error)
+        if plain_error is not None:
+            return
+        seen_in_python, seen = (plain_result, plain_roots, plain_nodes), (result, roots, nodes)
+        assert oracle.difference(seen_in_python, seen, zip(plain_nodes, nodes, strict=True)) is None
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(GRAPHS, PROGRAMS)
+def test_by_value_gives_the_result_and_leaves_the_arguments(recipe: Recipe, program: Program):
+    plain_roots, _ = recipe.build()
+    plain_result, plain_error = run(lambda *roots: program(roots), plain_roots)
+    for jitted in (
+        graftax.filter_jit(lambda *roots: program(roots)),
+        graftax.jit(lambda *roots: program(roots), mutation="discard"),
+    ):
+        roots, nodes = recipe.build()
+        before_roots, before_nodes = recipe.build()
+        result, error = run(jitted, roots)
+        same_failure(plain_error, error)
+        pairs = zip(before_nodes, nodes, strict=True)
+        assert oracle.difference((before_roots, before_nodes), (roots, nodes), pairs) is None
+        assert oracle.difference(plain_result, result) is None
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(GRAPHS, PROGRAMS)
+def test_mutation_error_raises_just_where_something_changes(recipe: Recipe, program: Program):
+    plain_roots, plain_nodes = recipe.build()
+    before_roots, before_nodes = recipe.build()
+    roots, nodes = recipe.build()
+    plain_result, plain_error = run(lambda *roots: program(roots), plain_roots)
+    jitted = graftax.jit(lambda *roots: program(roots), mutation="error")
+    result, error = run(jitted, roots)
+    before = (before_roots, before_nodes)
+    assert oracle.difference(before, (roots, nodes), zip(before_nodes, nodes, strict=True)) is None
+    if plain_error is not None:
+        same_failure(plain_error, error)
+    elif not oracle.same_graph(before, (plain_roots, plain_nodes), zip(before_nodes, plain_nodes, strict=True)):
+        assert isinstance(error, graftax.GraftaxError)
+    elif error is None:
+        assert oracle.difference(plain_result, result) is None
+    else:  # an array was replaced by an equal one
+        assert isinstance(error, graftax.GraftaxError)

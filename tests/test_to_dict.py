@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flat form: paths to values, references as ``Ref``."""
+
+import graftax
+import jax
+import oracle
+import pytest
+import zoo
+from hazards.watchdog import python
+from hypothesis import given
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+from strategies import graphs
+from zoo import Box, f32
+
+CLASS = GetAttrKey("__class__")
+
+
+def plain(path):
+    return str(path).replace("'", "")
+
+
+def by_text(flat):
+    return {plain(path): value for path, value in flat.items()}
+
+
+def test_a_shared_list_in_two_keys():
+    x = [1, 2]
+    flat = graftax.to_dict({"a": x, "b": x})
+    a = DictKey("a")
+    assert {tuple(path) for path in flat} == {
+        (CLASS,),
+        (a, CLASS),
+        (a, SequenceKey(0)),
+        (a, SequenceKey(1)),
+        (DictKey("b"),),
+    }
+    assert flat[graftax.Path((CLASS,))] is dict
+    assert flat[graftax.Path((a, CLASS))] is list
+    assert flat[graftax.Path((a, SequenceKey(0)))] == 1
+    assert flat[graftax.Path((a, SequenceKey(1)))] == 2
+    reference = flat[graftax.Path((DictKey("b"),))]
+    assert isinstance(reference, graftax.Ref)
+    assert tuple(reference.path) == (a,)
+
+    y = graftax.from_dict(flat)
+    y["a"][0] = 4
+    assert y == {"a": [4, 2], "b": [4, 2]}
+
+
+def test_a_cyclic_list():
+    x = [1, 2]
+    x.append(x)
+    flat = graftax.to_dict(x)
+    assert len(flat) == 4
+    assert flat[graftax.Path((CLASS,))] is list
+    reference = flat[graftax.Path((SequenceKey(2),))]
+    assert isinstance(reference, graftax.Ref)
+    assert tuple(reference.path) == ()
+    y = graftax.from_dict(flat)
+    assert y[:2] == [1, 2] and y[2] is y
+
+
+def test_paths_print_as_key_paths():
+    flat = by_text(graftax.to_dict({"a": [Box(w=1)]}))
+    assert flat["[a][0].w"] == 1
+    assert flat["[a][0].__class__"] is Box
+
+
+def test_paths_are_tuples_of_jax_key_path_entries():
+    for path in graftax.to_dict({"a": [Box(w=1)]}):
+        assert isinstance(path, graftax.Path) and isinstance(path, tuple)
+        assert all(isinstance(entry, DictKey | SequenceKey | GetAttrKey) for entry in path)
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_every_kind_comes_back(build):
+    graph = build()
+    flat = graftax.to_dict(graph)
+    assert oracle.difference(graph, graftax.from_dict(flat)) is None
+    assert oracle.difference(build(), graph) is None
+
+
+@given(graphs())
+def test_random_graphs_come_back(recipe):
+    graph, _ = recipe.build()
+    assert oracle.difference(graph, graftax.from_dict(graftax.to_dict(graph))) is None
+
+
+def test_a_cyclic_tuple_comes_back():
+    t = graftax.from_dict(graftax.to_dict(zoo.cyclic_tuple()))
+    assert type(t) is tuple and type(t[0]) is list
+    assert type(t[0][0]) is tuple and t[0][0][0] is t[0]
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_arrays_stay_the_same_arrays(build):
+    graph = build()
+    values = [id(value) for value in graftax.to_dict(graph).values() if oracle.is_array(value)]
+    assert values == [id(leaf) for leaf in oracle.flatten(graph)[0]]
+
+
+def test_values_can_be_edited():
+    flat = graftax.to_dict(zoo.shared_list())
+    edited = {path: value * 2 if isinstance(value, jax.Array) else value for path, value in flat.items()}
+    y = graftax.from_dict(edited)
+    assert y["a"] is y["b"]
+    assert y["a"][0].tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        graftax.Path((DictKey("a"),)),
+        graftax.Path(()),
+        (DictKey("a"),),
+        DictKey("a"),
+    ],
+    ids=str,
+)
+def test_a_value_that_happens_to_be_a_path_is_kept(value):
+    x = {"a": [1], "b": value}
+    y = graftax.from_dict(graftax.to_dict(x))
+    assert y["b"] == value and type(y["b"]) is type(value)
+    assert y["a"] == [1] and y["a"] is not y["b"]
+
+
+def test_a_value_that_happens_to_be_a_ref_is_kept_or_refused():
+    x = {"a": [1], "b": graftax.Ref(graftax.Path((DictKey("a"),)))}
+    try:
+        y = graftax.from_dict(graftax.to_dict(x))
+    except graftax.GraftaxError:
+        return
+    assert isinstance(y["b"], graftax.Ref) and y["a"] == [1]
+
+
+def test_a_reference_to_nowhere_is_a_clear_error():
+    flat = dict(graftax.to_dict({"a": [1]}))
+    flat[graftax.Path((DictKey("b"),))] = graftax.Ref(graftax.Path((DictKey("lost"),)))
+    with pytest.raises(graftax.GraftaxError, match="lost"):
+        graftax.from_dict(flat)
+
+
+def test_entries_without_their_class_are_a_clear_error():
+    flat = {path: value for path, value in graftax.to_dict({"a": [1]}).items() if path[-1] != CLASS}
+    with pytest.raises(graftax.GraftaxError):
+        graftax.from_dict(flat)
+
+
+def test_refs_compare_by_path():
+    path = graftax.Path((DictKey("a"),))
+    assert graftax.Ref(path) == graftax.Ref(path)
+    assert graftax.Ref(path) != graftax.Ref(graftax.Path(()))
+    assert graftax.Ref(path).path == path
+
+
+ORDER = """
+import graftax, zoo
+skip = {"statics", "statics_beside_arrays"}
+for name, build in zoo.ZOO:
+    if name not in skip:
+        print(name, [str(path) for path in graftax.to_dict(build())])
+"""
+
+
+def test_the_order_is_the_same_in_every_process():
+    first, second = (python(ORDER, PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert first == second
+    assert len(first.splitlines()) == len(zoo.ZOO) - 2
+
+
+def test_the_order_is_that_of_the_walk():
+    flat = [plain(path) for path in graftax.to_dict({"b": [1, (2,)], "a": Box(z=3, y=4)}) if path[-1:] != (CLASS,)]
+    assert flat == ["[b][0]", "[b][1][0]", "[a].z", "[a].y"]
