@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured on: object graphs of tiny arrays, built from a list of arrays.
 
-A `Form` says how arrays become one kind of object graph and how they come out again, always in the same order.
-A `Case` is a form with a number of arrays. Array values are small whole numbers, so sums are exact in any order.
+A `Form` says how arrays become one kind of object graph and how they come out again, in the same order.
+A `Case` is a form with a number of arrays. Values are small whole numbers: sums are exact in any order.
 """
 
 import functools
@@ -23,7 +23,7 @@ Arrays = Sequence[Any]
 class Form:
     """One kind of object graph.
 
-    `arrays` reads the distinct arrays in the order that `build` takes them, `probe` reads one of them at once,
+    `arrays` reads the distinct arrays in the order that `build` takes them, `probe` reads one at once,
     `assign` puts new arrays into an existing object (None where the object cannot be changed).
     """
 
@@ -62,7 +62,7 @@ class Case:
 
 
 def total(arrays: Arrays) -> Any:
-    """The sum of every element as one scalar: arrays of one shape are added first, which keeps programs small."""
+    """The sum of every element as one scalar. Arrays of one shape are added first, for a small program."""
     groups: dict[Any, list[Any]] = {}
     for x in arrays:
         groups.setdefault((x.shape, str(x.dtype)), []).append(x)
@@ -86,20 +86,27 @@ def _assign_list(obj: list[Any], new: Arrays) -> None:
     obj[:] = new
 
 
-def _assign_dict(obj: dict[str, Any], new: Arrays) -> None:
-    for key, x in zip(obj, new, strict=True):
-        obj[key] = x
+# Sorted by name they keep their order, which is how JAX visits a dict.
+_NAMES = [f"x{i:04}" for i in range(10_000)]
 
 
 def _build_dict(arrays: Arrays) -> dict[str, Any]:
-    return {f"x{i:04}": x for i, x in enumerate(arrays)}
+    return dict(zip(_NAMES, arrays, strict=False))
+
+
+def _dict_arrays(obj: dict[str, Any]) -> list[Any]:
+    return [obj[name] for name in _NAMES[: len(obj)]]
+
+
+def _assign_dict(obj: dict[str, Any], new: Arrays) -> None:
+    obj.update(zip(_NAMES, new, strict=False))
 
 
 LIST = Form("list", build=list, arrays=list, probe=lambda o: o[-1], assign=_assign_list)
 DICT = Form(
     "dict",
     build=_build_dict,
-    arrays=lambda o: list(o.values()),
+    arrays=_dict_arrays,
     probe=lambda o: o["x0000"],
     assign=_assign_dict,
 )
@@ -297,7 +304,7 @@ def _build_shared(arrays: Arrays) -> list[dict[str, Any]]:
 SHARED = Form(
     "shared dicts",
     build=_build_shared,
-    arrays=lambda o: [x for block in o[:_BLOCKS] for x in block.values()],
+    arrays=lambda o: [x for block in o[:_BLOCKS] for x in _dict_arrays(block)],
     probe=lambda o: o[0]["x0000"],
 )
 
@@ -312,14 +319,14 @@ def _build_blocks(arrays: Arrays) -> dict[str, dict[str, Any]]:
 
 
 def _assign_blocks(obj: dict[str, dict[str, Any]], new: Arrays) -> None:
-    for block, i in zip(obj.values(), range(0, len(new), _BLOCK_SIZE), strict=True):
-        _assign_dict(block, new[i : i + _BLOCK_SIZE])
+    for name, i in zip(sorted(obj), range(0, len(new), _BLOCK_SIZE), strict=True):
+        _assign_dict(obj[name], new[i : i + _BLOCK_SIZE])
 
 
 BLOCKS = Form(
     "dict of dicts",
     build=_build_blocks,
-    arrays=lambda o: [x for block in o.values() for x in block.values()],
+    arrays=lambda o: [x for name in sorted(o) for x in _dict_arrays(o[name])],
     probe=lambda o: o["b0000"]["x0000"],
     assign=_assign_blocks,
 )

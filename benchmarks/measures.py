@@ -22,11 +22,15 @@ class Ready:
 
 @dataclass(frozen=True)
 class Measure:
-    """`prepare` returns None where the measure means nothing (an object that cannot be changed in place)."""
+    """`prepare` takes a subject, a case and the arrays of the case.
+
+    All subjects share the arrays: another place in memory alone moves a number by several per cent.
+    It returns None where the measure means nothing (an object that cannot be changed in place).
+    """
 
     name: str
     title: str
-    prepare: Callable[[ModuleType, Case], Ready | None]
+    prepare: Callable[[ModuleType, Case, list[Any]], Ready | None]
     # A first call can be made only once, so its slices are one call long and there are fewer rounds.
     once: bool = False
 
@@ -46,9 +50,9 @@ def _expected_total(case: Case) -> float:
     return float(sum(v.astype(np.float64).sum() for v in case.values()))
 
 
-def _first(subject: ModuleType, case: Case) -> Ready:
+def _first(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
-    obj = form.build(case.arrays())
+    obj = form.build(arrays)
 
     def call() -> Any:
         # A new function object each time: nothing to find in any cache of traces.
@@ -60,9 +64,9 @@ def _first(subject: ModuleType, case: Case) -> Ready:
     return Ready(call, float(call()) == _expected_total(case))
 
 
-def _reduce(subject: ModuleType, case: Case) -> Ready:
+def _reduce(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
-    obj = form.build(case.arrays())
+    obj = form.build(arrays)
 
     def reduce_to_scalar(obj: Any) -> Any:
         return total(form.arrays(obj))
@@ -72,9 +76,11 @@ def _reduce(subject: ModuleType, case: Case) -> Ready:
     return Ready(lambda: step(obj).block_until_ready(), float(step(obj)) == _expected_total(case))
 
 
-def _step(subject: ModuleType, case: Case) -> tuple[Callable[[Any], Any], Any, Callable[[Any], Any], bool]:
+def _step(
+    subject: ModuleType, case: Case, arrays: list[Any]
+) -> tuple[Callable[[Any], Any], Any, Callable[[Any], Any], bool]:
     form = subject.taken_as(case.form)
-    obj = form.build(case.arrays())
+    obj = form.build(arrays)
 
     def all_updated(obj: Any) -> Any:
         return form.build(bumped(form.arrays(obj)))
@@ -85,13 +91,13 @@ def _step(subject: ModuleType, case: Case) -> tuple[Callable[[Any], Any], Any, C
     return step, obj, form.probe, equal
 
 
-def _update(subject: ModuleType, case: Case) -> Ready:
-    step, obj, probe, equal = _step(subject, case)
+def _update(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
+    step, obj, probe, equal = _step(subject, case, arrays)
     return Ready(lambda: probe(step(obj)).block_until_ready(), equal)
 
 
-def _chain(subject: ModuleType, case: Case) -> Ready:
-    step, state, probe, equal = _step(subject, case)
+def _chain(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
+    step, state, probe, equal = _step(subject, case, arrays)
 
     def call() -> None:
         nonlocal state
@@ -101,12 +107,12 @@ def _chain(subject: ModuleType, case: Case) -> Ready:
     return Ready(call, equal)
 
 
-def _write_back(subject: ModuleType, case: Case) -> Ready | None:
+def _write_back(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
     form = case.form
     assign = form.assign
     if assign is None:
         return None
-    obj = form.build(case.arrays())
+    obj = form.build(arrays)
 
     def change(obj: Any) -> None:
         assign(obj, bumped(form.arrays(obj)))
@@ -128,26 +134,24 @@ def _complete(leaves: list[Any], arrays: list[Any]) -> bool:
     return {id(x) for x in leaves if isinstance(x, jax.Array)} == {id(x) for x in arrays}
 
 
-def _flatten(subject: ModuleType, case: Case) -> Ready:
+def _flatten(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
-    arrays = case.arrays()
     obj = form.build(arrays)
     flatten = subject.flatten
     return Ready(lambda: flatten(obj), _complete(flatten(obj)[0], arrays))
 
 
-def _replay(subject: ModuleType, case: Case) -> Ready:
+def _replay(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
-    arrays = case.arrays()
     obj = form.build(arrays)
     _, structure = subject.flatten(obj)
     replay = subject.replay
     return Ready(lambda: replay(structure, obj), _complete(list(replay(structure, obj)), arrays))
 
 
-def _unflatten(subject: ModuleType, case: Case) -> Ready:
+def _unflatten(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
-    leaves, structure = subject.flatten(form.build(case.arrays()))
+    leaves, structure = subject.flatten(form.build(arrays))
     unflatten = subject.unflatten
     equal = _same(form.arrays(unflatten(structure, leaves)), _plus(case, 0))
     return Ready(lambda: unflatten(structure, leaves), equal)

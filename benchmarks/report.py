@@ -3,14 +3,17 @@
 
 from collections.abc import Iterable, Mapping
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 from benchmarks.budgets import Verdict
 from benchmarks.measures import MEASURES
 from benchmarks.subjects import Absent
 from benchmarks.table import Row
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ImportError as e:
+    raise ImportError("the benchmarks print with rich: pip install 'graftax[demo]'") from e
 
 
 def progress(console: Console) -> Progress:

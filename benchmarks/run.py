@@ -9,14 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 # Started as a file or loaded from one, the package `benchmarks` is found beside it.
-_CHECKOUT = str(Path(__file__).resolve().parent.parent)
-if _CHECKOUT not in sys.path:
-    sys.path.insert(0, _CHECKOUT)
-
-try:
-    from rich.console import Console
-except ImportError:
-    sys.exit("The benchmarks print with rich: pip install 'graftax[demo]'")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import budgets, report, subjects, table
 from benchmarks.inputs import cases
@@ -28,12 +21,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/run.py", description="What a call costs, side by side in one process."
     )
-    parser.add_argument(
-        "--budgets", action="store_true", help="measure the budgets; exit 1 when one is missed"
-    )
+    parser.add_argument("--budgets", action="store_true", help="measure the budgets; exit 1 if one is missed")
     parser.add_argument("--final", action="store_true", help="the final budgets (implies --budgets)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
-    parser.add_argument("--rounds", type=int, help="interleaved rounds (15; 41 for budgets; 5 when quick)")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (31; 101 for budgets; 7 when quick)")
     parser.add_argument("--case", metavar="REGEX", default="", help="only cases whose name matches")
     parser.add_argument(
         "--measure", action="append", choices=list(MEASURES), help="only this measure (repeatable)"
@@ -51,11 +42,11 @@ def _write(path: Path | None, content: dict[str, object]) -> None:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _run_table(args: argparse.Namespace, console: Console) -> int:
+def _run_table(args: argparse.Namespace, console: report.Console) -> int:
     present, absent = subjects.load(tuple(args.subject) if args.subject else subjects.ORDER)
     report.print_absent(console, absent)
     names = {name: module.NAME for name, module in present.items()}
-    rounds = args.rounds or (5 if args.quick else 15)
+    rounds = args.rounds or (7 if args.quick else 31)
     chosen = [c for c in cases() if re.search(args.case, c.name)]
     plan = table.plan(chosen, args.measure or list(MEASURES))
     rows: list[table.Row] = []
@@ -82,11 +73,11 @@ def _run_table(args: argparse.Namespace, console: Console) -> int:
     return 0 if all(row.equal for row in rows if row.error is None) else 1
 
 
-def _run_budgets(args: argparse.Namespace, console: Console) -> int:
+def _run_budgets(args: argparse.Namespace, console: report.Console) -> int:
     present, absent = subjects.load()
     report.print_absent(console, absent)
     chosen = budgets.FINAL if args.final else budgets.FIRST
-    rounds = args.rounds or (5 if args.quick else 41)
+    rounds = args.rounds or (7 if args.quick else 101)
     verdicts: list[budgets.Verdict] = []
     with report.progress(console) as bar:
         task = bar.add_task("", total=sum(b.rounds(rounds) for b in chosen))
@@ -104,7 +95,7 @@ def _run_budgets(args: argparse.Namespace, console: Console) -> int:
 def main(argv: list[str]) -> int:
     """Run with these command-line arguments; 0 when all is equal and every asked budget is held."""
     args = _parse(argv)
-    console = Console()
+    console = report.Console()
     report.print_versions(console, versions())
     return _run_budgets(args, console) if args.budgets or args.final else _run_table(args, console)
 

@@ -16,7 +16,7 @@ _FIRST_CALL_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Row:
-    """One number of the table. `error` and `seconds` exclude each other; `ratio` is to the case's baseline."""
+    """One number of the table: an error, or seconds with their ratio to the baseline of the case."""
 
     case: str
     measure: str
@@ -24,6 +24,7 @@ class Row:
     seconds: float | None = None
     ratio: float | None = None
     quartiles: tuple[float, float] | None = None
+    fastest: float | None = None  # fastest round over fastest round: what a busy machine disturbs least
     equal: bool | None = None
     error: str | None = None
 
@@ -32,13 +33,14 @@ def prepare(
     measure: Measure, case: Case, subjects: dict[str, ModuleType]
 ) -> tuple[dict[str, Ready], list[Row]]:
     """The calls that can be timed, and a row for each subject whose call failed."""
+    arrays = case.arrays()
     ready: dict[str, Ready] = {}
     failed: list[Row] = []
     for name, subject in subjects.items():
         if not subject.accepts(case.form):
             continue
         try:
-            made = measure.prepare(subject, case)
+            made = measure.prepare(subject, case, arrays)
         except Exception as e:  # one competitor's failure is a result, not the end of the run
             failed.append(Row(case.name, measure.name, name, error=f"{type(e).__name__}: {e}"[:300]))
             continue
@@ -71,6 +73,7 @@ def compare(
                 seconds=median(taken),
                 ratio=median(per_round),
                 quartiles=(per_round[quarter], per_round[-1 - quarter]),
+                fastest=min(taken) / min(baseline),
                 equal=ready[name].equal,
             )
         )

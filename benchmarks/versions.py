@@ -2,6 +2,7 @@
 """What the numbers were measured with: they mean nothing without it."""
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from pathlib import Path
@@ -33,5 +34,6 @@ def versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
+            # Importable without metadata: built in a checkout that is on the path.
+            found[name] = "absent" if importlib.util.find_spec(name) is None else "from a checkout"
     return found

@@ -16,6 +16,7 @@ struct Entry {
   Owned context;   // what else is in the key
   Owned compiled;  // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
   Owned outcomes;  // list of Outcome; the number that the executable returns picks one
+  uint64_t used = 0;  // the table's clock at the last call
 };
 
 int entry_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -49,6 +50,7 @@ constexpr size_t max_recent = 8;
 struct Table {
   std::vector<Owned> recent;  // the entries used last, first the newest
   uint64_t hits = 0;
+  uint64_t clock = 0;
 };
 
 int table_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -72,6 +74,7 @@ PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_trav
 
 void promote(Table& table, PyObject* entry) {
   auto& recent = table.recent;
+  nb::inst_ptr<Entry>(entry)->used = ++table.clock;
   if (!recent.empty() && recent.front().get() == entry) return;
   auto it = std::find_if(recent.begin(), recent.end(), [&](const Owned& e) { return e.get() == entry; });
   Owned last;
@@ -459,8 +462,9 @@ void bind_call(nb::module_& m) {
                     "What is compiled for one structure of one function.")
       .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes) {
         new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
-                         Owned::borrow(outcomes.ptr())};
+                         Owned::borrow(outcomes.ptr()), 0};
       }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"))
+      .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); })
       .def_prop_ro("outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
                    nb::sig("def outcomes(self) -> list[Outcome]"));

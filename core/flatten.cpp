@@ -309,7 +309,7 @@ void Recorder::run() {
     // The path is known here: the steps of every open node.
     std::string path = here();
     for (Frame& f : stack_) {
-      Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key()};
+      Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key(), {}};
       if (f.cursor.started()) path += step_text(s);
     }
     stack_.clear();

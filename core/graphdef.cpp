@@ -309,7 +309,7 @@ nb::tuple as_tuple(nb::handle h) {
 }
 
 // Every index in range and every subtree nested, so that no walk can leave the arrays.
-void validate(const Program& p) {
+void validate(Program& p) {
   auto key_ok = [&](uint32_t id) { if (id >= p.statics.size()) malformed("static id"); };
   for (uint32_t id : p.keys) key_ok(id);
   for (uint32_t i = 0; i < p.statics.size(); ++i) {
@@ -318,7 +318,9 @@ void validate(const Program& p) {
     for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
       if (p.elements[s.first + j] >= i) malformed("tuple element");
   }
-  uint32_t leaf = 0, tracked = 0, n = static_cast<uint32_t>(p.code.size());
+  uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
+  for (const Instr& in : p.code)
+    if (in.op == Op::node && in.track != NONE) p.track_pc.push_back(NONE);
   struct Open { uint32_t end, left; };
   std::vector<Open> open;
   uint32_t roots = 0;
@@ -333,10 +335,13 @@ void validate(const Program& p) {
     switch (in.op) {
       case Op::leaf: if (in.arg != leaf++) malformed("leaf order"); break;
       case Op::stat: key_ok(in.arg); break;
-      case Op::ref: if (in.arg >= tracked) malformed("reference"); break;
+      case Op::ref: if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference"); break;
       case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree"); break;
       case Op::node: {
-        if (in.track != NONE && in.track != tracked++) malformed("tracked order");
+        if (in.track != NONE) {
+          if (in.track >= p.track_pc.size() || p.track_pc[in.track] != NONE) malformed("tracked index");
+          p.track_pc[in.track] = pc;
+        }
         uint64_t keys = uint64_t{p.item_keys(in)} + in.fields + in.slots;
         if (keys && (in.keys > p.keys.size() || keys > p.keys.size() - in.keys)) malformed("keys");
         for (uint64_t k = p.item_keys(in); k < keys; ++k)
@@ -442,7 +447,6 @@ Program program_from_state(PyObject* state_obj) {
       n.kind = &kind_of_type(n.type);
       if (!n.kind->is_node()) malformed("a type is not a node any more");
       if (!nb::object(t[12]).is_none()) n.treedef = p.keep(Owned::borrow(nb::object(t[12]).ptr()));
-      if (n.track != NONE) p.track_pc.push_back(static_cast<uint32_t>(p.code.size()));
     }
     if (n.op == Op::same) p.has_same = true;
     p.code.push_back(n);
@@ -473,7 +477,7 @@ PyType_Slot graphdef_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(graphde
 
 size_t num_nodes(const GraphDef& g) {
   size_t n = 0;
-  for (const Instr& in : g.program.code) n += in.op == Op::node;
+  for (const Instr& in : g.program.code) n += in.op == Op::node || in.op == Op::leaf || in.op == Op::stat;
   return n;
 }
 
@@ -482,10 +486,12 @@ size_t num_nodes(const GraphDef& g) {
 void bind_graphdef(nb::module_& m) {
   nb::class_<GraphDef>(m, "GraphDef", nb::type_slots(graphdef_slots), nb::is_weak_referenceable(), nb::is_final(),
                        "The recorded structure of an object graph: immutable, hashable, comparable, printable.")
-      .def("__eq__", [](const GraphDef& a, nb::handle b) -> nb::object {
-        if (!nb::isinstance<GraphDef>(b)) return nb::borrow(Py_NotImplemented);
-        return nb::bool_(a.program == nb::cast<const GraphDef&>(b).program);
-      }, nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__eq__", [](const GraphDef& a, nb::handle b) {
+        return nb::isinstance<GraphDef>(b) && a.program == nb::cast<const GraphDef&>(b).program;
+      }, nb::arg("other").none(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__ne__", [](const GraphDef& a, nb::handle b) {
+        return !nb::isinstance<GraphDef>(b) || !(a.program == nb::cast<const GraphDef&>(b).program);
+      }, nb::arg("other").none(), nb::sig("def __ne__(self, other: object, /) -> bool"))
       .def("__hash__", [](const GraphDef& g) { return g.program.hash; })
       .def("__repr__", [](const GraphDef& g) { return program_repr(g.program); })
       .def("__reduce__", [](nb::handle self) {
@@ -497,7 +503,7 @@ void bind_graphdef(nb::module_& m) {
                   nb::sig("def _from_state(state: object, /) -> GraphDef"))
       .def("_alive", [](const GraphDef& g) { return !is_dead(g.program); })
       .def_prop_ro("num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
-      .def_prop_ro("num_nodes", &num_nodes, "The number of nodes; one that is met again counts once.")
+      .def_prop_ro("num_nodes", &num_nodes, "The number of nodes and leaves, as in JAX; a node that is met again counts once.")
       .def_prop_ro("_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
                    nb::sig("def _layout(self) -> tuple[object, ...] | None"))
       .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },

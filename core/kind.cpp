@@ -139,12 +139,13 @@ std::string text_at(PyObject* tuple, Py_ssize_t i) {
   return item && PyUnicode_Check(item) ? utf8(item) : std::string();
 }
 
-// Asks _registry.describe for (role, frozen, handed, static field names, reduce, reason, sentinel).
+// Asks _registry.describe for (role, frozen, handed, static field names, reduce, reason, sentinel,
+// order of fields, absent value).
 void resolve_with_registry(Kind& kind, PyObject* obj) {
   PyTypeObject* solid = solid_base(kind.type);
   Owned answer = own(PyObject_CallMethod(runtime.registry, "describe", "OO", obj, reinterpret_cast<PyObject*>(solid)));
-  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 7)
-    raise_error(PyExc_TypeError, "describe() must return a tuple of seven");
+  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 9)
+    raise_error(PyExc_TypeError, "describe() must return a tuple of nine");
   std::string role = text_at(answer.get(), 0);
   bool frozen = PyTuple_GET_ITEM(answer.get(), 1) == Py_True;
   kind.handed = PyTuple_GET_ITEM(answer.get(), 2) == Py_True;
@@ -174,6 +175,14 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     kind.tracked = !frozen && !(base == Base::tuple && role == "node");
     kind.has_dict = kind.type->tp_dictoffset != 0;
     if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
+    PyObject* order = PyTuple_GET_ITEM(answer.get(), 7);
+    for (Py_ssize_t i = 0; PyTuple_Check(order) && i < PyTuple_GET_SIZE(order); ++i) {
+      PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order, i));
+      PyUnicode_InternInPlace(&name);
+      kind.order.push_back(name);
+    }
+    PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
+    if (absent != Py_None) kind.absent = Py_NewRef(absent);
     collect_slots(kind);
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
     if (!has_del) PyErr_Clear();
@@ -271,12 +280,16 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
   }
   if (kind.has_dict) {
     dict_ = instance_dict(obj);
-    fields_ = PyDict_GET_SIZE(dict_.get());
+    fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
+    if (kind.absent && static_cast<size_t>(fields_) > kind.order.size()) {
+      PyObject *name, *value;
+      for (Py_ssize_t pos = 0; PyDict_Next(dict_.get(), &pos, &name, &value);) fields_ -= value == kind.absent;
+    }
   }
 }
 
 bool Cursor::intact() const {
-  if (dict_ && PyDict_GET_SIZE(dict_.get()) != fields_) return false;
+  if (dict_ && PyDict_GET_SIZE(dict_.get()) != dict_size_) return false;
   switch (kind_->base) {
     case Base::registered:
     case Base::deque: return true;

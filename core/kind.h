@@ -57,6 +57,8 @@ struct Kind {
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;  // frozenset of names, or null
+  std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
+  PyObject* absent = nullptr;         // a field with this value counts as not there
   PyObject* reduce = nullptr;         // How::reduce
   std::string reason;                 // Base::refused: why, and the way out
 
@@ -114,6 +116,7 @@ class Cursor {
  private:
   bool advance(PyObject*& child, PyObject*& key);
   bool next_item(PyObject*& child, PyObject*& key);
+  bool next_ordered(PyObject*& child, PyObject*& key);
 
   Owned obj_;
   const Kind* kind_;
@@ -122,6 +125,9 @@ class Cursor {
   Owned dict_;
   Py_ssize_t size_ = 0;
   Py_ssize_t fields_ = 0;
+  Py_ssize_t dict_size_ = 0;
+  Py_ssize_t given_ = 0;   // fields returned so far
+  bool in_step_ = true;    // the instance's own order has been the class's so far
   Py_ssize_t pos_ = 0;
   Py_ssize_t i_ = 0;
   Py_ssize_t index_ = -1;
@@ -219,7 +225,13 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         i_ = 0;
         break;
       case Stage::fields:
-        if (dict_ && PyDict_Next(dict_.get(), &pos_, &key, &child)) {
+        if (!kind_->order.empty()) {
+          if (next_ordered(child, key)) {
+            at_ = Stage::fields;
+            index_ = given_ - 1;
+            return true;
+          }
+        } else if (dict_ && PyDict_Next(dict_.get(), &pos_, &key, &child)) {
           at_ = Stage::fields;
           index_ = i_++;
           return true;
@@ -249,6 +261,32 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         return false;
     }
   }
+}
+
+inline bool Cursor::next_ordered(PyObject*& child, PyObject*& key) {
+  const auto& order = kind_->order;
+  while (static_cast<size_t>(i_) < order.size()) {
+    PyObject* name = order[static_cast<size_t>(i_++)];
+    in_step_ = in_step_ && PyDict_Next(dict_.get(), &pos_, &key, &child) && key == name;
+    if (!in_step_) child = PyDict_GetItemWithError(dict_.get(), name);
+    if (!child || child == kind_->absent) continue;
+    key = name;
+    ++given_;
+    return true;
+  }
+  if (given_ == fields_) return false;
+  if (i_ == static_cast<Py_ssize_t>(order.size())) {  // attributes that the class does not declare follow
+    ++i_;
+    pos_ = 0;
+  }
+  while (PyDict_Next(dict_.get(), &pos_, &key, &child)) {
+    bool declared = child == kind_->absent;
+    for (size_t k = 0; !declared && k < order.size(); ++k) declared = order[k] == key;
+    if (declared) continue;
+    ++given_;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace graftax

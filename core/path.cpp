@@ -15,15 +15,15 @@ PyObject* key_class(const char* name) {
 // The step from node `pc` to its child number `i`.
 Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   const Instr& n = p.code[pc];
-  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->base, 0, nullptr};
+  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->base, 0, nullptr, {}};
   i -= n.has_extra;
   uint32_t own_keys = p.item_keys(n);
   bool keyed = own_keys && n.kind->base != Base::set;
   if (i < n.items)
-    return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr};
+    return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
   i -= n.items;
   auto stage = i < n.fields ? Cursor::Stage::fields : Cursor::Stage::slots;
-  return {stage, n.kind->base, i, p.statics[p.keys[n.keys + own_keys + i]].obj};
+  return {stage, n.kind->base, i, p.statics[p.keys[n.keys + own_keys + i]].obj, {}};
 }
 
 // Calls visit(pc, path steps) for every instruction, in order.
@@ -58,11 +58,16 @@ void walk(const Program& p, Visit visit) {
   }
 }
 
-Owned path_tuple(const Program& p, uint32_t root, const std::vector<Step>& steps) {
-  nb::list out;
-  if (p.roots > 1) out.append(root);
-  for (const Step& s : steps) out.append(nb::steal(key_entry(s).release()));
-  return Owned::steal(nb::tuple(out).release().ptr());
+Owned path_tuple(const Program& p, uint32_t root, std::vector<Step>& steps) {
+  auto n = static_cast<Py_ssize_t>(steps.size()), first = Py_ssize_t{p.roots > 1};
+  Owned out = own(PyTuple_New(first + n));
+  if (first) PyTuple_SET_ITEM(out.get(), 0, check(PyLong_FromUnsignedLong(root)));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    Step& s = steps[static_cast<size_t>(i)];
+    if (!s.entry) s.entry = key_entry(s);
+    PyTuple_SET_ITEM(out.get(), first + i, Py_NewRef(s.entry.get()));
+  }
+  return out;
 }
 
 // The steps that lead down to `pc`, found by skipping subtrees.
@@ -134,7 +139,7 @@ std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
 
 Owned leaf_paths(const Program& p) {
   nb::list out;
-  walk(p, [&](uint32_t root, uint32_t pc, const std::vector<Step>& steps) {
+  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     if (p.code[pc].op == Op::leaf) out.append(nb::steal(path_tuple(p, root, steps).release()));
   });
   return Owned::steal(out.release().ptr());
@@ -146,7 +151,7 @@ Owned instructions(const Program& p) {
     Owned value = static_object(p.statics[id]);
     return value ? nb::steal(value.release()) : nb::none();
   };
-  walk(p, [&](uint32_t root, uint32_t pc, const std::vector<Step>& steps) {
+  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     const Instr& n = p.code[pc];
     nb::object path = nb::steal(path_tuple(p, root, steps).release());
     nb::object type = n.type ? nb::borrow(reinterpret_cast<PyObject*>(n.type)) : nb::none();

@@ -12,6 +12,7 @@ struct Step {
   Base base;
   Py_ssize_t index;
   PyObject* key;  // borrowed; null for sequence items
+  Owned entry;    // as a JAX key entry, once it was asked for
 };
 
 Owned key_entry(const Step& step);         // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey

@@ -109,13 +109,20 @@ void write_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject*
                  OwnedList& graveyard) {
   uint32_t filled = 0;
   for (const Slot& slot : n.kind->slots) {
-    bool present = filled < n.slots && p.statics[p.keys[first_key + filled]].obj == slot.name;
+    PyObject* next = filled < n.slots ? p.statics[p.keys[first_key + filled]].obj : nullptr;
+    bool present = next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0);
     PyObject* value = present ? values[filled++] : nullptr;
     if (slot_value(obj, slot) != value) swap_slot(obj, slot, value, graveyard);
   }
 }
 
 }  // namespace
+
+void move_fields(PyObject* from, PyObject* to, const Kind& kind) {
+  OwnedList graveyard;
+  if (kind.has_dict) check(PyDict_Update(instance_dict(to).get(), instance_dict(from).get()));
+  for (const Slot& slot : kind.slots) swap_slot(to, slot, slot_value(from, slot), graveyard);
+}
 
 void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard) {
   for (const Slot& slot : kind.slots)
@@ -182,7 +189,8 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   if (kind.base == Base::registered) {
     Owned children = own(PyTuple_New(n.items));
     for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(children.get(), i, Py_NewRef(values[1 + i]));
-    return own(PyObject_CallMethod(n.treedef, "unflatten", "O", children.get()));
+    static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
+    return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
   }
   if (kind.base == Base::tuple) {
     obj = own(PyTuple_New(n.items));
@@ -221,6 +229,13 @@ void Builder::node(uint32_t pc, uint32_t at) {
     return push(at, std::move(shell));
   }
   if (n.track != NONE) {
+    if (open_[n.track] && n.kind->base == Base::registered && n.kind->solid == &PyBaseObject_Type) {
+      // A registered class whose instance reaches itself: the shell goes into the cycle, and takes over the attributes
+      // of what the class's own unflatten makes.
+      Owned shell = make_shell(*n.kind, n.type);
+      nodes_.set(n.track, shell.get());
+      return push(at, std::move(shell));
+    }
     if (open_[n.track])
       raise_graftax("StructureError", std::string("a cycle runs through immutable or registered nodes only (") +
                     n.type->tp_name + "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
@@ -260,6 +275,11 @@ void Builder::finish_frame(const Frame& frame) {
     return;
   }
   Owned obj = construct(frame.pc, values);
+  if (n.track != NONE && nodes_[n.track]) {
+    Owned shell = Owned::borrow(nodes_[n.track]);
+    if (Py_TYPE(obj.get()) == n.type) move_fields(obj.get(), shell.get(), *n.kind);
+    obj = std::move(shell);
+  }
   if (n.track != NONE) {
     nodes_.set(n.track, obj.get());
     open_[n.track] = false;

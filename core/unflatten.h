@@ -62,6 +62,9 @@ class Builder {
 // What it replaces goes to `graveyard`, to be released after the last write.
 void write_content(const Program& program, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard);
 
+// Gives `to` the attributes of `from`, an instance of the same class.
+void move_fields(PyObject* from, PyObject* to, const Kind& kind);
+
 // Sets or (with a null value) deletes one attribute below any user __setattr__.
 void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard);
 

@@ -351,8 +351,8 @@ void bind_writeback(nb::module_& m) {
       }, nb::arg("roots"), nb::arg("root_names"), nb::arg("is_static"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
-      .def("finish", &Trace::finish,
-           nb::sig("def finish(self, result: object, by_value: bool, donated: Sequence[bool], /) -> "
+      .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("donated"),
+           nb::sig("def finish(self, result: object, by_value: bool, donated: Sequence[bool]) -> "
                    "tuple[Outcome, list[Any], list[str], bool]"))
       .def("restore", &Trace::restore)
       .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis profiles: ``suite`` for every run, ``nightly`` (``--hypothesis-profile=nightly``) for long ones."""
+"""Hypothesis profiles: ``suite`` for every run, ``nightly`` by ``--hypothesis-profile=nightly``."""
 
 from hypothesis import HealthCheck, settings
 
@@ -13,7 +13,5 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=SLOW_IS_FINE,
 )
-settings.register_profile(
-    "nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False
-)
+settings.register_profile("nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False)
 settings.load_profile("suite")

@@ -7,7 +7,6 @@ Mutable nodes have an identity; tuples, frozen objects and arrays have none.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
 import types
@@ -28,7 +27,7 @@ ATOMS = (
 )
 
 
-# ── what a value is ──────────────────────────────────────────────────────────────────────────────────────────
+# ── what a value is ──
 
 
 def is_array(x: Any) -> bool:
@@ -56,7 +55,7 @@ def is_mutable(x: Any) -> bool:
     return params is None or not params.frozen
 
 
-# ── how a node opens ─────────────────────────────────────────────────────────────────────────────────────────
+# ── how a node opens ──
 
 
 def slot_names(cls: type) -> list[str]:
@@ -116,7 +115,7 @@ def leaf_children(x: Any) -> list[Any]:
     return [child for _, _, child in children(x)]
 
 
-# ── equality ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── equality ──
 
 
 def same_static(x: Any, y: Any) -> bool:
@@ -175,9 +174,8 @@ def difference(a: Any, b: Any, identities: Iterable[tuple[Any, Any]] = ()) -> st
             continue
         if type(x) is not type(y):
             return f"{path}: {type(x).__name__} against {type(y).__name__}"
-        if is_mutable(x):
-            if there.setdefault(id(x), y) is not y or back.setdefault(id(y), x) is not x:
-                return f"{path}: not the same node on both sides ({short(x)} against {short(y)})"
+        if is_mutable(x) and (there.setdefault(id(x), y) is not y or back.setdefault(id(y), x) is not x):
+            return f"{path}: not the same node on both sides ({short(x)} against {short(y)})"
         if (id(x), id(y)) in seen:
             continue
         seen.add((id(x), id(y)))
@@ -205,7 +203,7 @@ def short(x: Any) -> str:
     return f"{type(x).__name__} {text if len(text) < 80 else text[:77] + '...'}"
 
 
-# ── copy and flatten ─────────────────────────────────────────────────────────────────────────────────────────
+# ── copy and flatten ──
 
 
 def copy_leaf(leaf: Any) -> Any:

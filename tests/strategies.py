@@ -15,8 +15,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import oracle
 from hypothesis import strategies as st
+
+import oracle
 from zoo import Affine, Both, Box, Color, Data, Frozen, Point, Registered, Slotted, SlottedData, Stack
 
 STATICS = (0, 1, True, 1.0, 0.0, -0.0, float("nan"), None, "s", b"b", ..., Color.RED, (1, ("x", None)), int)
@@ -25,7 +26,7 @@ NAMES = ("a", "b", "c")
 SHAPES = ((), (2,))
 DTYPES = (np.float32, np.int32)
 
-# ── graphs ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── graphs ──
 
 MUTABLE = ("list", "dict", "box", "slotted", "both", "data", "slotted_data", "registered", "deque") + (
     *("ordered", "default", "stack", "set", "bytearray"),
@@ -46,6 +47,8 @@ SHELLS: dict[str, Callable[[], Any]] = {
     "set": set,
     "bytearray": lambda: bytearray(b"x"),
 }
+
+
 def affine(weight: Any, bias: Any) -> Affine:
     """As ``Affine(weight, bias)``, whose check of its arguments by JAX would not survive a cycle."""
     new = object.__new__(Affine)
@@ -124,7 +127,7 @@ def graphs(max_nodes: int = 5) -> st.SearchStrategy[Recipe]:
     )
 
 
-# ── values that a program makes ──────────────────────────────────────────────────────────────────────────────
+# ── values that a program makes ──
 
 
 @dataclasses.dataclass
@@ -186,7 +189,7 @@ values = st.recursive(
 )
 
 
-# ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── steps ──
 
 Step = Callable[[Any, Any, int, State], None]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call returns once its computation is dispatched; nothing waits for a result."""
 
-import graftax
 import jax
 import jax.numpy as jnp
 import pytest
+
+import graftax
 from zoo import Box
 
 

@@ -5,12 +5,13 @@ import functools
 import warnings
 
 import equinox as eqx
-import graftax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
+
+import graftax
+import oracle
 import zoo
 from zoo import Affine, Box, f32
 

@@ -5,15 +5,16 @@ import gc
 import sys
 import weakref
 
-import graftax
 import jax
-import oracle
 import pytest
+from hypothesis import given
+
+import graftax
+import oracle
 import zoo
 from hazards.watchdog import isolated
-from hypothesis import given
 from strategies import graphs
-from zoo import Box, Registered, f32
+from zoo import Box, f32
 
 DEPTH = 100_000
 
@@ -213,7 +214,7 @@ def test_a_dag_of_tuples_with_arrays_is_a_clear_error():
     x = (f32(1),)
     for _ in range(40):
         x = (x, x)
-    with pytest.raises(graftax.GraftaxError, match="100[_,]?000"):
+    with pytest.raises(graftax.GraftaxError, match=r"100[_,]?000"):
         graftax.flatten(x)
 
 
@@ -236,7 +237,9 @@ class Fails:
         raise AssertionError
 
 
-@pytest.mark.parametrize("kind", [Refuses, ValueError, KeyboardInterrupt, SystemExit, MemoryError, RecursionError])
+@pytest.mark.parametrize(
+    "kind", [Refuses, ValueError, KeyboardInterrupt, SystemExit, MemoryError, RecursionError]
+)
 def test_an_exception_of_a_registered_flatten_propagates_unchanged(kind):
     error = kind("no")
     x = [f32(1), Fails(error)]

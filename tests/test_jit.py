@@ -6,12 +6,13 @@ import gc
 import inspect
 import weakref
 
-import graftax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
+
+import graftax
+import oracle
 import zoo
 from zoo import Box, Data, f32, scalar
 
@@ -20,7 +21,7 @@ def traces(jitted):
     return jitted.cache_info().traces
 
 
-# ── what is traced ───────────────────────────────────────────────────────────────────────────────────────────
+# ── what is traced ──
 
 
 def test_arrays_are_traced_and_the_rest_is_static():
@@ -86,7 +87,7 @@ def test_every_kind_goes_in_and_out(build):
     assert traces(f) == 1
 
 
-# ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── outputs ──
 
 
 def test_outputs_mix_arrays_and_statics():
@@ -178,7 +179,7 @@ def test_an_untouched_array_comes_back_as_itself():
         assert out["y"][0] is y
 
 
-# ── spellings ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── spellings ──
 
 
 def test_positional_keyword_and_default_spellings_share_one_trace():
@@ -272,7 +273,7 @@ def test_a_wrong_call_raises_the_functions_own_type_error(case):
     assert str(caught.value) == str(plain.value)
 
 
-# ── callables ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── callables ──
 
 
 class Model:
@@ -345,6 +346,7 @@ def test_a_classmethod_sees_its_class():
 
 def test_jit_of_a_classmethod_works_or_is_a_clear_error_at_decoration():
     try:
+
         class Odd:
             @graftax.jit
             @classmethod
@@ -440,7 +442,7 @@ def test_a_cache_size_without_room_is_refused(size):
         graftax.jit(one, cache_size=size)
 
 
-# ── under JAX's transformations ──────────────────────────────────────────────────────────────────────────────
+# ── under JAX's transformations ──
 
 
 def test_under_grad():
@@ -506,7 +508,7 @@ def test_disable_jit_runs_the_function_itself():
     assert log == [False]
 
 
-# ── the cache ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the cache ──
 
 
 def test_cache_info_counts():
@@ -614,7 +616,7 @@ def test_the_same_call_under_another_x64_setting_is_another_trace():
     assert [x.dtype for x in (before, inside, after)] == [np.float32, np.float64, np.float32]
 
 
-# ── jax.jit's own options ────────────────────────────────────────────────────────────────────────────────────
+# ── jax.jit's own options ──
 
 
 def test_static_argnums_and_argnames():
@@ -634,7 +636,9 @@ def test_a_static_argument_with_arrays_below_is_a_clear_error():
         f(f32(1), {"deep": [f32(1)]})
 
 
-@pytest.mark.parametrize("options", [dict(donate_argnums=0), dict(donate_argnames="state"), dict(donate_argnums=(0,))], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(donate_argnums=0), dict(donate_argnames="state"), dict(donate_argnums=(0,))], ids=str
+)
 def test_donation(options):
     f = graftax.jit(lambda state, x: {"w": state["w"] + x}, **options)
     for _ in range(2):
@@ -662,7 +666,9 @@ def test_shardings_of_a_leaf_and_of_a_prefix():
         assert out["y"].tolist() == [2.0] and out["n"] == 3
         assert out["y"].sharding == device
     g = graftax.jit(
-        lambda x, y: (x["w"], {"y": y + 1}), in_shardings=(device, None), out_shardings=(device, {"y": device})
+        lambda x, y: (x["w"], {"y": y + 1}),
+        in_shardings=(device, None),
+        out_shardings=(device, {"y": device}),
     )
     for _ in range(2):
         assert g({"w": f32(1)}, f32(1))[1]["y"].tolist() == [2.0]

@@ -5,8 +5,9 @@ import math
 from collections import OrderedDict, defaultdict, deque
 
 import numpy as np
-import oracle
 import pytest
+
+import oracle
 import zoo
 from zoo import Box, Data, Level, Slotted, f32, i32
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared and cyclic references are what they were, inside the function, in its result and across arguments."""
+"""Shared and cyclic references are kept: inside the function, in its result, across arguments."""
+
+import pytest
 
 import graftax
 import oracle
-import pytest
 import zoo
 from zoo import Box, Data, Node, Registered, Slotted, f32
 
@@ -100,7 +101,9 @@ def test_the_seed_example_shared_list_in_two_keys():
     assert y2 == {"a": [3, 2], "b": [3, 2]}
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.NAMES if name.startswith(("shared", "cyclic", "two", "parent", "doubly"))])
+@pytest.mark.parametrize(
+    "name", [name for name in zoo.NAMES if name.startswith(("shared", "cyclic", "two", "parent", "doubly"))]
+)
 def test_the_graph_inside_is_the_graph_outside(name):
     build = dict(zoo.ZOO)[name]
     wanted = oracle.flatten(build())[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 import types
 from collections import OrderedDict, defaultdict, deque, namedtuple
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# ── classes ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── classes ──
 
 
 class Point(NamedTuple):
@@ -24,7 +25,7 @@ class Point(NamedTuple):
     y: Any
 
 
-Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - the old spelling is a kind of its own to a user
+Pair = namedtuple("Pair", ["left", "right"])
 
 
 class Tagged(Point):
@@ -189,7 +190,7 @@ class Level(enum.IntEnum):
 SENTINEL = object()
 
 
-# ── arrays ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── arrays ──
 
 
 def f32(*values: float) -> jax.Array:
@@ -204,7 +205,7 @@ def scalar(value: float = 1.0) -> jax.Array:
     return jnp.asarray(np.float32(value))
 
 
-# ── builders ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── builders ──
 
 
 def shared_list() -> Any:
@@ -335,7 +336,7 @@ def parent_and_child() -> Any:
 
 def doubly_linked() -> Any:
     nodes = [Box(value=f32(i)) for i in range(4)]
-    for left, right in zip(nodes, nodes[1:], strict=False):
+    for left, right in itertools.pairwise(nodes):
         left.next, right.prev = right, left
     return nodes[0]
 
@@ -449,7 +450,10 @@ ZOO: list[tuple[str, Callable[[], Any]]] = [
     ("dict_subclass", dict_subclass),
     ("deque_subclass", deque_subclass),
     ("ordered_subclass", ordered_subclass),
-    ("mixed_keys", lambda: {1: f32(1), "a": f32(2), None: 3, (1, "x"): f32(4), 2.5: 5, b"k": 6, Color.RED: 7}),
+    (
+        "mixed_keys",
+        lambda: {1: f32(1), "a": f32(2), None: 3, (1, "x"): f32(4), 2.5: 5, b"k": 6, Color.RED: 7},
+    ),
     ("nan_key", lambda: {math.nan: f32(1), "a": 2}),
     ("int_keys_out_of_order", lambda: {3: f32(3), 1: f32(1), 2: f32(2)}),
     # objects

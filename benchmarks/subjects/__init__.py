@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The competitors: one module each, all with the names of `Subject`. A library that is missing makes it absent."""
+"""The competitors: one module each, all with the names of `Subject`.
+
+A subject whose library is missing is absent.
+"""
 
 import importlib
 from collections.abc import Callable

@@ -3,7 +3,6 @@
 
 import functools
 
-import graftax
 from benchmarks.subjects import by_hand
 from benchmarks.subjects.graftax_jit import DISTRIBUTION as DISTRIBUTION
 from benchmarks.subjects.graftax_jit import accepts as accepts
@@ -11,8 +10,8 @@ from benchmarks.subjects.graftax_jit import flatten as flatten
 from benchmarks.subjects.graftax_jit import replay as replay
 from benchmarks.subjects.graftax_jit import taken_as as taken_as
 from benchmarks.subjects.graftax_jit import unflatten as unflatten
+from graftax import filter_jit as jit
 
 NAME = "graftax.filter_jit"
 
-jit = graftax.filter_jit
 in_place = functools.partial(by_hand, jit)

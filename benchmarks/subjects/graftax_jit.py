@@ -4,16 +4,14 @@
 from collections.abc import Callable
 from typing import Any
 
-import graftax
 from benchmarks.inputs import Form
 from graftax import _core
+from graftax import flatten as flatten
+from graftax import jit as jit
+from graftax import unflatten as unflatten
 
 NAME = "graftax.jit"
 DISTRIBUTION = "graftax"
-
-jit = graftax.jit
-flatten = graftax.flatten
-unflatten = graftax.unflatten
 
 
 def accepts(form: Form) -> bool:

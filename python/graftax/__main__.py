@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from graftax import __version__
+
 MODELS = ("equinox", "nnx", "plain")
 OPTIONAL = ("equinox", "flax", "optax", "flarejax", "scikit-learn", "rich", "hypothesis")
 
@@ -73,7 +75,7 @@ def doctor() -> int:
             "python",
             f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform()})",
         ),
-        ("graftax", _version("graftax")),
+        ("graftax", __version__),
         ("jax", _version("jax")),
         ("jaxlib", _version("jaxlib")),
         ("numpy", _version("numpy")),

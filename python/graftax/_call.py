@@ -21,7 +21,7 @@ from . import _core
 from ._aot import Lowered
 from ._dispatch import Plan, build_entry, flat_function, leaf_options
 from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning
-from ._options import Options, freeze, names_and_numbers
+from ._options import Options, donation, freeze, names_and_numbers
 from ._recompiles import Recompiles
 from ._signature import Signature, refuse_generators, resolve
 
@@ -54,7 +54,7 @@ class FunctionTable(_core.Table):
         for dead in [k for k in self.entries if not k[0]._alive()]:
             self.drop(dead)
         while len(self.entries) >= self.maxsize:
-            self.drop(next(iter(self.entries)))
+            self.drop(min(self.entries, key=lambda k: self.entries[k].used))
         return self.entries.setdefault(key, entry)
 
     def drop(self, key: tuple[_core.GraphDef, Any]) -> None:
@@ -127,9 +127,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         names = signature.root_names(layout)
         leaves, graphdef = _core.record(roots, names, signature.flags(layout, options.static), layout)
         key = (graphdef, context)
-        entry = table.entries.pop(key, None)
+        entry = table.entries.get(key)
         if entry is not None:
-            table.entries[(_core.weaken(graphdef), context)] = entry
             table.found += 1
             return entry
         table.misses += 1
@@ -240,6 +239,7 @@ def jit(
     *,
     mutation: str = "propagate",
     cache_size: int = 512,
+    donate: Any = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -261,7 +261,9 @@ def jit(
         mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
         cache_size: how many structures are kept compiled; the least recently used goes first.
         static_argnums, static_argnames: arguments that must hold no array (whatever is no array is static anyway).
-        donate_argnums, donate_argnames: arguments whose arrays may be reused for outputs.
+        donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names and positions of arguments
+            whose arrays may be reused for outputs. The words with "warn" let JAX warn of what it could not reuse.
+        donate_argnums, donate_argnames: the same, in JAX's spelling.
         in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
         keep_unused, inline, compiler_options: as in `jax.jit`.
 
@@ -280,7 +282,7 @@ def jit(
         mutation=mutation,
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
-        donate=names_and_numbers(donate_argnums, donate_argnames),
+        **donation(donate, donate_argnums, donate_argnames),
         in_shardings=freeze(in_shardings),
         out_shardings=freeze(out_shardings),
         keep_unused=keep_unused,
@@ -296,7 +298,16 @@ def jit(
 def filter_jit(function: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
 @overload
 def filter_jit(**options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
-def filter_jit(function: Any = None, /, *, cache_size: int = 512, inline: bool = False, keep_unused: bool = False) -> Any:
+def filter_jit(
+    function: Any = None,
+    /,
+    *,
+    donate: Any = "none",
+    cache_size: int = 512,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+) -> Any:
     """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
 
     A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that the result does not show
@@ -304,10 +315,17 @@ def filter_jit(function: Any = None, /, *, cache_size: int = 512, inline: bool =
 
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
-        cache_size, inline, keep_unused: as in `jit`.
+        donate, cache_size, keep_unused, inline, compiler_options: as in `jit`.
     """
     options = Options(
-        mutation="discard", warn_lost=True, captured=False, cache_size=cache_size, inline=inline, keep_unused=keep_unused
+        mutation="discard",
+        warn_lost=True,
+        captured=False,
+        cache_size=cache_size,
+        keep_unused=keep_unused,
+        inline=inline,
+        compiler_options=tuple(sorted((compiler_options or {}).items())),
+        **donation(donate, None, None),
     )
     if function is None:
         return lambda f: _wrap(f, options)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jax._src import config as _config
 from jax._src.array import ArrayImpl
+from jax.tree_util import PyTreeDef
 
 
 class Constant:
@@ -25,3 +26,9 @@ def config_state(name: str, default: object) -> Any:
 def array_class() -> type:
     """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
     return ArrayImpl
+
+
+# JAX 0.12 shortened the name; the old one goes with JAX 0.11.
+treedef_of_node: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(
+    PyTreeDef, "make_from_node_data_and_children", None
+)

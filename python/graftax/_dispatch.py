@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -118,19 +120,35 @@ def build_entry(
             paths = outcome.leaf_paths()[: outcome.result_leaves]
             spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p) for p in paths)
         jit_options["out_shardings"] = (spec, None, None)
-    return _core.Entry(graphdef, context, jax.jit(flat, **jit_options), outcomes)
+    compiled: Any = jax.jit(flat, **jit_options)
+    if options.donate_word in ("all", "all-except-first"):
+        compiled = quiet(compiled)
+    return _core.Entry(graphdef, context, compiled, outcomes)
+
+
+def quiet(compiled: Any) -> Any:
+    """Runs a jitted function without JAX's warning of donated buffers that it could not reuse."""
+
+    @functools.wraps(compiled)
+    def run(*leaves: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return compiled(*leaves)
+
+    run.lower, run.trace = compiled.lower, compiled.trace  # type: ignore[attr-defined]
+    return run
 
 
 def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[list[bool], dict[str, Any]]:
     """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
     options, out = plan.options, dict[str, Any]()
     donated: list[bool] = []
-    if options.donate or options.in_shardings is not None:
-        flags = plan.signature.flags(layout, options.donate)
+    if options.donates or options.in_shardings is not None:
+        flags = donated_roots(plan, layout)
         paths = graphdef.leaf_paths()
         one_root = len(flags) == 1
         where = [(0, p) if one_root else (p[0], p[1:]) for p in paths]
-        if options.donate:
+        if options.donates:
             donated = [flags[root] for root, _ in where]
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
@@ -147,6 +165,17 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
     if options.compiler_options:
         out["compiler_options"] = dict(options.compiler_options)
     return donated, out
+
+
+def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
+    """One flag a root: are its arrays donated?"""
+    signature, options = plan.signature, plan.options
+    flags = signature.flags(layout, options.donate)
+    if options.donate_word != "none":
+        first = options.donate_word.endswith("except-first")
+        arguments = len(flags) - len(signature.cells) - len(signature.globals)
+        flags = [i < arguments and not (first and i == 0) for i in range(len(flags))]
+    return flags
 
 
 def is_prefix(spec: Any) -> bool:

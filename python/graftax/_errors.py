@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 
 class GraftaxError(Exception):
     """Base of every error that graftax raises itself."""
@@ -18,6 +20,10 @@ class StructureError(GraftaxError, ValueError):
 
 class ConcurrentChangeError(GraftaxError, RuntimeError):
     """An object changed while it was walked."""
+
+
+class UnpicklableError(GraftaxError, pickle.PicklingError):
+    """A GraphDef that holds a static which cannot be pickled."""
 
 
 class MutationError(GraftaxError, RuntimeError):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MUTATION = ("propagate", "error", "discard")
+DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")  # equinox's words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Options:
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
+    donate_word: str = "none"
     in_shardings: Any = None
     out_shardings: Any = None
     keep_unused: bool = False
@@ -31,6 +33,10 @@ class Options:
             raise ValueError(f"mutation={self.mutation!r}: expected one of {', '.join(map(repr, MUTATION))}")
         if self.cache_size < 1:
             raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
+
+    @property
+    def donates(self) -> bool:
+        return bool(self.donate) or self.donate_word != "none"
 
     @property
     def by_value(self) -> bool:
@@ -45,6 +51,16 @@ def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
     if names is not None:
         out += [names] if isinstance(names, str) else list(names)
     return tuple(out)
+
+
+def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
+    """`donate=` (a word, names or positions) together with JAX's spellings, as fields of `Options`."""
+    chosen = names_and_numbers(numbers, names)
+    if donate is None:
+        return {"donate": chosen}
+    if isinstance(donate, str) and donate in DONATE:
+        return {"donate": chosen, "donate_word": donate}
+    return {"donate": (*chosen, *([donate] if isinstance(donate, (int, str)) else donate))}
 
 
 def freeze(value: Any) -> Any:

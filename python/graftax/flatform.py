@@ -30,7 +30,7 @@ def to_dict(obj: object) -> dict[Path, Any]:
     Example:
         >>> x = [1, 2]
         >>> graftax.to_dict({"a": x, "b": x})
-        {obj.__class__: dict, obj['a'].__class__: list, obj['a'][0]: 1, obj['a'][1]: 2, obj['b']: Ref(obj['a'])}
+        {obj.__class__: dict, obj[a].__class__: list, obj[a][0]: 1, obj[a][1]: 2, obj[b]: Ref(obj[a])}
     """
     leaves, graphdef = _core.flatten(obj)
     out: dict[Path, Any] = {}
@@ -122,7 +122,7 @@ class _Assembly:
                 continue
             parent = Path(place[:-1])
             if parent not in self.children:
-                raise StructureError(f"{place} is there, but no entry {parent}.__class__ that names its parent's type")
+                raise StructureError(f"{place!r} is there, but no entry {parent!r}.__class__ that names its parent's type")
             self.children[parent].append(place[-1])
         self.referenced = {v.path for v in flat.values() if isinstance(v, Ref)}
         self.code: list[list[Any]] = []
@@ -153,14 +153,14 @@ class _Assembly:
         value = self.flat.get(path, self)
         if isinstance(value, Ref):
             if value.path not in self.classes:
-                raise StructureError(f"{path} refers to {value.path}, where there is no node")
+                raise StructureError(f"{path!r} refers to {value.path!r}, where there is no node")
             path = value.path
         if path in self.tracks:
             self._emit(_REF, self.tracks[path])
             return []
         if path not in self.classes:
             if value is self:
-                raise StructureError(f"there is no entry for {path}")
+                raise StructureError(f"there is no entry for {path!r}")
             self._emit(_LEAF, len(self.leaves))
             self.leaves.append(value.value if isinstance(value, Leaf) else value)
             return []
@@ -211,11 +211,11 @@ class _Assembly:
             else:
                 attributes.append(step.name)
         if extra_name and not extra:
-            raise StructureError(f"{path} is a {base} node without its entry {path}.{extra_name}")
+            raise StructureError(f"{path!r} is a {base} node without its entry {path!r}.{extra_name}")
         if base in ("list", "tuple", "deque"):
             items.sort(key=lambda s: s.idx)
             if [s.idx for s in items] != list(range(len(items))):
-                raise StructureError(f"the items of {path} are not numbered from 0 without a gap: {items}")
+                raise StructureError(f"the items of {path!r} are not numbered from 0 without a gap: {items}")
         return extra, items, attributes
 
     def _key(self, value: Any) -> int:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from . import _core
@@ -30,9 +30,9 @@ def flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
     return _core.flatten(obj)
 
 
-def unflatten(graphdef: _core.GraphDef, leaves: Sequence[object]) -> Any:
+def unflatten(graphdef: _core.GraphDef, leaves: Iterable[object]) -> Any:
     """Builds a new object graph from a structure and its leaves, in the order in which `flatten` gave them.
 
     No `__init__` and no `__setattr__` of a user's class runs; a leaf may be any object.
     """
-    return _core.unflatten(graphdef, leaves)
+    return _core.unflatten(graphdef, list(leaves))

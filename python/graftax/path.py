@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax import tree_util
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
@@ -16,16 +15,16 @@ class Path(tuple[Any, ...]):
 
     Example:
         >>> str(Path([DictKey("a"), SequenceKey(0), GetAttrKey("w")]))
-        "obj['a'][0].w"
+        '[a][0].w'
     """
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        return "obj" + tree_util.keystr(tuple(self))
+        return "".join(f"[{k.key}]" if isinstance(k, DictKey) else str(k) for k in self)
 
     def __repr__(self) -> str:
-        return f"Path({str(self)})"
+        return f"obj{self}"
 
     def __eq__(self, other: object) -> bool:
         # 1, True and 1.0 name one entry of a dict, yet they are different keys.
@@ -53,7 +52,7 @@ class Ref:
         self.path = path
 
     def __repr__(self) -> str:
-        return f"Ref({self.path})"
+        return f"Ref({self.path!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ref) and self.path == other.path

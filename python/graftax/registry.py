@@ -22,17 +22,33 @@ import sys
 import threading
 import types
 import uuid
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import tree_util
 
 from . import _core
-from ._errors import CLASS_GONE, UnsupportedValueError
+from ._compat import treedef_of_node
+from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 
-Description = tuple[str, bool, bool, frozenset[str] | None, Callable[[Any], Any] | None, str, bool]
+
+
+class Description(NamedTuple):
+    """How the core is to treat one type. Roles: array, numpy, identity, equal, reduce, refused, registered, node."""
+
+    role: str
+    frozen: bool = True
+    handed: bool = False  # handed over as itself where no array is below
+    static_fields: frozenset[str] | None = None
+    reduce: Callable[[Any], Any] | None = None  # role reduce: the plain value to compare
+    reason: str = ""  # role refused: why, and the way out
+    sentinel: bool = False  # an instance without fields counts by identity
+    order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
+    absent: Any = None  # a field with this value counts as not there
+
 
 _BY_PICKLE = (
     datetime.date,
@@ -104,62 +120,51 @@ def describe(obj: Any, solid: type) -> Description:
     Args:
         obj: the first instance met of a type.
         solid: the nearest base class that no class statement made.
-
-    Returns:
-        (role, frozen, handed over when array-free, names of static fields, reduce function, reason, sentinel).
-        Roles: array, numpy, identity, equal, reduce, refused, registered, node.
     """
     cls = type(obj)
     if isinstance(obj, (type, types.ModuleType, enum.Enum)):
-        return _leaf("identity")
+        return Description("identity")
     if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
-        return _leaf("array")
+        return Description("array")
     for types_refused, reason in _REFUSED:
         if isinstance(obj, types_refused):
-            return _leaf("refused", reason=reason)
+            return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
-        return _leaf("numpy", reduce=_numpy_value)
+        return Description("numpy", reduce=_numpy_value)
     if isinstance(obj, _BY_EQUALITY):
-        return _leaf("equal")
+        return Description("equal")
     if isinstance(obj, _OPAQUE):
-        return _leaf("identity")
-    if not tree_util.all_leaves([obj]):
+        return Description("identity")
+    is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
+    if not is_namedtuple and not tree_util.all_leaves([obj]):
         return _registered(obj, cls)
     if solid in _REDUCE:
-        return _leaf("reduce", reduce=_REDUCE[solid])
+        return Description("reduce", reduce=_REDUCE[solid])
     if isinstance(obj, _BY_PICKLE):
-        return _leaf("reduce", reduce=pickle.dumps)
+        return Description("reduce", reduce=pickle.dumps)
     if isinstance(obj, Iterator):
-        return _leaf("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
+        return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
     if solid in _NODES and cls is not object:
         fields_only = solid is object
-        return (
-            "node",
-            _is_frozen(cls),
-            fields_only,
-            None,
-            None,
-            "",
-            fields_only and not _has_methods(cls),
-        )
+        sentinel = fields_only and not _has_methods(cls)
+        return Description("node", _is_frozen(cls), handed=fields_only, sentinel=sentinel)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
-        return _leaf("equal")
-    return _leaf("identity")
-
-
-def _leaf(role: str, *, reduce: Callable[[Any], Any] | None = None, reason: str = "") -> Description:
-    return (role, True, False, None, reduce, reason, False)
+        return Description("equal")
+    return Description("identity")
 
 
 def _registered(obj: Any, cls: type) -> Description:
     equinox = sys.modules.get("equinox")
     if equinox is not None and isinstance(obj, equinox.Module):
-        # Equinox flattens a module to its dataclass fields, in order; reading __dict__ gives the same leaves.
+        # Equinox flattens a module to its dataclass fields, in their order; reading __dict__ gives the same leaves.
+        # Its own unflatten fills attributes that are not there with a mark of its own.
         static = frozenset(
             name for name, field in cls.__dataclass_fields__.items() if field.metadata.get("static", False)
         )
-        return ("node", True, False, static, None, "", False)
-    return ("registered", _is_frozen(cls), False, None, None, "", False)
+        flatten = sys.modules.get("equinox._module._flatten")
+        absent = getattr(flatten, "MISSING", None)
+        return Description("node", static_fields=static, order=tuple(cls.__dataclass_fields__), absent=absent)
+    return Description("registered", _is_frozen(cls))
 
 
 def _is_frozen(cls: type) -> bool:
@@ -201,8 +206,7 @@ _REDUCE: dict[type, Callable[[Any], Any]] = {
     range: lambda r: (r.start, r.stop, r.step),
     slice: lambda s: (s.start, s.stop, s.step),
 }
-_NODES = {object, list, tuple, dict, set, bytearray, *(type(t) for t in ()), types.SimpleNamespace}
-_NODES |= {__import__("collections").OrderedDict, __import__("collections").defaultdict, __import__("collections").deque}
+_NODES = {object, list, tuple, dict, set, bytearray, types.SimpleNamespace, OrderedDict, defaultdict, deque}
 
 
 def numpy_role(dtype: np.dtype[Any]) -> bool | str:
@@ -255,8 +259,7 @@ _LEAF = tree_util.tree_structure(0)
 
 def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
     """JAX's treedef of one registered node over `children` leaves: what its registered unflatten is called through."""
-    make = tree_util.PyTreeDef.make_from_node_data_and_children
-    return make(tree_util.default_registry, (cls, aux), [_LEAF] * children)
+    return treedef_of_node(tree_util.default_registry, (cls, aux), [_LEAF] * children)
 
 
 def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
@@ -272,6 +275,11 @@ def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
                 except Exception as error:
                     where = tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
                     message = CLASS_GONE.format(value=part, path=where or "the root", error=error)
-                    raise pickle.PicklingError(message) from error
+                    raise UnpicklableError(message) from error
         raise
-    return (_core.GraphDef._from_state, (state,))  # pyright: ignore[reportPrivateUsage]
+    return (graphdef_from_state, (state,))
+
+
+def graphdef_from_state(state: object) -> _core.GraphDef:
+    """Unpickles a GraphDef. Every index is checked: a damaged state raises ValueError."""
+    return _core.GraphDef._from_state(state)  # pyright: ignore[reportPrivateUsage]

@@ -39,7 +39,7 @@ def show_all(
     failed = False
     for model in chosen:
         with console.status("comparing"):
-            results = compare(model.contenders(jit), batches, rounds=5 if quick else 9)
+            results = compare(model.contenders(jit), batches, rounds=11 if quick else 15)
         console.print(table(model.TITLE, results))
         failed |= bool(results[-1].failure)
     return int(failed)
