@@ -123,7 +123,7 @@ def _measure(names: list[str], iterations: int) -> dict[str, float]:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Instructions per leaf of one walk over 1000 leaves.")
     parser.add_argument("--walk", action="append", choices=WALKS, help="only this walk (repeatable)")
-    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=500)
     parser.add_argument("--limit", type=float, help="exit 1 when a replay of graftax takes more per leaf")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -83,7 +83,12 @@ def _run_budgets(args: argparse.Namespace, console: report.Console) -> int:
         task = bar.add_task("", total=sum(b.rounds(rounds) for b in chosen))
         for budget in chosen:
             bar.update(task, description=budget.title)
-            verdicts.append(budget.run(present, rounds, lambda: bar.advance(task)))
+            try:
+                verdict = budget.run(present, rounds, lambda: bar.advance(task))
+            except Exception as e:  # a failure misses its own budget; the others are still measured
+                error = f"{type(e).__name__}: {e}"[:300]
+                verdict = budgets.Verdict(budget.title, budget.limit, None, False, error)
+            verdicts.append(verdict)
     report.print_verdicts(console, verdicts)
     _write(
         args.json,

@@ -41,6 +41,8 @@ def prepare(
             continue
         try:
             made = measure.prepare(subject, case, arrays)
+            if made is not None:
+                made.call()
         except Exception as e:  # one competitor's failure is a result, not the end of the run
             failed.append(Row(case.name, measure.name, name, error=f"{type(e).__name__}: {e}"[:300]))
             continue

@@ -275,8 +275,8 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   if (!nb::isinstance<Entry>(nb::handle(entry.get()))) raise_error(PyExc_TypeError, "_entry() must return an Entry");
   if (!replay(nb::inst_ptr<Entry>(entry.get())->program, roots.values.data(), roots.values.size(), walk))
     raise_graftax("ConcurrentChangeError",
-                  "the arguments look different each time they are walked: an object was changed by another thread, or "
-                  "a registered class flattens to something new on every call");
+                  "the arguments changed during flattening, and look different each time they are walked: an object was "
+                  "changed by another thread, or a registered class flattens to something new on every call");
   promote(table, entry.get());
   return entry;
 }

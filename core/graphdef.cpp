@@ -119,6 +119,17 @@ bool operator==(const Program& a, const Program& b) {
   return true;
 }
 
+uint32_t only_static_that_differs(const Program& a, const Program& b) {
+  if (a.code.size() != b.code.size()) return NONE;
+  uint32_t found = NONE;
+  for (uint32_t i = 0; i < a.code.size(); ++i) {
+    if (instrs_equal(a, a.code[i], b, b.code[i])) continue;
+    if (found != NONE || a.code[i].op != Op::stat || b.code[i].op != Op::stat) return NONE;
+    found = i;
+  }
+  return found;
+}
+
 Program weakened(const Program& p) {
   Program out;
   out.code = p.code;
@@ -506,6 +517,12 @@ void bind_graphdef(nb::module_& m) {
       .def_prop_ro("num_nodes", &num_nodes, "The number of nodes and leaves, as in JAX; a node that is met again counts once.")
       .def_prop_ro("_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
                    nb::sig("def _layout(self) -> tuple[object, ...] | None"))
+      .def("_static_change", [](const GraphDef& a, const GraphDef& b) -> nb::object {
+        uint32_t pc = only_static_that_differs(a.program, b.program);
+        if (pc == NONE) return nb::none();
+        Owned value = static_object(b.program.statics[b.program.code[pc].arg]);
+        return nb::make_tuple(nb::steal(path_of(b.program, pc).release()), borrowed(value.get()));
+      }, nb::arg("other"), nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[object, ...], object] | None"))
       .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
            nb::sig("def leaf_paths(self) -> list[tuple[object, ...]]"),
            "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")

@@ -89,6 +89,9 @@ struct Program {
 
 bool operator==(const Program& a, const Program& b);
 
+// The instruction of the one static in which two programs differ; NONE when they differ in anything else, or not at all.
+uint32_t only_static_that_differs(const Program& a, const Program& b);
+
 // A copy whose identity statics are held weakly where their type allows it, without the parts that only speed up.
 Program weakened(const Program& program);
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "flatten.h"
+
 namespace graftax {
 
 namespace {
@@ -80,6 +82,25 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
   }
 }
 
+// A key is compared, never traced: an array inside it would be a constant for ever.
+void refuse_arrays_below(PyObject* key) {
+  static thread_local bool checking = false;
+  if (checking) return;
+  checking = true;
+  try {
+    Recorder recorder({});
+    recorder.root(key);
+    bool any = recorder.leaf_count() > 0;
+    checking = false;
+    if (!any) return;
+  } catch (...) {
+    checking = false;
+    throw;
+  }
+  raise_graftax("UnsupportedValueError", std::string("a ") + Py_TYPE(key)->tp_name +
+                " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
+}
+
 Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(kind.reduce, obj)); }
 
 }  // namespace
@@ -147,6 +168,7 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
   if (kind.base == Base::statics || kind.base == Base::numpy) return add_static(program, key, kind);
   if (kind.base == Base::array)
     raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
+  if (kind.is_node()) refuse_arrays_below(key);
   // A hashable object as a key counts by identity, or by its own == where it defines one.
   Static s;
   bool own_eq = Py_TYPE(key)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
@@ -221,6 +243,8 @@ bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObjec
     bool found = false;
     auto [begin, end] = by_hash.equal_range(h);
     for (auto it = begin; it != end && !found; ++it) found = static_matches(program, it->second, element);
+    // Equal keys may hash apart: two nan objects do.
+    for (uint32_t k = 0; k < count && !found; ++k) found = static_matches(program, program.keys[first + k], element);
     if (!found) return false;
   }
   return true;

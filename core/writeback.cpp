@@ -73,8 +73,9 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   raw_.resize(p.track_pc.size());
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
-    if (n.kind->base == Base::registered && !(n.flags & HANDED))
-      raw_.set(t, raw_snapshot(built_[p.track_pc[t]], *n.kind).get());
+    // An unflatten that makes something else leaves nothing to compare.
+    if (n.kind->base == Base::registered && Py_TYPE(expected(p.track_pc[t])) == n.type)
+      raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.kind).get());
   }
   return out;
 }
@@ -179,23 +180,47 @@ bool Trace::changed(uint32_t pc) {
 
 void Trace::restore_node(uint32_t pc) {
   const Program& p = recording_.program;
+  OwnedList graveyard;
+  if (p.code[pc].kind->base == Base::registered) return restore_raw(p.code[pc].track, graveyard);
   std::vector<PyObject*> values;
   for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_.live[c]);
-  OwnedList graveyard;
   write_content(p, pc, recording_.live[pc], values.data(), graveyard);
+}
+
+// Gives a registered node the attributes back that its snapshot holds.
+void Trace::restore_raw(uint32_t track, OwnedList& graveyard) {
+  PyObject* obj = recording_.live[recording_.program.track_pc[track]];
+  const Kind& kind = kind_of(obj);
+  PyObject *snapshot = raw_[track], *before = PyTuple_GET_ITEM(snapshot, 0), *name, *value;
+  if (kind.has_dict) {
+    Owned now = own(PyDict_Copy(instance_dict(obj).get()));
+    Py_ssize_t pos = 0;
+    while (PyDict_Next(now.get(), &pos, &name, &value))
+      if (!PyDict_GetItemWithError(before, name)) write_field(obj, kind, name, nullptr, graveyard);
+    pos = 0;
+    while (PyDict_Next(before, &pos, &name, &value)) write_field(obj, kind, name, value, graveyard);
+  }
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    PyObject* old = PyTuple_GET_ITEM(PyTuple_GET_ITEM(snapshot, 1), static_cast<Py_ssize_t>(i));
+    write_field(obj, kind, kind.slots[i].name, old == Py_NotImplemented ? nullptr : old, graveyard);
+  }
 }
 
 void Trace::restore() {
   const Program& p = recording_.program;
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
-  for (uint32_t pc : p.track_pc)
-    if ((p.code[pc].flags & HANDED) && p.code[pc].kind->base != Base::registered && changed(pc)) restore_node(pc);
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+    uint32_t pc = p.track_pc[t];
+    if (!(p.code[pc].flags & HANDED)) continue;
+    if (raw_[t] || changed(pc)) restore_node(pc);
+  }
 }
 
 // Which tracked nodes lead to a changed one (and are changed for whoever looks at them by value).
 std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_nodes) const {
   const Program& p = recording_.program;
   std::vector<bool> out(p.track_pc.size(), false);
+  if (changed_nodes.empty()) return out;
   for (uint32_t t : changed_nodes) out[t] = true;
   // One pass a level of references: graphs of statics are small, and this runs once per trace.
   for (bool again = true; again;) {
@@ -234,7 +259,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, const std::vector<bool
       if (!raw_[t]) continue;
       change.delta = own(PyDict_New());
       change.deleted = own(PyList_New(0));
-      if (!raw_changed(t, built_[pc], change.delta.get(), change.deleted.get())) continue;
+      if (!raw_changed(t, expected(pc), change.delta.get(), change.deleted.get())) continue;
     } else if (!changed(pc)) {
       continue;
     }

@@ -48,6 +48,7 @@ class Trace {
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
   void restore_node(uint32_t pc);
+  void restore_raw(uint32_t track, OwnedList& graveyard);
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 
   Owned root_names_;

@@ -99,7 +99,8 @@ def children(x: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(x, list | tuple | deque):
         found += [("item", i, child) for i, child in enumerate(x)]
     elif isinstance(x, dict):
-        found += [("key", key, child) for key, child in dict.items(x)]
+        items = OrderedDict.items(x) if isinstance(x, OrderedDict) else dict.items(x)
+        found += [("key", key, child) for key, child in items]
     return found + [("attr", name, child) for name, child in fields(x)]
 
 
@@ -239,7 +240,7 @@ def deep_copy(
         if isinstance(x, defaultdict):
             new.default_factory = x.default_factory
         put = OrderedDict.__setitem__ if isinstance(x, OrderedDict) else dict.__setitem__
-        for key, child in dict.items(x):
+        for _, key, child in children(x)[: len(x)]:
             put(new, key, again(child))
     elif isinstance(x, set):
         set.update(new, x)

@@ -115,9 +115,15 @@ def fill(shell: Any, values: list[Any]) -> None:
         case bytearray():
             shell.extend(range(len(values)))
         case _:
-            for name, value in zip(NAMES, values, strict=False):
-                if hasattr(shell, "__dict__") or hasattr(type(shell), name):
-                    setattr(shell, name, value)
+            for name, value in zip(names_of(shell), values, strict=False):
+                setattr(shell, name, value)
+
+
+def names_of(x: Any) -> list[str]:
+    """The attributes that a program sets: all that the object has room for, and what its flatten covers."""
+    if isinstance(x, Registered):
+        return ["a", "b"]
+    return [name for name in NAMES if hasattr(x, "__dict__") or hasattr(type(x), name)]
 
 
 def graphs(max_nodes: int = 5) -> st.SearchStrategy[Recipe]:
@@ -247,9 +253,8 @@ def miss(x: Any, value: Any, i: int, state: State) -> None:
 
 
 def set_name(x: Any, value: Any, i: int, state: State) -> None:
-    name = NAMES[i % len(NAMES)]
-    if hasattr(x, "__dict__") or hasattr(type(x), name):
-        setattr(x, name, value)
+    names = names_of(x)
+    setattr(x, names[i % len(names)], value)
 
 
 def delete_name(x: Any, value: Any, i: int, state: State) -> None:

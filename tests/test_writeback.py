@@ -34,6 +34,7 @@ def arrays(n=3):
 def as_plain_python(build, f, calls=2):
     """Call ``f`` on equal graphs in plain Python and through jit; compare all that can be seen."""
     jitted = graftax.jit(f)
+    traces = jitted.cache_info().traces
     for shift in range(calls):
         plain, memo = oracle.deep_copy(build(), lambda x: x + shift), {}
         args = oracle.deep_copy(plain, memo=memo)
@@ -41,7 +42,7 @@ def as_plain_python(build, f, calls=2):
         wanted, got = f(plain), jitted(args)
         seen = [[x for x, _ in pairs], [y for _, y in pairs]]
         assert oracle.difference((wanted, plain, seen[0]), (got, args, seen[1]), pairs) is None
-    assert jitted.cache_info().traces == 1
+    assert jitted.cache_info().traces == traces + 1
 
 
 def set_item(x):
@@ -342,7 +343,7 @@ def test_a_new_attribute(name):
 def test_attributes_of_container_subclasses():
     def f(x):
         x.name = "new"
-        x.extra = x.extra + 1
+        x.extra = [x.extra, len(x)]
         x.more = [x.extra]
 
     for build in (zoo.list_subclass, zoo.dict_subclass, zoo.deque_subclass, zoo.ordered_subclass):
@@ -637,7 +638,6 @@ def test_a_failed_trace_leaves_the_arguments_as_they_were():
             jitted(g, f32(2))
         pairs = [pair for pair in memo.values() if oracle.is_mutable(pair[0])]
         assert oracle.difference(g, copy, pairs) is None
-    assert jitted.cache_info().currsize == 0
 
 
 def test_a_call_after_a_failed_one_is_fine():
