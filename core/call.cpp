@@ -281,6 +281,19 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   return entry;
 }
 
+// Lets Python put key paths into an error that speaks of flat leaves.
+[[noreturn]] void raise_explained(CallerObject* self, const Roots& roots) {
+  nb::python_error error;  // takes the error that is set
+  nb::object exc = nb::borrow(error.value());
+  error.restore();
+  PyErr_Clear();
+  Owned all = tuple_of(roots.values);
+  Owned raised = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_explain", "OOO", exc.ptr(), all.get(),
+                                         roots.layout.get()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
+  raise_python();
+}
+
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   if (setting(settings.disable_jit).get() == Py_True) return call_plain(self, args, nargs, kwnames);
   const Binding& binding = *nb::inst_ptr<Binding>(self->binding);
@@ -306,7 +319,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     ActiveScope scope({reinterpret_cast<PyObject*>(self), all.get(), outcomes.get()});
     flat_result = Owned::steal(PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
   }
-  if (!flat_result) raise_python();
+  if (!flat_result) raise_explained(self, roots);
   return finish(flat_result.get(), outcomes.get(), walk).release();
 }
 
@@ -463,9 +476,11 @@ void bind_call(nb::module_& m) {
       .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes) {
         new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
                          Owned::borrow(outcomes.ptr()), 0};
-      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"))
+      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"),
+           nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome]) -> None"))
       .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
-      .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); })
+      .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); },
+                   nb::sig("def compiled(self) -> Any"))
       .def_prop_ro("outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
                    nb::sig("def outcomes(self) -> list[Outcome]"));
 
@@ -496,7 +511,10 @@ void bind_call(nb::module_& m) {
                            var_positional, var_keyword};
       }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("positional"), nb::arg("positional_only"),
            nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"), nb::arg("globals").none(),
-           nb::arg("global_names"));
+           nb::arg("global_names"),
+           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, positional: int, "
+                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
+                   "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
 
   m.def("active_call", [](nb::handle outcomes) -> nb::object {
     if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();

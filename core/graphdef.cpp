@@ -507,27 +507,27 @@ void bind_graphdef(nb::module_& m) {
       .def("__repr__", [](const GraphDef& g) { return program_repr(g.program); })
       .def("__reduce__", [](nb::handle self) {
         return nb::borrow(runtime.registry).attr("reduce_graphdef")(self);
-      }, nb::sig("def __reduce__(self) -> tuple[object, ...]"))
+      }, nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def("_state", [](const GraphDef& g) { return nb::steal(program_state(g.program).release()); },
-           nb::sig("def _state(self) -> tuple[object, ...]"))
+           nb::sig("def _state(self) -> tuple[Any, ...]"))
       .def_static("_from_state", [](nb::handle state) { return GraphDef{program_from_state(state.ptr())}; },
                   nb::sig("def _from_state(state: object, /) -> GraphDef"))
       .def("_alive", [](const GraphDef& g) { return !is_dead(g.program); })
       .def_prop_ro("num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
       .def_prop_ro("num_nodes", &num_nodes, "The number of nodes and leaves, as in JAX; a node that is met again counts once.")
       .def_prop_ro("_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
-                   nb::sig("def _layout(self) -> tuple[object, ...] | None"))
+                   nb::sig("def _layout(self) -> tuple[Any, ...] | None"))
       .def("_static_change", [](const GraphDef& a, const GraphDef& b) -> nb::object {
         uint32_t pc = only_static_that_differs(a.program, b.program);
         if (pc == NONE) return nb::none();
         Owned value = static_object(b.program.statics[b.program.code[pc].arg]);
         return nb::make_tuple(nb::steal(path_of(b.program, pc).release()), borrowed(value.get()));
-      }, nb::arg("other"), nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[object, ...], object] | None"))
+      }, nb::arg("other"), nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None"))
       .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
-           nb::sig("def leaf_paths(self) -> list[tuple[object, ...]]"),
+           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
            "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
       .def("instructions", [](const GraphDef& g) { return nb::steal(instructions(g.program).release()); },
-           nb::sig("def instructions(self) -> list[tuple[object, ...]]"),
+           nb::sig("def instructions(self) -> list[tuple[Any, ...]]"),
            "One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the "
            "leaf's index, the static's value, the first path of the node met again, or what the node needs beside its "
            "children.");

@@ -22,7 +22,7 @@ nb::tuple record(nb::tuple roots, nb::object names, const std::vector<bool>& is_
 void bind_flatten(nb::module_& m) {
   m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("is_static"), nb::arg("layout").none(),
         nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, is_static: Sequence[bool], "
-                "layout: tuple[object, ...] | None) -> tuple[list[Any], GraphDef]"),
+                "layout: tuple[Any, ...] | None) -> tuple[list[Any], GraphDef]"),
         "Walks the roots together and returns (leaves, GraphDef).");
   m.def("weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),
         "An equal GraphDef that holds its identity statics weakly, where their type allows it.");

@@ -359,7 +359,7 @@ void bind_writeback(nb::module_& m) {
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
       .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
       .def("leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
-           nb::sig("def leaf_paths(self) -> list[tuple[object, ...]]"))
+           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"))
       .def("apply", [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
         OwnedList a, b, c;
         for (nb::handle h : out) a.push(h.ptr());
@@ -367,13 +367,14 @@ void bind_writeback(nb::module_& m) {
         for (nb::handle h : nodes) c.push(h.ptr());
         if (a.size() != o.program.leaves) raise_error(PyExc_ValueError, "wrong number of output leaves");
         return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
-      }, nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> object"))
+      }, nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any"))
       .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
 
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
       .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<bool> is_static) {
         new (self) Trace(roots.ptr(), names.ptr(), std::move(is_static));
-      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("is_static"))
+      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("is_static"),
+           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], is_static: Sequence[bool]) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("donated"),

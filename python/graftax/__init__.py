@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""graftax: `jax.jit` for any Python objects. Arrays are traced, the rest is static, references and mutations are kept."""
+"""graftax: `jax.jit` for any Python objects. Arrays are traced, the rest is static, references and changes are kept."""
 
 from ._setup import setup as _setup
 

@@ -22,20 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m graftax", description="Demo, benchmarks and diagnosis.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    demo = commands.add_parser(
-        "demo", help="train three models through graftax.jit and compare it with others"
-    )
+    demo = commands.add_parser("demo", help="train three models through graftax.jit and compare it with others")
     demo.add_argument("--quick", action="store_true", help="few epochs, few timed steps")
-    demo.add_argument(
-        "--trace", action="store_true", help="show the flatten and unflatten calls of one call instead"
-    )
-    demo.add_argument(
-        "--model", action="append", choices=MODELS, default=[], help="only this one; may be repeated"
-    )
+    demo.add_argument("--trace", action="store_true", help="show the flatten and unflatten calls of one call instead")
+    demo.add_argument("--model", action="append", choices=MODELS, default=[], help="only this one; may be repeated")
 
-    commands.add_parser(
-        "bench", help="run benchmarks/run.py of a checkout; its options follow", add_help=False
-    )
+    commands.add_parser("bench", help="run benchmarks/run.py of a checkout; its options follow", add_help=False)
     commands.add_parser("doctor", help="print versions, devices and what graftax found")
 
     options, rest = parser.parse_known_args(argv)

@@ -13,15 +13,16 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 import jax
+import jax.core
 
 from . import _core
 from ._aot import Lowered
-from ._dispatch import Plan, build_entry, flat_function, leaf_options
-from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning
-from ._options import Options, donation, freeze, names_and_numbers
+from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
+from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
+from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers
 from ._recompiles import Recompiles
 from ._signature import Signature, refuse_generators, resolve
 
@@ -99,6 +100,7 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     _plan: Plan
     __wrapped__: Callable[..., Any]
+    __self__: Any  # of a bound method
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         plain, prefix, may_hang = resolve(function)
@@ -111,14 +113,14 @@ class Jitted(_core.Caller, Generic[P, R]):
         self._configure(plain, prefix, table, signature.binding)
         self._options = options
         table_ref = weakref.ref(table)
-        self._plan = Plan(name, signature, options, functools.partial(_on_trace, name, options, table_ref))
+        on_trace = functools.partial(_on_trace, name, options, table_ref)
+        self._plan = Plan(name, place_of(plain), signature, options, on_trace)
         functools.update_wrapper(self, function)
         self.__dict__.pop(_TABLES, None)
 
-    if sys.version_info >= (3, 11):  # typed for checkers; C++ answers the call
+    if TYPE_CHECKING:  # C++ answers the call
 
-        def __init_subclass__(cls) -> None:
-            super().__init_subclass__()
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     # ---- a structure not met before
 
@@ -135,6 +137,17 @@ class Jitted(_core.Caller, Generic[P, R]):
         table.recompiles.note(self._plan.name, graphdef, names)
         entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, context)
         return table.store((_core.weaken(graphdef), context), entry)
+
+    def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
+        """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
+        if isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error):
+            names = self._plan.signature.root_names(layout)
+            leaves, graphdef = _core.record(roots, names, [False] * len(names), layout)
+            for leaf, path in zip(leaves, leaf_names(graphdef, names), strict=True):
+                if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+                    error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
+                    break
+        return error
 
     # ---- asked for by name
 
@@ -230,9 +243,9 @@ def _wrap(function: Any, options: Options) -> Any:
 
 
 @overload
-def jit(function: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
+def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
 @overload
-def jit(**options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 def jit(
     function: Any = None,
     /,
@@ -290,14 +303,14 @@ def jit(
         compiler_options=tuple(sorted((compiler_options or {}).items())),
     )
     if function is None:
-        return lambda f: _wrap(f, options)
+        return functools.partial(_wrap, options=options)
     return _wrap(function, options)
 
 
 @overload
-def filter_jit(function: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
+def filter_jit(function: Callable[P, R], /, **options: Unpack[FilterJitOptions]) -> Jitted[P, R]: ...
 @overload
-def filter_jit(**options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def filter_jit(**options: Unpack[FilterJitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 def filter_jit(
     function: Any = None,
     /,
@@ -328,5 +341,5 @@ def filter_jit(
         **donation(donate, None, None),
     )
     if function is None:
-        return lambda f: _wrap(f, options)
+        return functools.partial(_wrap, options=options)
     return _wrap(function, options)

@@ -11,10 +11,18 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
-from ._errors import CHANGED_BEHIND, GLOBAL_ASSIGNED, ConcurrentChangeError, GraftaxError, MutationError
+from ._errors import (
+    CHANGED_BEHIND,
+    GLOBAL_ASSIGNED,
+    MUTATION_FORBIDDEN,
+    ConcurrentChangeError,
+    GraftaxError,
+    MutationError,
+    rename_leaves,
+)
 from ._options import Options
 from ._signature import GlobalAssigned, Signature
 
@@ -30,8 +38,16 @@ def encode(number: int) -> tuple[Any, ...]:
 class Plan:
     """Everything a trace needs besides the live objects of a call. Holds nothing of the user's but options."""
 
-    def __init__(self, name: str, signature: Signature, options: Options, on_trace: Callable[[list[str]], None]):
+    def __init__(
+        self,
+        name: str,
+        place: types.FunctionType,
+        signature: Signature,
+        options: Options,
+        on_trace: Callable[[list[str]], None],
+    ) -> None:
         self.name = name
+        self.place = place
         self.signature = signature
         self.options = options
         self.on_trace = on_trace
@@ -54,7 +70,27 @@ def flat_function(
         return tuple(out[:n]), tuple(out[n:]), encode(number)
 
     flat.__name__ = flat.__qualname__ = plan.name
+    flat.__wrapped__ = plan.place  # type: ignore[attr-defined]
     return flat
+
+
+def place_of(function: types.FunctionType) -> types.FunctionType:
+    """A function of leaves that does nothing, with `function`'s name and place in its source: what JAX's messages name.
+
+    It holds nothing of the user's but those three facts.
+    """
+
+    def nothing(*leaves: Any) -> None:
+        del leaves
+
+    code = function.__code__
+    where = nothing.__code__.replace(
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )
+    return types.FunctionType(where, {}, code.co_name)
 
 
 def trace(
@@ -75,25 +111,32 @@ def trace(
         try:
             result = signature.call(function, roots, values, layout)
             outcome, out, changed, lost = tracing.finish(result, by_value, donated)
+        except jax.errors.JAXTypeError as error:
+            rename_leaves(error, tracing.leaf_paths())
+            raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=plan.name, names=assigned)) from None
         finally:
             tracing.restore()
         if options.mutation == "error" and changed:
-            raise MutationError(options_message(plan.name, changed))
+            raise MutationError(MUTATION_FORBIDDEN.format(name=plan.name, paths=", ".join(changed)))
         if options.captured and not tracing.verify(roots):
-            raise ConcurrentChangeError(CHANGED_BEHIND.format(name=plan.name, path="one of its arguments or captured objects"))
+            raise ConcurrentChangeError(
+                CHANGED_BEHIND.format(name=plan.name, path="one of its arguments or captured objects")
+            )
         plan.on_trace(changed if lost else [])
         return outcome, out
     finally:
         tracing.close()
 
 
-def options_message(name: str, changed: list[str]) -> str:
-    from ._errors import MUTATION_FORBIDDEN
-
-    return MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed))
+def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
+    """One name a leaf: `params['w']`, `model.layers[0].bias`."""
+    paths = graphdef.leaf_paths()
+    if len(root_names) == 1:
+        return [root_names[0] + keystr(p) for p in paths]
+    return [root_names[p[0]] + keystr(p[1:]) for p in paths]
 
 
 def build_entry(

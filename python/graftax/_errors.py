@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from collections.abc import Sequence
 
 
 class GraftaxError(Exception):
@@ -48,6 +50,17 @@ def at_path(error: BaseException, path: str) -> BaseException:
     return error
 
 
+def rename_leaves(error: BaseException, paths: Sequence[str]) -> None:
+    """Rewrites `leaves[3]`, JAX's name for a flat argument, to that leaf's key path."""
+    if error.args and isinstance(error.args[0], str) and "leaves[" in error.args[0]:
+        text = re.sub(
+            r"\bleaves\[(\d+)\]",
+            lambda m: paths[int(m[1])] if int(m[1]) < len(paths) else m[0],
+            error.args[0],
+        )
+        error.args = (text, *error.args[1:])
+
+
 MUTATION_FORBIDDEN = (
     "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
     "mutation='propagate' (the change comes back to the caller) or 'discard'."
@@ -71,5 +84,9 @@ CHANGED_BEHIND = (
 STATIC_CHANGES = (
     "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "
     "numbers are static: make it a jax.Array, for example jnp.asarray(value), to compile once."
+)
+DELETED = (
+    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
+    "donated argument: use what that call returned or wrote back, or do not donate it."
 )
 CLASS_GONE = "this GraphDef holds {value!r} at {path}, which cannot be pickled: {error}"

@@ -4,8 +4,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class FilterJitOptions(TypedDict, total=False):
+    """The keyword arguments of `filter_jit`."""
+
+    donate: str | int | Sequence[str | int] | None
+    cache_size: int
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+
+
+class JitOptions(FilterJitOptions, total=False):
+    """The keyword arguments of `jit`."""
+
+    mutation: Literal["propagate", "error", "discard"]
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    in_shardings: Any
+    out_shardings: Any
+
 
 MUTATION = ("propagate", "error", "discard")
 DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")  # equinox's words

@@ -52,7 +52,7 @@ def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
         return function.__func__, (function.__self__,), True
     if type(function) is functools.partial:
         return call_partial, (function.func, function.args, function.keywords), False  # type: ignore[return-value]
-    method = getattr(type(function), "__call__", None)
+    method = getattr(type(function), "__call__", None)  # noqa: B004  (the function itself is wanted)
     if isinstance(method, types.FunctionType) and not isinstance(function, (type, _core.Caller)):
         return method, (function,), True
     if not callable(function):
@@ -184,7 +184,9 @@ class Signature:
             elif self.var_positional is None and not -self.positional <= w < self.positional - self.skip:
                 raise ValueError(f"{option}: {name} has no positional argument {w}; it takes {self.positional}")
 
-    def call(self, function: types.FunctionType, roots: tuple[Any, ...], values: list[Any], layout: tuple[Any, ...]) -> Any:
+    def call(
+        self, function: types.FunctionType, roots: tuple[Any, ...], values: list[Any], layout: tuple[Any, ...]
+    ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones."""
         extra = layout[0] if layout else 0
         positional = self.positional + extra
@@ -201,7 +203,9 @@ class Signature:
             scope = {**function.__globals__, **changed} if changed or self.stored else function.__globals__
             function = _with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
         result = function(*values[:positional], **dict(zip(named, values[positional:], strict=False)))
-        assigned = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]
+        assigned = [
+            n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)
+        ]
         if assigned:
             raise GlobalAssigned(assigned)
         return result

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+from jax.tree_util import DictKey, GetAttrKey
 
 from . import _core, registry
 from ._errors import StructureError
 from .path import Path, Ref
-
 
 _CLASS = GetAttrKey("__class__")
 _EXTRA = GetAttrKey("__graftax__")
@@ -122,7 +121,9 @@ class _Assembly:
                 continue
             parent = Path(place[:-1])
             if parent not in self.children:
-                raise StructureError(f"{place!r} is there, but no entry {parent!r}.__class__ that names its parent's type")
+                raise StructureError(
+                    f"{place!r} is there, but no entry {parent!r}.__class__ that names its parent's type"
+                )
             self.children[parent].append(place[-1])
         self.referenced = {v.path for v in flat.values() if isinstance(v, Ref)}
         self.code: list[list[Any]] = []
@@ -170,7 +171,8 @@ class _Assembly:
         self.code.append([op, 0, arg, len(self.code) + 1, _NONE, 0, 0, 0, 0, _NONE, _NONE, None, None])
 
     def _node(self, path: Path) -> list[tuple[Path, int | None]]:
-        cls, detail = self.classes[path], self.flat.get(path + (_EXTRA,))
+        cls: type = self.classes[path]
+        detail: Any = self.flat.get(path + (_EXTRA,))
         base, tracked, slot_names = _core.kind_info(cls)
         extra, items, attributes = self._sorted_children(path, base)
         slots = [s for s in slot_names if s in attributes]

@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import numpy as np
 from jax import tree_util
 
 from . import _core
 from ._compat import treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
-
 
 
 class Description(NamedTuple):
@@ -216,7 +216,8 @@ def numpy_role(dtype: np.dtype[Any]) -> bool | str:
     if dtype.hasobject or dtype.fields is not None:
         return f"a NumPy array of dtype {dtype} cannot be traced. Pass its columns or elements one by one."
     if not dtype.isnative:
-        return f"a NumPy array of byte order {dtype.byteorder!r} cannot be traced. Use a.astype(a.dtype.newbyteorder('='))."
+        order = dtype.byteorder
+        return f"a NumPy array of byte order {order!r} cannot be traced. Use a.astype(a.dtype.newbyteorder('='))."
     if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
         return f"JAX has no type for a NumPy array of dtype {dtype}. Use a.astype(numpy.float64)."
     if dtype.kind in "biufc" or jax.numpy.issubdtype(dtype, jax.numpy.number):

@@ -36,9 +36,7 @@ def loss_and_accuracy(model: Classifier, x: jax.Array, y: jax.Array) -> tuple[ja
     return score(model(x), y)
 
 
-def step(
-    model: Classifier, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def step(model: Classifier, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """One step in place: parameters, batch statistics, random stream and optimizer all change."""
     graded = nnx.value_and_grad(loss_and_accuracy, has_aux=True)
     (loss, accuracy), grads = graded(model, x, y)
