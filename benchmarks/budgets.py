@@ -103,9 +103,7 @@ class NodeCalls:
         ours, theirs = _node_calls(subjects["graftax_jit"].jit), _node_calls(jax.jit)
         on_round()
         worst = max(a / max(b, 1) for a, b in zip(ours, theirs, strict=True))
-        detail = (
-            f"flatten {ours[0]}, unflatten {ours[1]}; jax.jit: flatten {theirs[0]}, unflatten {theirs[1]}"
-        )
+        detail = f"flatten {ours[0]}, unflatten {ours[1]}; jax.jit: flatten {theirs[0]}, unflatten {theirs[1]}"
         return Verdict(self.title, self.limit, worst, worst <= self.limit, detail)
 
 
@@ -204,9 +202,7 @@ def _resident_bytes() -> int:
 
 FIRST: tuple[Budget, ...] = (
     Timed("call, list of 1000, reduce, vs jax.jit on the flat list", 1.10, "reduce", "list 1000", "jax_flat"),
-    Timed(
-        "call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.65, "reduce", "eqx.Module 1000", "jax_tree"
-    ),
+    Timed("call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.65, "reduce", "eqx.Module 1000", "jax_tree"),
     Timed("replay, dict of 1000, vs jax.tree.flatten", 0.15, "replay", "dict 1000", "jax_tree"),
 )
 
@@ -215,9 +211,7 @@ FINAL: tuple[Budget, ...] = (
     Timed("replay, eqx.Module of 1000, vs jax.tree.flatten", 0.08, "replay", "eqx.Module 1000", "jax_tree"),
     Timed("call, list of 1000, reduce, vs jax.jit on the flat list", 0.60, "reduce", "list 1000", "jax_flat"),
     Timed("call, dict of 1000, reduce, vs jax.jit on it", 0.48, "reduce", "dict 1000", "jax_tree"),
-    Timed(
-        "call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.33, "reduce", "eqx.Module 1000", "jax_tree"
-    ),
+    Timed("call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.33, "reduce", "eqx.Module 1000", "jax_tree"),
     Timed(
         "call, list of 1000, all updated, vs jax.jit on the flat list",
         1.00,

@@ -64,9 +64,7 @@ def _child(name: str, iterations: int) -> None:
 @functools.cache
 def _works(prefix: tuple[str, ...]) -> bool:
     """Whether commands can be started this way: containers may forbid it."""
-    return (
-        shutil.which(prefix[0]) is not None and subprocess.run([*prefix, "true"], check=False).returncode == 0
-    )
+    return shutil.which(prefix[0]) is not None and subprocess.run([*prefix, "true"], check=False).returncode == 0
 
 
 def _instructions(name: str, iterations: int) -> int:

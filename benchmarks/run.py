@@ -26,12 +26,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (31; 101 for budgets; 7 when quick)")
     parser.add_argument("--case", metavar="REGEX", default="", help="only cases whose name matches")
-    parser.add_argument(
-        "--measure", action="append", choices=list(MEASURES), help="only this measure (repeatable)"
-    )
-    parser.add_argument(
-        "--subject", action="append", choices=subjects.ORDER, help="only this subject (repeatable)"
-    )
+    parser.add_argument("--measure", action="append", choices=list(MEASURES), help="only this measure (repeatable)")
+    parser.add_argument("--subject", action="append", choices=subjects.ORDER, help="only this subject (repeatable)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
     return parser.parse_args(argv)
 
@@ -86,8 +82,7 @@ def _run_budgets(args: argparse.Namespace, console: report.Console) -> int:
             try:
                 verdict = budget.run(present, rounds, lambda: bar.advance(task))
             except Exception as e:  # a failure misses its own budget; the others are still measured
-                error = f"{type(e).__name__}: {e}"[:300]
-                verdict = budgets.Verdict(budget.title, budget.limit, None, False, error)
+                verdict = budgets.Verdict(budget.title, budget.limit, None, False, table.short(e))
             verdicts.append(verdict)
     report.print_verdicts(console, verdicts)
     _write(

@@ -29,9 +29,13 @@ class Row:
     error: str | None = None
 
 
-def prepare(
-    measure: Measure, case: Case, subjects: dict[str, ModuleType]
-) -> tuple[dict[str, Ready], list[Row]]:
+def short(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160].rstrip(": ")
+
+
+def prepare(measure: Measure, case: Case, subjects: dict[str, ModuleType]) -> tuple[dict[str, Ready], list[Row]]:
     """The calls that can be timed, and a row for each subject whose call failed."""
     arrays = case.arrays()
     ready: dict[str, Ready] = {}
@@ -44,7 +48,7 @@ def prepare(
             if made is not None:
                 made.call()
         except Exception as e:  # one competitor's failure is a result, not the end of the run
-            failed.append(Row(case.name, measure.name, name, error=f"{type(e).__name__}: {e}"[:300]))
+            failed.append(Row(case.name, measure.name, name, error=short(e)))
             continue
         if made is not None:
             ready[name] = made

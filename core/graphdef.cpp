@@ -526,6 +526,9 @@ void bind_graphdef(nb::module_& m) {
       .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
            nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
            "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
+      .def("children", [](nb::handle self) { return nb::borrow(runtime.registry).attr("graphdef_children")(self); },
+           nb::sig("def children(self) -> list[GraphDef]"),
+           "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.")
       .def("instructions", [](const GraphDef& g) { return nb::steal(instructions(g.program).release()); },
            nb::sig("def instructions(self) -> list[tuple[Any, ...]]"),
            "One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the "

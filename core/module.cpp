@@ -34,6 +34,16 @@ void bind_flatten(nb::module_& m) {
     for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
     return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
   }, nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
+  m.def("children", [](nb::handle obj) {
+    const Kind& kind = kind_of(obj.ptr());
+    nb::list out;
+    if (!kind.is_node()) return out;
+    Cursor cursor(obj.ptr(), kind);
+    PyObject *child = nullptr, *key = nullptr;
+    while (cursor.next(child, key))
+      if (cursor.stage() != Cursor::Stage::extra) out.append(nb::borrow(child));
+    return out;
+  }, nb::arg("obj").none(), nb::sig("def children(obj: object) -> list[Any]"), "The children of a node, one level down.");
   m.def("replay", [](const GraphDef& g, nb::handle obj) -> nb::object {
     Walk walk;
     PyObject* root = obj.ptr();

@@ -60,6 +60,11 @@ class GraphDef:
         The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.
         """
 
+    def children(self) -> list[GraphDef]:
+        """
+        The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.
+        """
+
     def instructions(self) -> list[tuple[Any, ...]]:
         """
         One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the leaf's index, the static's value, the first path of the node met again, or what the node needs beside its children.
@@ -74,6 +79,9 @@ def weaken(graphdef: GraphDef) -> GraphDef:
     """
 
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
+
+def children(obj: object) -> list[Any]:
+    """The children of a node, one level down."""
 
 def replay(graphdef: GraphDef, obj: object) -> list[Any] | None:
     """The leaves of `obj` when its structure is `graphdef`, else None."""

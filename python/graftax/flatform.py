@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from jax.tree_util import DictKey, GetAttrKey
 
@@ -187,7 +187,8 @@ class _Assembly:
         if base in ("deque", "bytearray") and detail is not None:
             payload = self._key(detail)
         if base == "registered":
-            treedef = registry.one_level_treedef(cls, detail.node_data()[1], len(items))
+            _, aux = cast(Any, detail).node_data()
+            treedef = registry.one_level_treedef(cls, aux, len(items))
         ids += [self._key(n) for n in (*fields, *slots)]
         self.keys += ids
         track = _NONE

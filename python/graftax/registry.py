@@ -284,3 +284,10 @@ def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
 def graphdef_from_state(state: object) -> _core.GraphDef:
     """Unpickles a GraphDef. Every index is checked: a damaged state raises ValueError."""
     return _core.GraphDef._from_state(state)  # pyright: ignore[reportPrivateUsage]
+
+
+def graphdef_children(graphdef: _core.GraphDef) -> list[_core.GraphDef]:
+    """The GraphDef of each child of the root, as if the child had been flattened by itself."""
+    leaf = np.float32(0)  # any dynamic leaf will do: structures do not tell them apart
+    obj = _core.unflatten(graphdef, [leaf] * graphdef.num_leaves)
+    return [_core.flatten(child)[1] for child in _core.children(obj)]

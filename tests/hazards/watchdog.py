@@ -14,8 +14,9 @@ from typing import Any
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 CHILD = """
-import faulthandler, importlib.util, sys
+import faulthandler, importlib.util, resource, sys
 faulthandler.enable()
+resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))  # an error here rather than a machine that swaps
 path, name, params = sys.argv[1:4]
 spec = importlib.util.spec_from_file_location("child", path)
 module = importlib.util.module_from_spec(spec)
