@@ -341,6 +341,7 @@ void Recorder::mark() {
   Program& p = out_.program;
   auto n = static_cast<uint32_t>(p.code.size());
   std::vector<uint32_t> parent(n, NONE);
+  std::vector<uint32_t> nodes_before(n + 1, 0);
   std::vector<std::pair<uint32_t, uint32_t>> refs;  // (target, where the reference stands)
   bool any = false;
   {
@@ -348,6 +349,7 @@ void Recorder::mark() {
     for (uint32_t pc = 0; pc < n; ++pc) {
       while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
       if (!open.empty()) parent[pc] = open.back();
+      nodes_before[pc + 1] = nodes_before[pc] + (p.code[pc].op == Op::node);
       if (p.code[pc].op == Op::ref) refs.emplace_back(p.track_pc[p.code[pc].arg], pc);
       if (p.code[pc].op == Op::node) {
         open.push_back(pc);
@@ -387,14 +389,10 @@ void Recorder::mark() {
     } else {
       work.push_back(pc);
     }
-    uint32_t below = 0;
-    if (in.next - pc > max_below_object) {
-      for (uint32_t i = pc + 1; i < in.next; ++i) below += p.code[i].op == Op::node;
-      if (below > max_below_object)
-        raise_graftax("StructureError", path_text(p, pc, options_.root_names) + ": more than " +
-                      std::to_string(max_below_object) + " nodes below one " + in.type->tp_name +
-                      ". Wrap what is not part of the program in graftax.Static, or register the class.");
-    }
+    if (nodes_before[in.next] - nodes_before[pc] - 1 > max_below_object)
+      raise_graftax("StructureError", path_text(p, pc, options_.root_names) + ": more than " +
+                    std::to_string(max_below_object) + " nodes below one " + in.type->tp_name +
+                    ". Pass only the part that the function uses, or register the class with jax.tree_util.");
   }
   while (!work.empty()) {
     uint32_t pc = work.back();

@@ -211,9 +211,7 @@ def copy_leaf(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def deep_copy(
-    x: Any, leaf: Callable[[Any], Any] = copy_leaf, memo: dict[int, tuple[Any, Any]] | None = None
-) -> Any:
+def deep_copy(x: Any, leaf: Callable[[Any], Any] = copy_leaf, memo: dict[int, tuple[Any, Any]] | None = None) -> Any:
     """A graph like ``x`` made of new nodes; ``leaf`` maps its arrays; ``memo`` receives (old, new) pairs."""
     memo = {} if memo is None else memo
     if is_array(x):

@@ -9,6 +9,7 @@ so that every program runs on every graph, and does the same to equal graphs.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +68,8 @@ SPINES: dict[str, Callable[..., Any]] = {
 indices = st.integers(0, 7)
 arrays = st.tuples(st.just("array"), st.integers(0, 1), st.integers(0, 1), st.integers(-3, 3), st.booleans())
 statics = st.tuples(st.just("static"), st.integers(0, len(STATICS) - 1))
-atoms = st.one_of(st.tuples(st.just("node"), indices), arrays, statics)
+nodes = st.tuples(st.just("node"), indices)
+atoms = st.one_of(nodes, arrays, nodes, arrays, statics)
 contents = st.recursive(
     atoms,
     lambda inner: st.tuples(st.sampled_from(sorted(SPINES)), st.lists(inner, min_size=1, max_size=2)),
@@ -127,10 +129,8 @@ def names_of(x: Any) -> list[str]:
 
 
 def graphs(max_nodes: int = 5) -> st.SearchStrategy[Recipe]:
-    node = st.tuples(st.sampled_from(MUTABLE), st.lists(contents, max_size=3))
-    return st.builds(
-        Recipe, st.lists(node, min_size=1, max_size=max_nodes), st.lists(contents, min_size=1, max_size=3)
-    )
+    node = st.tuples(st.sampled_from(MUTABLE), st.lists(contents, min_size=1, max_size=3))
+    return st.builds(Recipe, st.lists(node, min_size=1, max_size=max_nodes), st.lists(contents, min_size=1, max_size=3))
 
 
 # ── values that a program makes ──
@@ -188,9 +188,7 @@ plain_values = st.one_of(
 )
 values = st.recursive(
     plain_values,
-    lambda inner: st.tuples(
-        st.sampled_from(FRESH + tuple(sorted(SPINES))), st.lists(inner, min_size=1, max_size=2)
-    ),
+    lambda inner: st.tuples(st.sampled_from(FRESH + tuple(sorted(SPINES))), st.lists(inner, min_size=1, max_size=2)),
     max_leaves=3,
 )
 
@@ -343,9 +341,9 @@ class Program:
         return results[0] if len(results) == 1 else results
 
 
-def programs(max_steps: int = 6) -> st.SearchStrategy[Program]:
+def programs(max_steps: int = 10) -> st.SearchStrategy[Program]:
     step = st.tuples(indices, st.integers(0, 10), indices, values)
-    failure = st.one_of(st.none(), st.none(), st.none(), st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    failure = st.sampled_from([*[None] * 36, *itertools.product(range(3), range(3))])
     return st.builds(
-        Program, st.lists(step, max_size=max_steps), st.lists(values, min_size=1, max_size=2), failure
+        Program, st.lists(step, min_size=3, max_size=max_steps), st.lists(values, min_size=1, max_size=2), failure
     )

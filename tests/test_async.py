@@ -11,7 +11,7 @@ from zoo import Box
 
 @jax.jit
 def long_computation(x):
-    return jax.lax.fori_loop(0, 3000, lambda _, y: jnp.sin(y @ x), x)
+    return jax.lax.fori_loop(0, 1200, lambda _, y: jnp.sin(y @ x), x)
 
 
 def changing(g):

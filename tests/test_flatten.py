@@ -242,9 +242,7 @@ class Fails:
         raise AssertionError
 
 
-@pytest.mark.parametrize(
-    "kind", [Refuses, ValueError, KeyboardInterrupt, SystemExit, MemoryError, RecursionError]
-)
+@pytest.mark.parametrize("kind", [Refuses, ValueError, KeyboardInterrupt, SystemExit, MemoryError, RecursionError])
 def test_an_exception_of_a_registered_flatten_propagates_unchanged(kind):
     error = kind("no")
     x = [f32(1), Fails(error)]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GraphDef.children`: one structure a child, each complete by itself."""
 
-import graftax
 import jax.numpy as jnp
+
+import graftax
 
 
 def structure(obj):

@@ -107,9 +107,7 @@ def test_mutation_error_raises_just_where_something_changes(recipe: Recipe, prog
     assert oracle.difference(before, (roots, nodes), zip(before_nodes, nodes, strict=True)) is None
     if plain_error is not None:
         same_failure(plain_error, error)
-    elif not oracle.same_graph(
-        before, (plain_roots, plain_nodes), zip(before_nodes, plain_nodes, strict=True)
-    ):
+    elif not oracle.same_graph(before, (plain_roots, plain_nodes), zip(before_nodes, plain_nodes, strict=True)):
         assert isinstance(error, graftax.GraftaxError)
     elif error is None:
         assert oracle.difference(plain_result, result) is None

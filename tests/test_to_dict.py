@@ -170,7 +170,5 @@ def test_the_order_is_the_same_in_every_process():
 
 
 def test_the_order_is_that_of_the_walk():
-    flat = [
-        plain(path) for path in graftax.to_dict({"b": [1, (2,)], "a": Box(z=3, y=4)}) if path[-1:] != (CLASS,)
-    ]
+    flat = [plain(path) for path in graftax.to_dict({"b": [1, (2,)], "a": Box(z=3, y=4)}) if path[-1:] != (CLASS,)]
     assert flat == ["[b][0]", "[b][1][0]", "[a].z", "[a].y"]

@@ -5,10 +5,7 @@ from ._setup import setup as _setup
 
 _setup()
 
-from ._call import CacheInfo as CacheInfo
 from ._call import Jitted as Jitted
-from ._call import filter_jit as filter_jit
-from ._call import jit as jit
 from ._core import GraphDef as GraphDef
 from ._errors import ConcurrentChangeError as ConcurrentChangeError
 from ._errors import GraftaxError as GraftaxError
@@ -16,7 +13,11 @@ from ._errors import LostChangeWarning as LostChangeWarning
 from ._errors import MutationError as MutationError
 from ._errors import RecompileWarning as RecompileWarning
 from ._errors import StructureError as StructureError
+from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
+from ._jit import filter_jit as filter_jit
+from ._jit import jit as jit
+from ._table import CacheInfo as CacheInfo
 from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.core
@@ -22,77 +21,12 @@ from . import _core
 from ._aot import Lowered
 from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
 from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
-from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers
-from ._recompiles import Recompiles
+from ._options import Options
 from ._signature import Signature, refuse_generators, resolve
+from ._table import CacheInfo, FunctionTable, table_of, without_table
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_TABLES = "__graftax_tables__"
-
-
-class CacheInfo(NamedTuple):
-    """What a function's table has seen: calls that found an entry, calls that made one, and traces."""
-
-    hits: int
-    misses: int
-    maxsize: int
-    currsize: int
-    traces: int
-
-
-class FunctionTable(_core.Table):
-    """The entries of one function under one set of options: bounded, the least recently used goes first."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__()
-        self.maxsize = options.cache_size
-        self.entries: dict[tuple[_core.GraphDef, Any], _core.Entry] = {}
-        self.recompiles = Recompiles()
-        self.misses = self.found = self.traces = 0
-
-    def store(self, key: tuple[_core.GraphDef, Any], entry: _core.Entry) -> _core.Entry:
-        for dead in [k for k in self.entries if not k[0]._alive()]:
-            self.drop(dead)
-        while len(self.entries) >= self.maxsize:
-            self.drop(min(self.entries, key=lambda k: self.entries[k].used))
-        return self.entries.setdefault(key, entry)
-
-    def drop(self, key: tuple[_core.GraphDef, Any]) -> None:
-        entry = self.entries.pop(key, None)
-        if entry is not None:
-            self._forget(entry)
-
-    def clear(self) -> None:
-        self.entries.clear()
-        self._forget_all()
-        self.misses = self.found = self.traces = 0
-
-
-class _Tables:
-    """What hangs on a function. `owner` tells it from one that `functools.update_wrapper` copied."""
-
-    def __init__(self, owner: types.FunctionType) -> None:
-        self.owner = weakref.ref(owner)
-        self.tables: dict[Options, FunctionTable] = {}
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (types.NoneType, ())
-
-
-def _table_of(function: types.FunctionType, may_hang: bool, options: Options) -> FunctionTable:
-    if not may_hang:
-        return FunctionTable(options)
-    tables = function.__dict__.get(_TABLES)
-    if not isinstance(tables, _Tables) or tables.owner() is not function:
-        tables = function.__dict__[_TABLES] = _Tables(function)
-    try:
-        return tables.tables.setdefault(options, FunctionTable(options))
-    except TypeError:  # an option that does not hash
-        return FunctionTable(options)
 
 
 class Jitted(_core.Caller, Generic[P, R]):
@@ -109,14 +43,14 @@ class Jitted(_core.Caller, Generic[P, R]):
         signature = Signature.of(plain, len(prefix), options.captured)
         signature.check(options.static, "static_argnums/static_argnames", name)
         signature.check(options.donate, "donate_argnums/donate_argnames", name)
-        table = _table_of(plain, may_hang, options)
+        table = table_of(plain, may_hang, options)
         self._configure(plain, prefix, table, signature.binding)
         self._options = options
         table_ref = weakref.ref(table)
         on_trace = functools.partial(_on_trace, name, options, table_ref)
         self._plan = Plan(name, place_of(plain), signature, options, on_trace)
         functools.update_wrapper(self, function)
-        self.__dict__.pop(_TABLES, None)
+        without_table(self.__dict__)
 
     if TYPE_CHECKING:  # C++ answers the call
 
@@ -234,112 +168,3 @@ def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | N
         alive.traces += 1
     if lost and options.warn_lost:
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, stacklevel=2)
-
-
-def _wrap(function: Any, options: Options) -> Any:
-    if isinstance(function, (classmethod, staticmethod)):
-        return type(function)(_wrap(function.__func__, options))
-    return Jitted(function, options)
-
-
-@overload
-def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
-@overload
-def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
-def jit(
-    function: Any = None,
-    /,
-    *,
-    mutation: str = "propagate",
-    cache_size: int = 512,
-    donate: Any = None,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
-    donate_argnums: Any = None,
-    donate_argnames: Any = None,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    keep_unused: bool = False,
-    inline: bool = False,
-    compiler_options: dict[str, Any] | None = None,
-) -> Any:
-    """Compiles a function of any Python objects with XLA.
-
-    Arrays anywhere in the arguments, in the closure and in the globals that the function names are traced; everything
-    else is static, and compared exactly on every call. Shared and cyclic references stay what they are. What the
-    function does to its arguments is done to the caller's own objects.
-
-    Args:
-        function: any callable. Without it, `jit` returns a decorator.
-        mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
-        cache_size: how many structures are kept compiled; the least recently used goes first.
-        static_argnums, static_argnames: arguments that must hold no array (whatever is no array is static anyway).
-        donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names and positions of arguments
-            whose arrays may be reused for outputs. The words with "warn" let JAX warn of what it could not reuse.
-        donate_argnums, donate_argnames: the same, in JAX's spelling.
-        in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
-        keep_unused, inline, compiler_options: as in `jax.jit`.
-
-    Raises:
-        UnsupportedValueError: for a value with hidden state, at its path.
-        MutationError: for a change that the options forbid.
-
-    Example:
-        >>> counts = {"calls": 0}
-        >>> @graftax.jit
-        ... def step(params, note, counts):
-        ...     params["w"] = params["w"] * 2
-        ...     return {"note": note, "sum": params["w"].sum()}
-    """
-    options = Options(
-        mutation=mutation,
-        cache_size=cache_size,
-        static=names_and_numbers(static_argnums, static_argnames),
-        **donation(donate, donate_argnums, donate_argnames),
-        in_shardings=freeze(in_shardings),
-        out_shardings=freeze(out_shardings),
-        keep_unused=keep_unused,
-        inline=inline,
-        compiler_options=tuple(sorted((compiler_options or {}).items())),
-    )
-    if function is None:
-        return functools.partial(_wrap, options=options)
-    return _wrap(function, options)
-
-
-@overload
-def filter_jit(function: Callable[P, R], /, **options: Unpack[FilterJitOptions]) -> Jitted[P, R]: ...
-@overload
-def filter_jit(**options: Unpack[FilterJitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
-def filter_jit(
-    function: Any = None,
-    /,
-    *,
-    donate: Any = "none",
-    cache_size: int = 512,
-    keep_unused: bool = False,
-    inline: bool = False,
-    compiler_options: dict[str, Any] | None = None,
-) -> Any:
-    """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
-
-    A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that the result does not show
-    is dropped with one `LostChangeWarning` that names its path.
-
-    Args:
-        function: any callable. Without it, `filter_jit` returns a decorator.
-        donate, cache_size, keep_unused, inline, compiler_options: as in `jit`.
-    """
-    options = Options(
-        mutation="discard",
-        warn_lost=True,
-        captured=False,
-        cache_size=cache_size,
-        keep_unused=keep_unused,
-        inline=inline,
-        compiler_options=tuple(sorted((compiler_options or {}).items())),
-        **donation(donate, None, None),
-    )
-    if function is None:
-        return functools.partial(_wrap, options=options)
-    return _wrap(function, options)

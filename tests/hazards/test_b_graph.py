@@ -46,9 +46,7 @@ def test_a_returned_list_twice_is_one_list():
         assert out[0] is out[1] is x
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in zoo.NAMES if name.startswith(("cyclic", "two", "parent", "doubly"))]
-)
+@pytest.mark.parametrize("name", [name for name in zoo.NAMES if name.startswith(("cyclic", "two", "parent", "doubly"))])
 def test_cycles_as_input_and_output(name):
     build = dict(zoo.ZOO)[name]
 
@@ -148,8 +146,6 @@ def test_a_hundred_thousand_leaves():
         assert f([x, *({"w": 1, "n": i % 7} for i in range(100_000)), {"w": x}]).tolist() == [2.0]
     assert len(graftax.flatten([x] * 100_000)[0]) == 100_000
     assert f.cache_info().traces == 1
-
-
 
 
 class Meddles:

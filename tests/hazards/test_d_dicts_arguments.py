@@ -138,9 +138,7 @@ def test_maxlen_is_part_of_the_key():
 
 
 def test_none_and_array_and_empty_containers():
-    f = graftax.jit(
-        lambda x: 0 if x is None else x + 1 if hasattr(x, "shape") else (type(x).__name__, len(x))
-    )
+    f = graftax.jit(lambda x: 0 if x is None else x + 1 if hasattr(x, "shape") else (type(x).__name__, len(x)))
     for _ in range(2):
         assert f(None) == 0
         assert f(f32(1)).tolist() == [2.0]

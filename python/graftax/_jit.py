@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jit` and `filter_jit`: from what the user asks for to an `Options` record and a `Jitted`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
+
+from ._call import Jitted
+from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _wrap(function: Any, options: Options) -> Any:
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_wrap(function.__func__, options))
+    return Jitted(function, options)
+
+
+@overload
+def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
+@overload
+def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def jit(
+    function: Any = None,
+    /,
+    *,
+    mutation: str = "propagate",
+    cache_size: int = 512,
+    donate: Any = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    donate_argnums: Any = None,
+    donate_argnames: Any = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+) -> Any:
+    """Compiles a function of any Python objects with XLA.
+
+    Arrays anywhere in the arguments, in the closure and in the globals that the function names are traced; everything
+    else is static, and compared exactly on every call. Shared and cyclic references stay what they are. What the
+    function does to its arguments is done to the caller's own objects.
+
+    Args:
+        function: any callable. Without it, `jit` returns a decorator.
+        mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
+        cache_size: how many structures are kept compiled; the least recently used goes first.
+        static_argnums, static_argnames: arguments that must hold no array (whatever is no array is static anyway).
+        donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names and positions of arguments
+            whose arrays may be reused for outputs. The words with "warn" let JAX warn of what it could not reuse.
+        donate_argnums, donate_argnames: the same, in JAX's spelling.
+        in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
+        keep_unused, inline, compiler_options: as in `jax.jit`.
+
+    Raises:
+        UnsupportedValueError: for a value with hidden state, at its path.
+        MutationError: for a change that the options forbid.
+
+    Example:
+        >>> counts = {"calls": 0}
+        >>> @graftax.jit
+        ... def step(params, note, counts):
+        ...     params["w"] = params["w"] * 2
+        ...     return {"note": note, "sum": params["w"].sum()}
+    """
+    options = Options(
+        mutation=mutation,
+        cache_size=cache_size,
+        static=names_and_numbers(static_argnums, static_argnames),
+        **donation(donate, donate_argnums, donate_argnames),
+        in_shardings=freeze(in_shardings),
+        out_shardings=freeze(out_shardings),
+        keep_unused=keep_unused,
+        inline=inline,
+        compiler_options=tuple(sorted((compiler_options or {}).items())),
+    )
+    if function is None:
+        return functools.partial(_wrap, options=options)
+    return _wrap(function, options)
+
+
+@overload
+def filter_jit(function: Callable[P, R], /, **options: Unpack[FilterJitOptions]) -> Jitted[P, R]: ...
+@overload
+def filter_jit(**options: Unpack[FilterJitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+def filter_jit(
+    function: Any = None,
+    /,
+    *,
+    donate: Any = "none",
+    cache_size: int = 512,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+) -> Any:
+    """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
+
+    A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that the result does not show
+    is dropped with one `LostChangeWarning` that names its path.
+
+    Args:
+        function: any callable. Without it, `filter_jit` returns a decorator.
+        donate, cache_size, keep_unused, inline, compiler_options: as in `jit`.
+    """
+    options = Options(
+        mutation="discard",
+        warn_lost=True,
+        captured=False,
+        cache_size=cache_size,
+        keep_unused=keep_unused,
+        inline=inline,
+        compiler_options=tuple(sorted((compiler_options or {}).items())),
+        **donation(donate, None, None),
+    )
+    if function is None:
+        return functools.partial(_wrap, options=options)
+    return _wrap(function, options)
