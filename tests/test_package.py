@@ -24,7 +24,7 @@ LAYERS = [
     {"_core"},
     {"registry", "path", "_errors", "_compat", "interop", "_setup"},
     {"graph", "flatform", "tree", "module"},
-    {"_options", "_signature", "_dispatch", "_direct", "_aot", "_recompiles", "_table"},
+    {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
     {"_call"},
     {"_jit", "transforms"},
     {"serial", "sharding", "show", "explain"},

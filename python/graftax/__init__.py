@@ -7,6 +7,7 @@ _setup()
 
 from ._call import Jitted as Jitted
 from ._core import GraphDef as GraphDef
+from ._errors import CapturedArrayWarning as CapturedArrayWarning
 from ._errors import ConcurrentChangeError as ConcurrentChangeError
 from ._errors import GraftaxError as GraftaxError
 from ._errors import LostChangeWarning as LostChangeWarning

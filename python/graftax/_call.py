@@ -68,7 +68,8 @@ class Jitted(_core.Caller, Generic[P, R]):
             table.found += 1
             return entry
         table.misses += 1
-        table.recompiles.note(self._plan.name, graphdef, names)
+        table.advice.static_changes(self._plan.name, graphdef, names)
+        table.advice.captured(self._plan.name, leaves, graphdef, names, signature.arguments(layout))
         entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, context)
         return table.store((_core.weaken(graphdef), context), entry)
 

@@ -196,7 +196,7 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
             skip = plan.signature.skip
-            captured = len(flags) - len(plan.signature.cells) - len(plan.signature.globals)
+            captured = plan.signature.arguments(layout)
             out["in_shardings"] = tuple(
                 spec_at(options.in_shardings, (SequenceKey(root - skip), *path)) if skip <= root < captured else None
                 for root, path in where
@@ -216,7 +216,7 @@ def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
     flags = signature.flags(layout, options.donate)
     if options.donate_word != "none":
         first = options.donate_word.endswith("except-first")
-        arguments = len(flags) - len(signature.cells) - len(signature.globals)
+        arguments = signature.arguments(layout)
         flags = [i < arguments and not (first and i == 0) for i in range(len(flags))]
     return flags
 

@@ -36,6 +36,10 @@ class RecompileWarning(UserWarning):
     """A static value changes on most calls, and each change compiles anew."""
 
 
+class CapturedArrayWarning(UserWarning):
+    """A big NumPy array that the function captures is copied on every call."""
+
+
 class LostChangeWarning(UserWarning):
     """A by-value call changed an argument, and the change is dropped."""
 
@@ -88,5 +92,9 @@ STATIC_CHANGES = (
 DELETED = (
     "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
     "donated argument: use what that call returned or wrote back, or do not donate it."
+)
+BIG_CAPTURED = (
+    "{name} captures the NumPy array {path} ({size} MB), which is copied on every call, so that changing it is seen. "
+    "Make it a jax.Array once: jnp.asarray(...)."
 )
 CLASS_GONE = "this GraphDef holds {value!r} at {path}, which cannot be pickled: {error}"

@@ -160,6 +160,10 @@ class Signature:
             *(f"global {n}" for n in self.globals),
         )
 
+    def arguments(self, layout: tuple[Any, ...]) -> int:
+        """How many roots are arguments; what the function captures comes after them."""
+        return len(self.names) + sum(layout[:1]) + len(layout[1:])
+
     def root_index(self, layout: tuple[Any, ...], which: int | str) -> int | None:
         """The root that `static_argnums=which`, or a name, means; None when this call has no such argument."""
         names = self.root_names(layout)

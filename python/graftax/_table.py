@@ -8,8 +8,8 @@ import weakref
 from typing import Any, NamedTuple
 
 from . import _core
+from ._advice import Advice
 from ._options import Options
-from ._recompiles import Recompiles
 
 _TABLES = "__graftax_tables__"
 
@@ -31,7 +31,7 @@ class FunctionTable(_core.Table):
         super().__init__()
         self.maxsize = options.cache_size
         self.entries: dict[tuple[_core.GraphDef, Any], _core.Entry] = {}
-        self.recompiles = Recompiles()
+        self.advice = Advice()
         self.misses = self.found = self.traces = 0
 
     def store(self, key: tuple[_core.GraphDef, Any], entry: _core.Entry) -> _core.Entry:
