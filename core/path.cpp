@@ -88,7 +88,7 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 
 Owned key_entry(const Step& s) {
   static PyObject* sequence = key_class("SequenceKey");
-  static PyObject* dict = key_class("DictKey");
+  static PyObject* dict = PyObject_GetAttrString(runtime.registry, "dict_key");
   static PyObject* attribute = key_class("GetAttrKey");
   static PyObject* flat = key_class("FlattenedIndexKey");
   PyObject* cls = sequence;

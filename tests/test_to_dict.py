@@ -172,3 +172,18 @@ def test_the_order_is_the_same_in_every_process():
 def test_the_order_is_that_of_the_walk():
     flat = [plain(path) for path in graftax.to_dict({"b": [1, (2,)], "a": Box(z=3, y=4)}) if path[-1:] != (CLASS,)]
     assert flat == ["[b][0]", "[b][1][0]", "[a].z", "[a].y"]
+
+
+def test_a_value_that_is_repeated_inside_a_repeated_value_keeps_its_place():
+    inner = zoo.Affine(weight=(1, "x"), bias=(1, "x"))
+    graph = [zoo.Affine(weight=inner, bias=inner), zoo.Affine(weight=inner, bias=inner)]
+    assert oracle.difference(graph, graftax.from_dict(graftax.to_dict(graph))) is None
+
+
+def test_a_dag_of_forty_tuples_has_a_small_flat_form():
+    graph = ("x",)
+    for _ in range(40):
+        graph = (graph, graph)
+    flat = graftax.to_dict(graph)
+    assert len(flat) < 50_000
+    assert graftax.flatten(graftax.from_dict(flat))[1].num_nodes < 50_000

@@ -13,6 +13,7 @@ from .path import Path, Ref
 
 _CLASS = GetAttrKey("__class__")
 _EXTRA = GetAttrKey("__graftax__")
+_MOST_REPEATED = 1_000  # entries that one repeated value may be spelled out to
 
 
 def to_dict(obj: object) -> dict[Path, Any]:
@@ -77,18 +78,23 @@ def _repeat(
     at: Path,
     first: tuple[Any, ...],
 ) -> None:
-    """Writes the values below `first` once more, below `at`."""
-    pending = [(at, first)]
-    while pending:
-        at, first = pending.pop()
-        for path, op, cls, value in instructions[subtrees[first] :]:
-            if path[: len(first)] != first:
-                break
+    """Writes the values below `first` once more, below `at`, in order; past a bound, as references."""
+    below = [(at, first, subtrees[first])]
+    written = 0
+    while below:
+        at, first, i = below.pop()
+        while i < len(instructions) and instructions[i][0][: len(first)] == first:
+            path, op, cls, value = instructions[i]
+            i += 1
+            written += 1
             place = at + path[len(first) :]
-            if op == "static":
+            if op == "same" and written < _MOST_REPEATED:
+                below += [(at, first, i), (place, value, subtrees[value])]
+                break
+            if op == "same":
+                out[place] = Ref(Path(value))
+            elif op == "static":
                 out[place] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
-            elif op == "same":
-                pending.append((place, value))
             else:
                 out[place + (_CLASS,)] = cls
                 if value is not None:
@@ -183,7 +189,7 @@ class _Assembly:
             ids = [self._key(e) for e in detail or ()]
             arg = len(ids)
         else:
-            ids = [self._key(k.key) for k in items if isinstance(k, DictKey)]
+            ids = [self._key(k.key) for k in items if isinstance(k, (DictKey, registry.NoneKey))]
         if base in ("deque", "bytearray") and detail is not None:
             payload = self._key(detail)
         if base == "registered":

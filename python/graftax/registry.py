@@ -263,6 +263,31 @@ def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
     return treedef_of_node(tree_util.default_registry, (cls, aux), [_LEAF] * children)
 
 
+class NoneKey:
+    """The key path entry of a dict's key None, where JAX's own `DictKey` (before 0.10) takes no None."""
+
+    key = None
+
+    def __str__(self) -> str:
+        return "[None]"
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NoneKey)
+
+    def __hash__(self) -> int:
+        return hash(NoneKey)
+
+
+def dict_key(key: Any) -> Any:
+    """The key path entry of a dict's key."""
+    try:
+        return tree_util.DictKey(key)
+    except TypeError:
+        return NoneKey()
+
+
 def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
     """The pickle of a GraphDef; names the path of what cannot be pickled."""
     state = graphdef._state()  # pyright: ignore[reportPrivateUsage]

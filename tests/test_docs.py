@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Python block of the documentation runs and gives what it shows; so does every example. Links lead somewhere."""
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "core/README.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def python_blocks(page):
+    """(its line in the page, the code) of every Python block."""
+    text = page.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, m.start(1)) + 1, m[1]) for m in BLOCK.finditer(text)]
+
+
+BLOCKS = [
+    pytest.param(page, line, code, id=f"{name_of(page)}:{line}") for page in PAGES for line, code in python_blocks(page)
+]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), BLOCKS)
+def test_a_block_of_the_docs_runs_and_gives_what_it_shows(page, line, code, monkeypatch):
+    # A module of its own, where classes and functions find their globals; the page's own lines in a traceback.
+    module = type(sys)(f"block_{line}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile("\n" * (line - 1) + code, str(page), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize(("page", "line", "code"), BLOCKS)
+def test_a_block_of_the_docs_shows_a_result(page, line, code):
+    assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code)))
+
+
+def test_the_readme_has_its_blocks():
+    assert len(python_blocks(ROOT / "README.md")) >= 5, "the pattern for blocks no longer fits the page"
+
+
+def test_the_three_answers_take_about_thirty_lines():
+    answers = [code for _, code in python_blocks(ROOT / "README.md")][:3]
+    lines = [line for code in answers for line in code.splitlines() if line.strip() and "import" not in line]
+    assert len(lines) <= 33
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_an_example_runs_as_a_script(path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), "it shows nothing"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_an_example_does_nothing_when_it_is_imported(path, capsys):
+    runpy.run_path(str(path), run_name="imported")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_to_a_file_leads_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_every_page_of_the_docs_is_in_the_index():
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target).resolve() for target in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert {page for page in index.parent.rglob("*.md") if page != index} <= linked
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_the_readme_names_its_two_commands(command):
+    target = command.removeprefix("make ")
+    assert re.search(rf"^{command}\b", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+# ---- what the README says of jax.jit and of the limits, and no block shows
+
+
+def test_jax_jit_takes_no_string():
+    with pytest.raises(TypeError, match="str"):
+        jax.jit(lambda config, x: x)({"activation": "tanh"}, jnp.zeros(3))
+
+
+def test_jax_jit_fails_on_a_cycle():
+    ring = [jnp.ones(2)]
+    ring.append(ring)
+    # Where the stack ends is chance, and so is what JAX makes of it.
+    with pytest.raises((RecursionError, SystemError, AttributeError)):
+        jax.jit(lambda r: r[0])(ring)
+
+
+def test_jax_jit_takes_no_plain_object_and_drops_changes():
+    with pytest.raises(TypeError):
+        jax.jit(lambda m: m)(type("Model", (), {})())
+    params = {"w": jnp.ones(())}
+    jax.jit(lambda p: p.update(w=p["w"] + 1))(params)
+    assert params["w"] == 1
+
+
+def test_a_number_that_keeps_changing_compiles_anew_and_warns():
+    scaled = graftax.jit(lambda x, n: x * n)
+    with pytest.warns(graftax.RecompileWarning, match=r"jnp\.asarray"):
+        for n in range(12):
+            scaled(jnp.ones(()), n)
+    assert scaled.cache_info().traces == 12
+
+
+def test_a_number_as_an_array_compiles_once():
+    scaled = graftax.jit(lambda x, n: x * n)
+    for n in range(12):
+        assert scaled(jnp.ones(()), jnp.asarray(n)) == n
+    assert scaled.cache_info().traces == 1
+
+
+def test_a_captured_array_is_no_constant():
+    box = [jnp.ones(())]
+    read = graftax.jit(lambda: box[0] * 2)
+    assert read() == 2
+    box[0] = jnp.asarray(5.0)
+    assert read() == 10
