@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from ._errors import (
 )
 from ._options import Options
 from ._signature import GlobalAssigned, Signature
+
+_NUMBERING = threading.Lock()
 
 Layout = tuple[Any, ...]
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
@@ -64,8 +67,9 @@ def flat_function(
             raise GraftaxError(f"{plan.name} was traced outside of a call")
         caller, roots = active
         outcome, out = trace(plan, caller._function, roots, layout, leaves, donated, by_value)
-        number = len(outcomes)
-        outcomes.append(outcome)
+        with _NUMBERING:  # two threads may trace one entry at once
+            number = len(outcomes)
+            outcomes.append(outcome)
         n = outcome.result_leaves
         return tuple(out[:n]), tuple(out[n:]), encode(number)
 

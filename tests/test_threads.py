@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls from several threads at once: first calls, many structures, many shapes."""
+
+import threading
+
+import jax.numpy as jnp
+
+import graftax
+
+
+def together(n, work):
+    barrier, errors = threading.Barrier(n), []
+
+    def run(i):
+        try:
+            barrier.wait()
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def test_first_calls_at_once_with_other_shapes_get_their_own_static_results():
+    for _ in range(10):
+        f = graftax.jit(lambda x: (x + 1, x.shape))
+        together(8, lambda i, f=f: [check_shape(f, 1 + i % 4) for _ in range(5)])
+
+
+def check_shape(f, n):
+    y, shape = f(jnp.zeros(n))
+    assert shape == (n,)
+    assert y.tolist() == [1.0] * n
+
+
+def test_structures_and_statics_do_not_mix():
+    @graftax.jit
+    def f(box, key):
+        box[key] = box[key] * 2
+        box.setdefault("log", []).append(key)
+        return key
+
+    def work(i):
+        for turn in range(20):
+            key = f"k{(i + turn) % 5}"
+            box = {key: jnp.full(1 + i % 3, float(turn))}
+            assert f(box, key) == key
+            assert box["log"] == [key]
+            assert box[key].tolist() == [2.0 * turn] * (1 + i % 3)
+
+    together(8, work)
+
+
+def test_each_thread_may_change_its_own_object_of_one_structure():
+    @graftax.jit
+    def bump(counter):
+        counter["n"] = counter["n"] + 1
+
+    def work(i):
+        counter = {"n": jnp.asarray(i)}
+        for _ in range(50):
+            bump(counter)
+        assert int(counter["n"]) == i + 50
+
+    together(8, work)
