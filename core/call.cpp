@@ -17,6 +17,16 @@ struct Entry {
   Owned compiled;  // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
   Owned outcomes;  // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;  // the table's clock at the last call
+  std::vector<bool> donated;   // by leaf; empty when nothing is
+  uint32_t arguments = 0;      // roots that are arguments; what the function captures comes after them
+
+  // The first tracked node that only captured roots reach.
+  uint32_t captured_from() const {
+    uint32_t pc = 0, track = 0;
+    for (uint32_t r = 0; r < arguments && r < program.roots; ++r) pc = program.after(pc);
+    while (track < program.track_pc.size() && program.track_pc[track] < pc) ++track;
+    return track;
+  }
 };
 
 int entry_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -231,7 +241,7 @@ size_t decode(PyObject* code) {
   return out;
 }
 
-Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk) {
+Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const Entry& entry) {
   if (!PyTuple_Check(flat_result) || PyTuple_GET_SIZE(flat_result) != 3)
     raise_error(PyExc_SystemError, "the flat function returned something else");
   PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
@@ -242,6 +252,15 @@ Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk) {
   const Outcome& outcome = *nb::inst_ptr<Outcome>(obj);
   if (PyTuple_GET_SIZE(first) + PyTuple_GET_SIZE(second) != static_cast<Py_ssize_t>(outcome.program.leaves))
     raise_error(PyExc_SystemError, "the Outcome does not fit this executable");
+  if (!active().empty() && !outcome.writes.empty()) {
+    // Inside the trace of another call: what this function captures are the caller's own objects, not that trace's.
+    uint32_t captured = entry.captured_from();
+    for (const Write& w : outcome.writes)
+      if (w.track >= captured)
+        raise_graftax("MutationError",
+                      "a jitted function that is called inside another one changes an object that it captures (its "
+                      "closure or a global). Pass that object to both as an argument.");
+  }
   if (PyTuple_GET_SIZE(second) == 0)
     return apply(outcome, PySequence_Fast_ITEMS(first), walk.leaves.data(), walk.nodes.data());
   Owned all = own(PySequence_Concat(first, second));
@@ -294,7 +313,22 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   raise_python();
 }
 
+// One buffer cannot be donated and used a second time. XLA says so only once the donation has begun.
+void check_aliases(CallerObject* self, const Roots& roots, const Entry& entry, const Walk& walk) {
+  IdLease seen;
+  for (uint32_t i = 0; i < walk.leaves.size() && i < entry.donated.size(); ++i) {
+    if (seen->insert(walk.leaves[i], i)) continue;
+    uint32_t first = *seen->find(walk.leaves[i]);
+    if (!entry.donated[i] && !entry.donated[first]) continue;
+    Owned all = tuple_of(roots.values);
+    Owned never = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_refuse_alias", "OOII", all.get(),
+                                          roots.layout.get(), first, i));
+  }
+}
+
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  if (self->table == Py_None || self->binding == Py_None)
+    raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   if (setting(settings.disable_jit).get() == Py_True) return call_plain(self, args, nargs, kwnames);
   const Binding& binding = *nb::inst_ptr<Binding>(self->binding);
   Roots roots;
@@ -314,13 +348,14 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   OwnedList copies;
   if (walk.has_numpy) copy_numpy(walk.leaves, copies);
   OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
+  if (!entry.donated.empty()) check_aliases(self, roots, entry, walk);
   Owned flat_result;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), all.get(), outcomes.get()});
     flat_result = Owned::steal(PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
   }
   if (!flat_result) raise_explained(self, roots);
-  return finish(flat_result.get(), outcomes.get(), walk).release();
+  return finish(flat_result.get(), outcomes.get(), walk, entry).release();
 }
 
 // ---- the type
@@ -368,6 +403,7 @@ PyObject* caller_configure(PyObject* obj, PyObject* args) {
 PyObject* caller_bind(PyObject* obj, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   try {
     auto* self = reinterpret_cast<CallerObject*>(obj);
+    if (self->binding == Py_None) raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
     Roots roots;
     if (!bind(self, *nb::inst_ptr<Binding>(self->binding), args, nargs, kwnames, roots)) Py_RETURN_NONE;
     return check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get()));
@@ -389,8 +425,8 @@ int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
 
 int caller_clear(PyObject* obj) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
-  Py_CLEAR(self->function);
-  Py_CLEAR(self->table);
+  Py_XSETREF(self->function, Py_NewRef(Py_None));
+  Py_XSETREF(self->table, Py_NewRef(Py_None));
   return 0;
 }
 
@@ -473,18 +509,20 @@ void bind_call(nb::module_& m) {
 
   nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
                     "What is compiled for one structure of one function.")
-      .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes) {
+      .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
+                          std::vector<bool> donated, uint32_t arguments) {
         new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
-                         Owned::borrow(outcomes.ptr()), 0};
-      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"),
-           nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome]) -> None"))
+                         Owned::borrow(outcomes.ptr()), 0, std::move(donated), arguments};
+      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("donated"), nb::arg("arguments"),
+           nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
+                   "donated: Sequence[bool], arguments: int) -> None"))
       .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); },
                    nb::sig("def compiled(self) -> Any"))
       .def_prop_ro("outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
                    nb::sig("def outcomes(self) -> list[Outcome]"));
 
-  nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(), nb::dynamic_attr(),
+  nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(),
                     "The entries used last; a subclass holds them all.")
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)

@@ -101,13 +101,14 @@ void Recorder::visit(PyObject* obj, bool in_static, bool repeated) {
       if (options_.inputs) return add_leaf(obj, kind, false);
       return add_static_leaf(obj, kind);
     case Base::statics:
-      if (kind.how == How::identity && !kind.immortal_value)
+      if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value)
         Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj,
                                       options_.inputs ? Py_True : Py_False)));
       return add_static_leaf(obj, kind);
     case Base::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
     default:
-      if (kind.sentinel && is_bare(obj, kind)) return add_static_leaf(obj, kind);
+      if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind))
+        return add_static_leaf(obj, kind);  // a sentinel of some module: returned as itself
       return open(obj, kind, in_static, repeated, true);
   }
 }
@@ -163,6 +164,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
   n.track = track;
   n.kind = &kind;
   n.type = p.keep_type(Py_TYPE(obj));
+  p.keep_kind(kind);
   n.items = static_cast<uint32_t>(cursor.items());
   n.fields = static_cast<uint32_t>(cursor.fields());
   n.has_extra = kind.base == Base::registered || kind.base == Base::defaultdict;
@@ -177,6 +179,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
     Owned content = own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
     n.payload = add_static(p, content.get(), kind_of(content.get()));
   }
+  if (kind.sentinel && is_bare(obj, kind)) n.payload = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
   if (kind.base == Base::set) {
     Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(obj)).get()));
@@ -256,21 +259,20 @@ void Recorder::close_value(uint32_t pc) {
     }
   }
   if (constant) n.whole = p.keep(Owned::borrow(obj));
-  if (n.next == pc + 1) return;  // an empty one is as short as a reference to it
   size_t h = reinterpret_cast<size_t>(n.type) ^ (n.items * 1000003u) ^ n.fields;
-  for (uint32_t i = pc + 1; i < n.next; ++i) {
+  for (uint32_t i = pc + 1; i < n.next; i = p.after(i)) {
     const Instr& c = p.code[i];
-    size_t x = c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash)
-             : c.op == Op::same ? c.arg : reinterpret_cast<size_t>(c.type) + c.items;
-    h = h * 1000003u + x + static_cast<size_t>(c.op);
-    if (i - pc > 16) break;
+    size_t x = c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash) : value_hash_[c.op == Op::same ? c.arg : i];
+    h = (h ^ x) * 0x9e3779b97f4a7c15ULL + static_cast<size_t>(c.op == Op::stat);
   }
+  value_hash_[pc] = h;
+  if (n.next == pc + 1) return;  // an empty one is as short as a reference to it
   auto [begin, end] = values_.equal_range(h);
-  int tries = 0;
+  int tries = 0;  // of equal hashes that are no equal values
   for (auto it = begin; it != end && tries < 8; ++it, ++tries) {
     uint32_t other = it->second;
     uint32_t length = n.next - pc;
-    if (p.code[other].next - other != length) continue;
+    if (p.code[other].op != Op::node || p.code[other].next > pc || p.code[other].next - other != length) continue;
     bool equal = true;
     for (uint32_t i = 0; equal && i < length; ++i) {
       const Instr &a = p.code[other + i], &b = p.code[pc + i];
@@ -287,6 +289,18 @@ void Recorder::close_value(uint32_t pc) {
     Owned keep = Owned::borrow(obj);
     for (uint32_t i = 0; i < length; ++i)
       if (uint32_t* place = seen_->find(out_.live[pc + i]); place && *place == pc + i && i > 0) *place = other + i;
+    for (uint32_t i = 0; i < length; ++i) {
+      held_.push(out_.live[pc + i]);
+      auto gone = value_hash_.find(pc + i);
+      if (gone == value_hash_.end()) continue;
+      auto [first, last] = values_.equal_range(gone->second);
+      for (auto v = first; v != last; ++v)
+        if (v->second == pc + i) {
+          values_.erase(v);
+          break;
+        }
+      value_hash_.erase(gone);
+    }
     p.code.resize(pc);
     out_.live.resize(pc);
     p.code[other].flags |= TARGET;
@@ -435,7 +449,7 @@ class Replayer {
     if (n != p_.roots) return false;
     walk_.leaves.reserve(p_.leaves);
     walk_.nodes.resize(p_.track_pc.size());
-    if (p_.has_same) same_.assign(p_.code.size(), nullptr);
+    if (p_.has_same) same_.resize(p_.code.size());
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
       if (!match(roots[r], pc)) return false;
@@ -478,7 +492,7 @@ class Replayer {
     const Kind& kind = *in.kind;
     if (in.flags & TARGET) {
       if (same_[pc] == obj) return true;
-      same_[pc] = obj;  // held by its parent, which stays open or is immutable itself
+      same_.set(pc, obj);
     }
     if (kind.base != Base::registered && raw_size(obj, kind.base) != static_cast<Py_ssize_t>(raw_items(in))) return false;
     if (in.track != NONE) {
@@ -486,9 +500,8 @@ class Replayer {
       walk_.nodes.set(in.track, obj);
     }
     if (kind.base == Base::set && !set_matches(p_, in.keys, in.arg, obj)) return false;
-    if (in.payload != NONE || kind.base == Base::deque) {
-      if (!payload_matches(in, obj)) return false;
-    }
+    if ((in.payload != NONE || kind.base == Base::deque) && !payload_matches(in, obj)) return false;
+    if (kind.sentinel && in.payload == NONE && is_bare(obj, kind)) return false;
     uint32_t children = p_.children(pc), own_keys = p_.item_keys(in);
     // An empty list has nothing to walk; fields must be looked at even where none were recorded.
     if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque) return true;
@@ -515,6 +528,7 @@ class Replayer {
              memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content),
                     static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
     }
+    if (in.kind->base != Base::deque) return static_matches(p_, in.payload, obj);  // a sentinel
     Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
     if (in.payload == NONE) return maxlen.get() == Py_None;
     return static_matches(p_, in.payload, maxlen.get());
@@ -532,8 +546,8 @@ class Replayer {
     --top.left;
     if (key) {
       const Static& expected = p_.statics[p_.keys[top.key]];
-      if (expected.obj != key || expected.how == How::reduce) {
-        Owned hold = Owned::borrow(child);
+      if (expected.obj != key || expected.how >= How::reduce) {
+        Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
         if (!static_matches(p_, p_.keys[top.key], key)) return false;
       }
       ++top.key;
@@ -553,7 +567,7 @@ class Replayer {
   Walk& walk_;
   IdLease ids_;
   std::vector<ReplayFrame> stack_;
-  std::vector<PyObject*> same_;
+  OwnedList same_;  // by instruction: held, because a user's flatten makes aux data that nobody else holds
 };
 
 }  // namespace

@@ -72,6 +72,8 @@ class Recorder {
   std::vector<uint32_t> field_keys_;    // keys of open nodes, as a stack
   std::vector<size_t> field_base_;
   std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree
+  std::unordered_map<uint32_t, size_t> value_hash_;   // the same, the other way round
+  OwnedList held_;  // objects whose instructions went: `seen_` still knows their addresses
   size_t expanded_ = 0;
   uint32_t root_ = 0;
 };

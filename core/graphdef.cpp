@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graphdef.h"
 
+#include <memory>
 #include <unordered_map>
 
 #include "path.h"
@@ -29,6 +30,9 @@ void Program::clear() {
 
 int Program::traverse(visitproc visit, void* arg) const {
   for (size_t i = 0; i < owned.size(); ++i) Py_VISIT(owned[i]);
+  for (const Static& s : statics)
+    if (s.state)
+      if (int stop = s.state->traverse(visit, arg)) return stop;
   return 0;
 }
 
@@ -65,14 +69,14 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
 }
 
 bool sets_equal(const Program& a, const Instr& x, const Program& b, const Instr& y) {
-  std::vector<bool> taken(y.arg, false);
+  std::unordered_multimap<Py_hash_t, uint32_t> left;
+  for (uint32_t j = 0; j < y.arg; ++j) left.emplace(b.statics[b.keys[y.keys + j]].hash, b.keys[y.keys + j]);
   for (uint32_t i = 0; i < x.arg; ++i) {
-    bool found = false;
-    for (uint32_t j = 0; j < y.arg && !found; ++j) {
-      if (taken[j] || !statics_equal(a, a.keys[x.keys + i], b, b.keys[y.keys + j])) continue;
-      taken[j] = found = true;
-    }
-    if (!found) return false;
+    uint32_t id = a.keys[x.keys + i];
+    auto [it, end] = left.equal_range(a.statics[id].hash);
+    while (it != end && !statics_equal(a, id, b, it->second)) ++it;
+    if (it == end) return false;
+    left.erase(it);
   }
   return true;
 }
@@ -101,7 +105,11 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
 void Program::finish() {
   Py_hash_t h = 0x345678;
   for (const Instr& n : code) h = hash_instr(*this, n, h);
-  if (layout) h = mix(h, static_cast<size_t>(PyObject_Hash(layout)));
+  if (layout) {
+    Py_hash_t own_hash = PyObject_Hash(layout);
+    if (own_hash == -1) raise_python();
+    h = mix(h, static_cast<size_t>(own_hash));
+  }
   hash = h == -1 ? -2 : h;
 }
 
@@ -140,6 +148,7 @@ Program weakened(const Program& p) {
   out.roots = p.roots;
   out.leaves = p.leaves;
   out.has_same = p.has_same;
+  out.kinds = p.kinds;
   out.hash = p.hash;
   for (Instr& n : out.code) {
     if (n.type) out.keep_type(n.type);
@@ -149,6 +158,7 @@ Program weakened(const Program& p) {
   for (Static& s : out.statics) {
     out.keep_type(s.type);
     if (s.snapshot) out.owned.push(s.snapshot);
+    if (s.state) s.state = std::make_shared<Program>(weakened(*s.state));
     if (s.weak || s.how != How::identity || !PyType_SUPPORTS_WEAKREFS(s.type)) {
       out.owned.push(s.obj);
       continue;
@@ -358,7 +368,8 @@ void validate(Program& p) {
         for (uint64_t k = p.item_keys(in); k < keys; ++k)
           if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
         if (in.payload != NONE) key_ok(in.payload);
-        if (in.kind->base == Base::bytearray && in.payload == NONE) malformed("bytearray");
+        if (in.kind->base == Base::bytearray && (in.payload == NONE || p.statics[in.payload].how != How::bytes))
+          malformed("bytearray");
         if (in.kind->base == Base::registered && !in.treedef) malformed("treedef");
         if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict)) malformed("extra child");
         uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
@@ -411,7 +422,7 @@ Program program_from_state(PyObject* state_obj) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
     nb::object value = t[1];
-    if (how < 0 || how > static_cast<int>(How::equal)) malformed("static");
+    if (how < 0 || how > static_cast<int>(How::state)) malformed("static");
     if (static_cast<How>(how) == How::tuple) {
       Static s;
       s.how = How::tuple;
@@ -456,6 +467,7 @@ Program program_from_state(PyObject* state_obj) {
       if (!PyType_Check(type.ptr())) malformed("type");
       n.type = p.keep_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
       n.kind = &kind_of_type(n.type);
+      p.keep_kind(*n.kind);
       if (!n.kind->is_node()) malformed("a type is not a node any more");
       if (!nb::object(t[12]).is_none()) n.treedef = p.keep(Owned::borrow(nb::object(t[12]).ptr()));
     }

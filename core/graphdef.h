@@ -50,6 +50,7 @@ struct Static {
   PyObject* obj = nullptr;       // owned by the program
   PyObject* snapshot = nullptr;  // How::reduce: the plain value; owned
   uint32_t first = 0, count = 0; // How::tuple: its elements in Program::elements
+  std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
   Py_hash_t hash = 0;
 };
 
@@ -60,6 +61,7 @@ struct Program {
   std::vector<uint32_t> elements;  // static ids
   std::vector<uint32_t> track_pc;  // tracked index -> instruction
   OwnedList owned;
+  std::vector<std::shared_ptr<const Kind>> kinds;  // those that the instructions name
   PyObject* layout = nullptr;      // how the roots were passed: a tuple of strings and numbers; owned
   uint32_t roots = 0;
   uint32_t leaves = 0;
@@ -73,6 +75,11 @@ struct Program {
   PyTypeObject* keep_type(PyTypeObject* type) {
     if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) owned.push(reinterpret_cast<PyObject*>(type));
     return type;
+  }
+  void keep_kind(const Kind& kind) {
+    for (const auto& k : kinds)
+      if (k.get() == &kind) return;
+    kinds.push_back(kind.shared_from_this());
   }
   uint32_t after(uint32_t pc) const { return code[pc].op == Op::node ? code[pc].next : pc + 1; }
   uint32_t children(uint32_t pc) const {

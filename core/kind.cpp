@@ -15,7 +15,7 @@ Runtime runtime;
 namespace {
 
 struct Entry {
-  std::vector<std::unique_ptr<Kind>> kinds;  // the last one counts; older ones live while a GraphDef may name them
+  std::shared_ptr<Kind> kind;  // a GraphDef that names it holds it too
   Owned watcher;                             // weak reference whose callback drops this entry
 };
 
@@ -172,7 +172,6 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     kind.base = role == "registered" ? Base::registered : base;
     if (role == "node" && base == Base::statics) raise_error(PyExc_TypeError, "describe() called an opaque type a node");
     kind.solid = solid;
-    kind.tracked = !frozen && !(base == Base::tuple && role == "node");
     kind.has_dict = kind.type->tp_dictoffset != 0;
     if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
     PyObject* order = PyTuple_GET_ITEM(answer.get(), 7);
@@ -184,6 +183,8 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
     if (absent != Py_None) kind.absent = Py_NewRef(absent);
     collect_slots(kind);
+    // A tuple cannot change, but the attributes of a subclass can.
+    kind.tracked = !frozen && (base != Base::tuple || role == "registered" || kind.has_fields());
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
     if (!has_del) PyErr_Clear();
     kind.has_del = static_cast<bool>(has_del);
@@ -199,28 +200,31 @@ const Kind* known_kind(PyTypeObject* type) {
   if (f.type == type) return f.kind;
   auto it = table().find(type);
   if (it == table().end()) return nullptr;
-  f = {type, it->second.kinds.back().get()};
+  f = {type, it->second.kind.get()};
   return f.kind;
 }
 
 const Kind& kind_of(PyObject* obj) {
   PyTypeObject* type = Py_TYPE(obj);
   if (const Kind* known = known_kind(type)) return *known;
-  auto kind = std::make_unique<Kind>();
+  auto kind = std::make_shared<Kind>();
   kind->type = type;
   if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
   Owned watcher = watch(type);
   if (const Kind* known = known_kind(type)) return *known;  // resolved meanwhile by code that ran above
   Entry& entry = table()[type];
-  entry.kinds.push_back(std::move(kind));
+  entry.kind = std::move(kind);
   if (!entry.watcher) entry.watcher = std::move(watcher);
-  const Kind& out = *entry.kinds.back();
+  const Kind& out = *entry.kind;
   front[front_slot(type)] = {type, &out};
   return out;
 }
 
 const Kind& kind_of_type(PyTypeObject* type) {
+  if (!PyType_Check(reinterpret_cast<PyObject*>(type))) raise_error(PyExc_TypeError, "expected a class");
   if (const Kind* known = known_kind(type)) return *known;
+  if (!solid_base(type)->tp_new)
+    raise_error(PyExc_TypeError, std::string("no instance of ") + type->tp_name + " can be made");
   Owned shell = own(solid_base(type)->tp_new(type, runtime.empty_tuple, nullptr));
   return kind_of(shell.get());
 }
@@ -229,9 +233,7 @@ void forget_kind(PyTypeObject* type) {
   front[front_slot(type)] = {};
   auto it = table().find(type);
   if (it == table().end()) return;
-  // The old kind stays allocated for the GraphDefs that name it; the entry moves under a key no type can have.
-  static std::vector<Entry>* retired = new std::vector<Entry>();
-  retired->push_back(std::move(it->second));
+  Entry old = std::move(it->second);
   table().erase(it);
 }
 

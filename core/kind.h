@@ -2,6 +2,8 @@
 // A Kind says how to open one value and how to rebuild it. Resolved once per type and cached by type.
 #pragma once
 
+#include <memory>
+
 #include "py.h"
 
 namespace graftax {
@@ -36,6 +38,7 @@ enum class How : uint8_t {
   tuple,   // only for dict keys and set elements: element by element
   reduce,  // by the plain value that the registry's function makes of it
   equal,   // by the type's own == (called here, guarded)
+  state,   // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
   copied,  // Outcome only: a NumPy array, copied for each call
 };
 
@@ -44,7 +47,7 @@ struct Slot {
   Py_ssize_t offset;
 };
 
-struct Kind {
+struct Kind : std::enable_shared_from_this<Kind> {
   PyTypeObject* type = nullptr;
   Base base = Base::statics;
   How how = How::identity;

@@ -174,7 +174,7 @@ Owned instructions(const Program& p) {
           nb::list elements;
           for (uint32_t i = 0; i < n.arg; ++i) elements.append(value_of(p.keys[n.keys + i]));
           detail = std::move(elements);
-        } else if (n.payload != NONE) {
+        } else if (n.payload != NONE && n.kind->base != Base::none) {
           detail = value_of(n.payload);
         } else if (n.treedef) {
           detail = nb::borrow(n.treedef);

@@ -82,23 +82,23 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
   }
 }
 
-// A key is compared, never traced: an array inside it would be a constant for ever.
-void refuse_arrays_below(PyObject* key) {
-  static thread_local bool checking = false;
-  if (checking) return;
-  checking = true;
-  try {
-    Recorder recorder({});
-    recorder.root(key);
-    bool any = recorder.leaf_count() > 0;
-    checking = false;
-    if (!any) return;
-  } catch (...) {
-    checking = false;
-    throw;
-  }
-  raise_graftax("UnsupportedValueError", std::string("a ") + Py_TYPE(key)->tp_name +
-                " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
+bool defines_eq(PyTypeObject* type) { return type->tp_richcompare != PyBaseObject_Type.tp_richcompare; }
+
+// What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
+// Keys inside a key's own state count by pointer.
+std::shared_ptr<Program> state_of(PyObject* key) {
+  static thread_local bool inside = false;
+  if (inside) return nullptr;
+  struct Guard {
+    Guard() { inside = true; }
+    ~Guard() { inside = false; }
+  } guard;
+  Recorder recorder({});
+  recorder.root(key);
+  if (recorder.leaf_count() > 0)
+    raise_graftax("UnsupportedValueError", std::string("a ") + Py_TYPE(key)->tp_name +
+                  " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
+  return std::make_shared<Program>(std::move(recorder.finish(nullptr).program));
 }
 
 Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(kind.reduce, obj)); }
@@ -168,33 +168,45 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
   if (kind.base == Base::statics || kind.base == Base::numpy) return add_static(program, key, kind);
   if (kind.base == Base::array)
     raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
-  if (kind.is_node()) refuse_arrays_below(key);
-  // A hashable object as a key counts by identity, or by its own == where it defines one.
+  if (!kind.is_node()) raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);
   Static s;
-  bool own_eq = Py_TYPE(key)->tp_richcompare != PyBaseObject_Type.tp_richcompare;
-  s.how = own_eq ? How::equal : How::identity;
+  s.how = How::state;
   s.type = program.keep_type(Py_TYPE(key));
   s.obj = program.keep(Owned::borrow(key));
-  s.hash = PyObject_Hash(key);
-  if (s.hash == -1) raise_python();
+  s.state = state_of(key);
+  s.hash = s.state ? s.state->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+uint32_t add_identity(Program& program, PyObject* obj) {
+  Static s;
+  s.type = program.keep_type(Py_TYPE(obj));
+  s.obj = program.keep(Owned::borrow(obj));
+  s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4);
   program.statics.push_back(s);
   return static_cast<uint32_t>(program.statics.size() - 1);
 }
 
 bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   const Static& s = program.statics[id];
-  if (s.weak) {
-    if (static_object(s).get() != obj) return false;
-    const Kind* kind = known_kind(s.type);
-    return !kind || !kind->sentinel || is_bare(obj, *kind);  // a sentinel that got an attribute is one no more
-  }
-  if (s.obj == obj && s.how != How::reduce) return true;
+  if (s.weak) return static_object(s).get() == obj;
+  if (s.obj == obj && s.how != How::reduce && s.how != How::state && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
   if (s.how == How::tuple) {
     if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
-    for (uint32_t i = 0; i < s.count; ++i)
-      if (!static_matches(program, program.elements[s.first + i], PyTuple_GET_ITEM(obj, i))) return false;
+    Owned tuple = Owned::borrow(obj);
+    for (uint32_t i = 0, n = s.count, first = s.first; i < n; ++i)
+      if (!static_matches(program, program.elements[first + i], PyTuple_GET_ITEM(obj, i))) return false;
     return true;
+  }
+  if (s.how == How::state) {
+    if (s.obj != obj && !defines_eq(s.type)) return false;
+    if (!s.state) return s.obj == obj;
+    Owned key = Owned::borrow(obj);
+    std::shared_ptr<Program> state = s.state;
+    Walk walk;
+    return replay(*state, &obj, 1, walk);
   }
   if (s.how == How::reduce) {
     Owned snapshot = Owned::borrow(s.snapshot);
@@ -220,6 +232,10 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
     return true;
   }
   if (x.how == How::reduce) return plain_equal(x.snapshot, y.snapshot, 0);
+  if (x.how == How::state) {
+    if (x.obj != y.obj && !defines_eq(x.type)) return false;
+    return x.state && y.state ? *x.state == *y.state : x.obj == y.obj;
+  }
   if (x.obj == y.obj && is_value(x.how)) return true;
   return values_equal(x.how, x.obj, y.obj);
 }
@@ -240,12 +256,13 @@ bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObjec
     PyObject* element = PyList_GET_ITEM(elements.get(), i);
     Py_hash_t h = PyObject_Hash(element);
     if (h == -1) raise_python();
-    bool found = false;
-    auto [begin, end] = by_hash.equal_range(h);
-    for (auto it = begin; it != end && !found; ++it) found = static_matches(program, it->second, element);
-    // Equal keys may hash apart: two nan objects do.
-    for (uint32_t k = 0; k < count && !found; ++k) found = static_matches(program, program.keys[first + k], element);
-    if (!found) return false;
+    auto [it, end] = by_hash.equal_range(h);
+    while (it != end && !static_matches(program, it->second, element)) ++it;
+    if (it == end) {  // equal keys may hash apart: two nan objects do
+      for (it = by_hash.begin(); it != by_hash.end() && !static_matches(program, it->second, element);) ++it;
+      if (it == by_hash.end()) return false;
+    }
+    by_hash.erase(it);
   }
   return true;
 }

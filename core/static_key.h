@@ -9,6 +9,7 @@ namespace graftax {
 // Adds `obj` to the program's pool and returns its id. Dict keys and set elements go this way too, where a tuple is
 // compared element by element. `copy` is set for the NumPy constants of an Outcome.
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy = false);
+uint32_t add_identity(Program& program, PyObject* obj);
 uint32_t add_key(Program& program, PyObject* key, int depth = 0);
 
 // Does `obj` equal static `id`? May run a registry function or an extension type's own ==.

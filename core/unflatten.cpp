@@ -217,6 +217,12 @@ void Builder::node(uint32_t pc, uint32_t at) {
   const Instr& n = program_.code[pc];
   if (sources_.live && (n.flags & HANDED)) return push(at, Owned::borrow(sources_.live[pc]));
   if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
+  if (n.payload != NONE && n.kind->base == Base::none) {  // a sentinel is itself
+    Owned obj = static_object(program_.statics[n.payload]);
+    if (!obj) raise_error(PyExc_ReferenceError, "a sentinel of this GraphDef no longer exists");
+    if (n.track != NONE) nodes_.set(n.track, obj.get());
+    return push(at, std::move(obj));
+  }
   if (n.whole) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {

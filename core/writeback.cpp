@@ -2,6 +2,7 @@
 #include "writeback.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "path.h"
 #include "static_key.h"
@@ -168,7 +169,7 @@ bool Trace::changed(uint32_t pc) {
     }
     const Instr& c = p.code[child];
     if (value == expected(child)) {
-      if (c.op == Op::leaf && std::binary_search(donated_.begin(), donated_.end(), value)) return true;
+      if (!donated_.empty() && holds_donated(child)) return true;
       continue;
     }
     if (c.op != Op::stat) return true;
@@ -176,6 +177,17 @@ bool Trace::changed(uint32_t pc) {
     if (how < How::integer || how > How::bytes || !static_matches(p, c.arg, value)) return true;
   }
   return i != count;
+}
+
+// Is a donated leaf at `pc`, or below it without another tracked node between? Then what holds it must be written.
+bool Trace::holds_donated(uint32_t pc) const {
+  const Program& p = recording_.program;
+  for (uint32_t i = pc, end = p.after(pc); i < end;) {
+    const Instr& n = p.code[i];
+    if (n.op == Op::leaf && std::binary_search(donated_.begin(), donated_.end(), built_[i])) return true;
+    i = n.op == Op::node && n.track != NONE ? n.next : i + 1;
+  }
+  return false;
 }
 
 void Trace::restore_node(uint32_t pc) {
@@ -209,10 +221,12 @@ void Trace::restore_raw(uint32_t track, OwnedList& graveyard) {
 void Trace::restore() {
   const Program& p = recording_.program;
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
-  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
-    uint32_t pc = p.track_pc[t];
-    if (!(p.code[pc].flags & HANDED)) continue;
-    if (raw_[t] || changed(pc)) restore_node(pc);
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op != Op::node || !(n.flags & HANDED) || (n.track == NONE && !n.kind->has_fields())) continue;
+    PyObject* obj = recording_.live[pc];
+    if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
+    if ((n.track != NONE && raw_[n.track]) || changed(pc)) restore_node(pc);
   }
 }
 
@@ -221,24 +235,36 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
   const Program& p = recording_.program;
   std::vector<bool> out(p.track_pc.size(), false);
   if (changed_nodes.empty()) return out;
-  for (uint32_t t : changed_nodes) out[t] = true;
-  // One pass a level of references: graphs of statics are small, and this runs once per trace.
-  for (bool again = true; again;) {
-    again = false;
-    for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
-      if (out[t]) continue;
-      uint32_t pc = p.track_pc[t];
-      for (uint32_t i = pc + 1; i < p.code[pc].next && !out[t]; ++i) {
-        const Instr& c = p.code[i];
-        uint32_t below = c.op == Op::ref ? c.arg : c.op == Op::node ? c.track : NONE;
-        if (below != NONE && out[below]) out[t] = again = true;
+  auto n = static_cast<uint32_t>(p.code.size());
+  std::vector<uint32_t> parent(n, NONE), open;
+  std::unordered_multimap<uint32_t, uint32_t> refs;  // tracked index -> where it is referred to
+  for (uint32_t pc = 0; pc < n; ++pc) {
+    while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+    if (!open.empty()) parent[pc] = open.back();
+    if (p.code[pc].op == Op::ref) refs.emplace(p.code[pc].arg, pc);
+    if (p.code[pc].op == Op::node) open.push_back(pc);
+  }
+  std::vector<uint32_t> work(changed_nodes);
+  while (!work.empty()) {
+    uint32_t t = work.back();
+    work.pop_back();
+    if (out[t]) continue;
+    out[t] = true;
+    auto add_above = [&](uint32_t pc) {
+      for (uint32_t up = parent[pc]; up != NONE; up = parent[up]) {
+        if (p.code[up].track == NONE) continue;
+        work.push_back(p.code[up].track);
+        break;
       }
-    }
+    };
+    add_above(p.track_pc[t]);
+    auto [begin, end] = refs.equal_range(t);
+    for (auto it = begin; it != end; ++it) add_above(it->second);
   }
   return out;
 }
 
-nb::tuple Trace::finish(nb::handle result, bool by_value, const std::vector<bool>& donated) {
+nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated) {
   const Program& p = recording_.program;
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
     if (donated[i]) donated_.push_back(tracers_[i]);
@@ -263,7 +289,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, const std::vector<bool
     } else if (!changed(pc)) {
       continue;
     }
-    paths.append(path_text(p, pc, root_names_.get()));
+    if (nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
   }
@@ -276,7 +302,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, const std::vector<bool
     if (!by_value || (handed && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
-    if (!std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
+    if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves};
   Recorder recorder({nullptr, nullptr, &inputs});
   recorder.root(result.ptr());
@@ -365,7 +391,14 @@ void bind_writeback(nb::module_& m) {
         for (nb::handle h : out) a.push(h.ptr());
         for (nb::handle h : in) b.push(h.ptr());
         for (nb::handle h : nodes) c.push(h.ptr());
-        if (a.size() != o.program.leaves) raise_error(PyExc_ValueError, "wrong number of output leaves");
+        uint32_t leaf_count = 0, node_count = 0;
+        for (const Instr& n : o.program.code) {
+          if (n.op == Op::forward) leaf_count = std::max(leaf_count, n.arg + 1);
+          if (n.op == Op::input) node_count = std::max(node_count, n.arg + 1);
+        }
+        for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
+        if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
+          raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
         return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
       }, nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any"))
       .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
@@ -377,8 +410,8 @@ void bind_writeback(nb::module_& m) {
            nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], is_static: Sequence[bool]) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
-      .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("donated"),
-           nb::sig("def finish(self, result: object, by_value: bool, donated: Sequence[bool]) -> "
+      .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),
+           nb::sig("def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool]) -> "
                    "tuple[Outcome, list[Any], list[str], bool]"))
       .def("restore", &Trace::restore)
       .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))

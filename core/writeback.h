@@ -35,7 +35,8 @@ class Trace {
   nb::list rebuild(nb::sequence leaves);
   // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,
   // whether a change cannot be seen in the result).
-  nb::tuple finish(nb::handle result, bool by_value, const std::vector<bool>& donated);
+  // Without `forward`, an untouched input leaf in the result is an output like any other.
+  nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated);
   // Puts handed-over nodes back to what they were.
   void restore();
   // Do the caller's own objects still look as they did when the trace began?
@@ -45,6 +46,7 @@ class Trace {
  private:
   PyObject* expected(uint32_t pc) const;
   bool changed(uint32_t pc);
+  bool holds_donated(uint32_t pc) const;
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
   void restore_node(uint32_t pc);

@@ -167,7 +167,7 @@ def difference(a: Any, b: Any, identities: Iterable[tuple[Any, Any]] = ()) -> st
         path, x, y = todo.pop()
         if is_array(x) or is_array(y):
             if not (is_array(x) and is_array(y) and same_array(x, y)):
-                return f"{path}: array {x!r} against {y!r}"
+                return f"{path}: array {short(x)} against {short(y)}"
             continue
         if not is_node(x) or not is_node(y):
             if is_node(x) or is_node(y) or not same_static(x, y):

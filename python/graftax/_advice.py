@@ -16,6 +16,13 @@ _BIG = 1 << 20  # bytes
 _PATIENCE = 8  # versions that differ from the one before in the same static
 
 
+def _short(value: object) -> str:
+    try:
+        return repr(value)[:40]
+    except Exception:
+        return object.__repr__(value)
+
+
 class Advice:
     """Follows the structures of one function as they are recorded."""
 
@@ -46,13 +53,13 @@ class Advice:
             return
         path, value = change
         values = self._values.setdefault(path, [])
-        values.append(repr(value)[:40])
+        values.append(_short(value))
+        del values[:-_PATIENCE]
         if len(values) < _PATIENCE or path in self._warned:
             return
         self._warned.add(path)
         root, rest = (path[0], path[1:]) if len(root_names) > 1 else (0, path)
         where = root_names[cast(int, root)] + keystr(cast(Any, rest))
         shown = ", ".join(values[-3:])
-        del values[:-3]
         message = STATIC_CHANGES.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
         warnings.warn(message, RecompileWarning, stacklevel=3)

@@ -7,8 +7,10 @@ Outcome. What is left for Python is a structure not met before, and everything t
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -20,7 +22,7 @@ import jax.core
 from . import _core
 from ._aot import Lowered
 from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
-from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
+from ._errors import CHANGE_LOST, DELETED, DONATED_TWICE, GraftaxError, LostChangeWarning, StructureError
 from ._options import Options
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
@@ -45,12 +47,14 @@ class Jitted(_core.Caller, Generic[P, R]):
         signature.check(options.donate, "donate_argnums/donate_argnames", name)
         table = table_of(plain, may_hang, options)
         self._configure(plain, prefix, table, signature.binding)
+        # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
+        is_function = isinstance(function, types.FunctionType)
+        functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
+        without_table(self.__dict__)
         self._options = options
         table_ref = weakref.ref(table)
         on_trace = functools.partial(_on_trace, name, options, table_ref)
         self._plan = Plan(name, place_of(plain), signature, options, on_trace)
-        functools.update_wrapper(self, function)
-        without_table(self.__dict__)
 
     if TYPE_CHECKING:  # C++ answers the call
 
@@ -83,6 +87,12 @@ class Jitted(_core.Caller, Generic[P, R]):
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break
         return error
+
+    def _refuse_alias(self, roots: tuple[Any, ...], layout: tuple[Any, ...], first: int, second: int) -> None:
+        names = self._plan.signature.root_names(layout)
+        _, graphdef = _core.record(roots, names, [False] * len(names), layout)
+        paths = leaf_names(graphdef, names)
+        raise StructureError(DONATED_TWICE.format(name=self._plan.name, first=paths[first], second=paths[second]))
 
     # ---- asked for by name
 
@@ -136,8 +146,8 @@ class Jitted(_core.Caller, Generic[P, R]):
     # ---- as a method, a pickle, a copy
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
+        if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
+            return self  # as plain Python: only functions become methods
         bound = type(self).__new__(type(self))
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
@@ -160,7 +170,11 @@ class Jitted(_core.Caller, Generic[P, R]):
         return self
 
     def __deepcopy__(self, memo: Any) -> Jitted[P, R]:
-        return self
+        if not self._prefix:
+            return self
+        if isinstance(self.__wrapped__, types.FunctionType):
+            return self.__get__(copy.deepcopy(self.__self__, memo))
+        return Jitted(copy.deepcopy(self.__wrapped__, memo), self._options)
 
 
 def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | None], lost: list[str]) -> None:

@@ -114,7 +114,9 @@ def trace(
         values = tracing.rebuild(leaves)
         try:
             result = signature.call(function, roots, values, layout)
-            outcome, out, changed, lost = tracing.finish(result, by_value, donated)
+            # A forwarded input would keep its own sharding, whatever the options say.
+            forward = options.in_shardings is None and options.out_shardings is None
+            outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated)
         except jax.errors.JAXTypeError as error:
             rename_leaves(error, tracing.leaf_paths())
             raise
@@ -170,7 +172,7 @@ def build_entry(
     compiled: Any = jax.jit(flat, **jit_options)
     if options.donate_word in ("all", "all-except-first"):
         compiled = quiet(compiled)
-    return _core.Entry(graphdef, context, compiled, outcomes)
+    return _core.Entry(graphdef, context, compiled, outcomes, donated, plan.signature.arguments(layout))
 
 
 def quiet(compiled: Any) -> Any:
@@ -199,11 +201,10 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
             donated = [flags[root] for root, _ in where]
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
-            skip = plan.signature.skip
-            captured = plan.signature.arguments(layout)
+            places = sharding_places(plan, layout, [root for root, _ in where])
             out["in_shardings"] = tuple(
-                spec_at(options.in_shardings, (SequenceKey(root - skip), *path)) if skip <= root < captured else None
-                for root, path in where
+                None if place is None else spec_at(options.in_shardings, (SequenceKey(place), *path))
+                for place, (_, path) in zip(places, where, strict=True)
             )
     if options.keep_unused:
         out["keep_unused"] = True
@@ -223,6 +224,14 @@ def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
         arguments = signature.arguments(layout)
         flags = [i < arguments and not (first and i == 0) for i in range(len(flags))]
     return flags
+
+
+def sharding_places(plan: Plan, layout: Layout, roots: list[int]) -> list[int | None]:
+    """Where in `in_shardings` each of these roots stands: as in JAX, static arguments do not count; what the function
+    captures, and `self` of a bound method, have no place."""
+    skip, arguments = plan.signature.skip, plan.signature.arguments(layout)
+    static = plan.signature.flags(layout, plan.options.static)
+    return [None if root < skip or root >= arguments else sum(not s for s in static[skip:root]) for root in roots]
 
 
 def is_prefix(spec: Any) -> bool:

@@ -89,6 +89,10 @@ STATIC_CHANGES = (
     "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "
     "numbers are static: make it a jax.Array, for example jnp.asarray(value), to compile once."
 )
+DONATED_TWICE = (
+    "{name} cannot donate one array that it is given twice: {first} and {second} are the same array. Pass a copy "
+    "(jnp.copy) for one of them, put both into one list that is shared, or do not donate it."
+)
 DELETED = (
     "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
     "donated argument: use what that call returned or wrote back, or do not donate it."

@@ -48,6 +48,8 @@ def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
     """
     if isinstance(function, types.FunctionType):
         return function, (), True
+    if isinstance(function, _core.Caller):  # jit of a jitted function: one trace, not two
+        return function._function, function._prefix, not function._prefix or function._function is not call_partial
     if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
         return function.__func__, (function.__self__,), True
     if type(function) is functools.partial:

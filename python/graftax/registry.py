@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import concurrent.futures
 import datetime
@@ -10,6 +11,7 @@ import decimal
 import enum
 import fractions
 import functools
+import gc
 import io
 import logging
 import multiprocessing.process
@@ -24,7 +26,7 @@ import types
 import uuid
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.core
@@ -110,6 +112,7 @@ _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
         (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
         _HIDDEN_STATE + "Turn it into a list first.",
     ),
+    ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
     ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
 )
 
@@ -133,11 +136,11 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("numpy", reduce=_numpy_value)
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
-    if isinstance(obj, _OPAQUE):
-        return Description("identity")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
     if not is_namedtuple and not tree_util.all_leaves([obj]):
         return _registered(obj, cls)
+    if isinstance(obj, _OPAQUE):
+        return Description("identity")
     if solid in _REDUCE:
         return Description("reduce", reduce=_REDUCE[solid])
     if isinstance(obj, _BY_PICKLE):
@@ -193,7 +196,22 @@ def _subclass_value(base: type) -> Callable[[Any], Any]:
 
 
 def _set_value(obj: frozenset[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(obj, key=lambda x: (type(x).__qualname__, repr(x))))
+    return tuple(sorted(map(_element_value, obj), key=lambda x: (type(x).__qualname__, repr(x))))
+
+
+def _element_value(x: Any) -> Any:
+    if isinstance(x, frozenset):
+        return ("frozenset", _set_value(cast(Any, x)))
+    if type(x) is tuple:
+        return tuple(map(_element_value, cast(Any, x)))
+    return (type(x).__qualname__, pickle.dumps(x)) if isinstance(x, _BY_PICKLE) else x
+
+
+def _slice_value(s: slice) -> tuple[Any, ...]:
+    parts = (s.start, s.stop, s.step)
+    if any(isinstance(p, (jax.Array, np.ndarray)) for p in parts):
+        raise UnsupportedValueError("a slice with arrays cannot be compared. Pass its bounds by themselves.")
+    return parts
 
 
 def _numpy_value(obj: Any) -> tuple[Any, ...]:
@@ -204,7 +222,8 @@ _REDUCE: dict[type, Callable[[Any], Any]] = {
     **{base: _subclass_value(base) for base in (int, float, complex, str, bytes)},
     frozenset: _set_value,
     range: lambda r: (r.start, r.stop, r.step),
-    slice: lambda s: (s.start, s.stop, s.step),
+    slice: _slice_value,
+    array.array: lambda a: (a.typecode, a.tobytes()),
 }
 _NODES = {object, list, tuple, dict, set, bytearray, types.SimpleNamespace, OrderedDict, defaultdict, deque}
 
@@ -229,14 +248,11 @@ def check_opaque(obj: Any, is_output: bool) -> None:
     """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
     if isinstance(obj, (type, types.ModuleType)):
         return
-    if is_output and isinstance(obj, types.FunctionType):
-        captured = [c.cell_contents for c in obj.__closure__ or () if _is_filled(c)]
-        for value in [*captured, *(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values()]:
-            if isinstance(value, jax.core.Tracer):
-                raise UnsupportedValueError(
-                    f"the function {obj.__qualname__} captures a traced array and would outlive its trace. "
-                    "Return the array, and build the function from it outside."
-                )
+    if is_output and _reaches_tracer(obj, depth=3):
+        raise UnsupportedValueError(
+            f"this {type(obj).__qualname__} holds a traced array and would outlive its trace. "
+            "Return the array by itself, and build the rest from it outside."
+        )
     attributes = getattr(obj, "__dict__", None)
     if isinstance(attributes, dict) and not isinstance(obj, (types.FunctionType, types.BuiltinFunctionType)):
         for name, value in attributes.items():  # pyright: ignore[reportUnknownVariableType]
@@ -247,12 +263,18 @@ def check_opaque(obj: Any, is_output: bool) -> None:
                 )
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def _reaches_tracer(obj: Any, depth: int) -> bool:
+    """Looks a few references deep, through whatever the garbage collector sees."""
+    for part in gc.get_referents(obj):
+        if isinstance(part, jax.core.Tracer):
+            return True
+        if isinstance(part, (type, types.ModuleType, types.CodeType, str, bytes)):
+            continue
+        if isinstance(obj, types.FunctionType) and part is obj.__globals__:
+            continue
+        if depth > 1 and _reaches_tracer(part, depth - 1):
+            return True
+    return False
 
 
 _LEAF = tree_util.tree_structure(0)
