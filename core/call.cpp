@@ -18,6 +18,7 @@ struct Entry {
   Owned outcomes;  // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;  // the table's clock at the last call
   std::vector<bool> donated;   // by leaf; empty when nothing is
+  bool packed = false;         // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   uint32_t arguments = 0;      // roots that are arguments; what the function captures comes after them
 
   // The first tracked node that only captured roots reach.
@@ -352,7 +353,9 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned flat_result;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), all.get(), outcomes.get()});
-    flat_result = Owned::steal(PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
+    Owned packed = entry.packed ? tuple_of(leaves) : Owned();
+    flat_result = Owned::steal(packed ? PyObject_CallOneArg(compiled.get(), packed.get())
+                                      : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
   }
   if (!flat_result) raise_explained(self, roots);
   return finish(flat_result.get(), outcomes.get(), walk, entry).release();
@@ -510,12 +513,12 @@ void bind_call(nb::module_& m) {
   nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
                     "What is compiled for one structure of one function.")
       .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
-                          std::vector<bool> donated, uint32_t arguments) {
+                          std::vector<bool> donated, uint32_t arguments, bool packed) {
         new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
-                         Owned::borrow(outcomes.ptr()), 0, std::move(donated), arguments};
-      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("donated"), nb::arg("arguments"),
+                         Owned::borrow(outcomes.ptr()), 0, std::move(donated), packed, arguments};
+      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("donated"), nb::arg("arguments"), nb::arg("packed"),
            nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
-                   "donated: Sequence[bool], arguments: int) -> None"))
+                   "donated: Sequence[bool], arguments: int, packed: bool) -> None"))
       .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); },
                    nb::sig("def compiled(self) -> Any"))

@@ -117,7 +117,7 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Any, _core.GraphDef, list[_core.Outcome], Any]:
         roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, None)
+        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, None, may_pack=False)
         staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
         return staged, graphdef, entry.outcomes, layout
 

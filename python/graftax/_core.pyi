@@ -149,7 +149,7 @@ class Caller:
 class Entry:
     """What is compiled for one structure of one function."""
 
-    def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], donated: Sequence[bool], arguments: int) -> None: ...
+    def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], donated: Sequence[bool], arguments: int, packed: bool) -> None: ...
 
     @property
     def used(self) -> int:
