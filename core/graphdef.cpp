@@ -538,6 +538,9 @@ void bind_graphdef(nb::module_& m) {
       .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
            nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
            "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
+      .def("fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
+           nb::sig("def fingerprint(self) -> str"),
+           "A text that equal structures share in every process: classes and functions count by qualified name.")
       .def("children", [](nb::handle self) { return nb::borrow(runtime.registry).attr("graphdef_children")(self); },
            nb::sig("def children(self) -> list[GraphDef]"),
            "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax._src import config as _config
 from jax._src.array import ArrayImpl
 from jax.tree_util import PyTreeDef
@@ -27,6 +28,9 @@ def array_class() -> type:
     """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
     return ArrayImpl
 
+
+# The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
+ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 
 # JAX 0.12 shortened the name; the old one goes with JAX 0.11.
 treedef_of_node: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(

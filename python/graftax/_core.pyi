@@ -60,6 +60,11 @@ class GraphDef:
         The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.
         """
 
+    def fingerprint(self) -> str:
+        """
+        A text that equal structures share in every process: classes and functions count by qualified name.
+        """
+
     def children(self) -> list[GraphDef]:
         """
         The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.

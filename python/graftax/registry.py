@@ -12,6 +12,7 @@ import enum
 import fractions
 import functools
 import gc
+import hashlib
 import io
 import logging
 import multiprocessing.process
@@ -34,7 +35,7 @@ import numpy as np
 from jax import tree_util
 
 from . import _core
-from ._compat import treedef_of_node
+from ._compat import ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 
 
@@ -127,7 +128,7 @@ def describe(obj: Any, solid: type) -> Description:
     cls = type(obj)
     if isinstance(obj, (type, types.ModuleType, enum.Enum)):
         return Description("identity")
-    if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
+    if issubclass(cls, jax.core.Tracer) or isinstance(obj, (jax.Array, *ref_types)):
         return Description("array")
     for types_refused, reason in _REFUSED:
         if isinstance(obj, types_refused):
@@ -326,6 +327,35 @@ def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
                     raise UnpicklableError(message) from error
         raise
     return (graphdef_from_state, (state,))
+
+
+def fingerprint(graphdef: _core.GraphDef) -> str:
+    """A text of 64 hexadecimal digits that equal structures share in every process.
+
+    Classes, functions and modules count by qualified name, other statics by value; one that has neither raises.
+    """
+    digest = hashlib.sha256()
+    for path, op, cls, value in graphdef.instructions():
+        digest.update(repr(("".join(map(str, path)), op, _stable(cls), _stable(value))).encode())
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> str:
+    if type(value) in _PLAIN:
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}"
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return f"name {value.__module__}.{value.__qualname__}"
+    if isinstance(value, (list, tuple)):
+        parts = [_stable(v) for v in cast("list[Any]", value)]
+        # The list is what a set holds: it has no order.
+        return f"{type(value).__name__} {sorted(parts) if isinstance(value, list) else parts}"
+    if isinstance(value, tree_util.PyTreeDef):
+        return f"treedef {value}"
+    if isinstance(value, enum.Enum):
+        return f"enum {_stable(type(value))}.{value.name}"
+    return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"
 
 
 def graphdef_from_state(state: object) -> _core.GraphDef:

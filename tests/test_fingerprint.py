@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GraphDef.fingerprint`: the same in every process, another one for another structure."""
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+from hazards.watchdog import python
+
+CHILD = """
+import collections, fractions, jax.numpy as jnp, graftax, zoo
+shared = [jnp.ones(2)]
+graph = {"a": shared, "b": (shared, "text", 1, 1.0, None), "s": {"x", "y", "z", ("k", 1)}, "f": len,
+         "o": zoo.Box(q=collections.deque([1], maxlen=2), r=fractions.Fraction(1, 3)), "d": {("t", 2): b"b"}}
+print(graftax.flatten(graph)[1].fingerprint())
+"""
+
+
+def test_it_is_the_same_in_every_process():
+    prints = {python(CHILD, PYTHONHASHSEED=seed).strip() for seed in ("1", "2", "3")}
+    assert len(prints) == 1
+    assert len(prints.pop()) == 64
+
+
+@pytest.mark.parametrize("other", [{"a": 1}, {"a": True}, {"a": 1.0}, {"b": 1}, {"a": [1]}, {"a": jnp.ones(1)}, [1]])
+def test_another_structure_has_another_one(other):
+    mine = graftax.flatten({"a": 2})[1].fingerprint()
+    assert graftax.flatten(other)[1].fingerprint() != mine
+
+
+def test_sharing_counts():
+    x, y = [jnp.ones(1)], [jnp.ones(1)]
+    assert graftax.flatten([x, x])[1].fingerprint() != graftax.flatten([x, y])[1].fingerprint()
