@@ -70,6 +70,8 @@ Base base_of_solid(PyTypeObject* solid) {
   if (solid == &PySet_Type) return Base::set;
   if (solid == &PyByteArray_Type) return Base::bytearray;
   if (solid == &PyCell_Type) return Base::cell;
+  if (solid == &PyMethod_Type) return Base::method;
+  if (solid == runtime.partial_type) return Base::partial;
   if (solid == &PyBaseObject_Type || solid == runtime.namespace_type) return Base::none;
   return Base::statics;
 }
@@ -129,7 +131,8 @@ bool resolve_builtin(Kind& kind) {
     if (base == Base::statics || base == Base::none) return false;
     kind.base = base;
     kind.solid = t;
-    kind.tracked = base != Base::tuple;
+    kind.tracked = base != Base::tuple && base != Base::method && base != Base::partial;
+    kind.has_dict = base == Base::partial;
   }
   return true;
 }
@@ -194,6 +197,12 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
 }
 
 }  // namespace
+
+const char* const* part_names(Base base) {
+  static const char* const method[] = {"__func__", "__self__", nullptr};
+  static const char* const partial[] = {"func", "args", "keywords", nullptr};
+  return base == Base::method ? method : base == Base::partial ? partial : nullptr;
+}
 
 const Kind* known_kind(PyTypeObject* type) {
   Front& f = front[front_slot(type)];
@@ -262,6 +271,15 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       items_ = list_items(obj, kind.solid);
       size_ = PyList_GET_SIZE(items_.get());
       break;
+    case Base::method:
+    case Base::partial: {
+      const char* const* names = part_names(kind.base);
+      while (names[size_]) ++size_;
+      items_ = own(PyTuple_New(size_));
+      for (Py_ssize_t i = 0; i < size_; ++i)
+        PyTuple_SET_ITEM(items_.get(), i, check(PyObject_GetAttrString(obj, names[i])));
+      break;
+    }
     case Base::registered: {
       Owned pair = own(PyObject_CallOneArg(runtime.flatten_one_level, obj));
       if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
@@ -294,6 +312,8 @@ bool Cursor::intact() const {
   if (dict_ && PyDict_GET_SIZE(dict_.get()) != dict_size_) return false;
   switch (kind_->base) {
     case Base::registered:
+    case Base::method:
+    case Base::partial:
     case Base::deque: return true;
     default: return raw_size(obj_.get(), kind_->base) == size_ || kind_->base == Base::set;
   }
@@ -306,6 +326,8 @@ void init_kinds() {
   runtime.odict_type = &PyODict_Type;
   runtime.namespace_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
+  runtime.partial_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("functools").attr("partial")).release().ptr());
   runtime.empty_tuple = PyTuple_New(0);
   nb::dict scope;
   scope["__builtins__"] = nb::module_::import_("builtins");

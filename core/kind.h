@@ -24,6 +24,8 @@ enum class Base : uint8_t {
   set,
   bytearray,
   cell,        // a closure cell: one child or none
+  method,      // a bound method: function and instance
+  partial,     // a functools.partial: function, arguments, keywords
   registered,  // opened by the flatten function registered with JAX
 };
 
@@ -151,6 +153,9 @@ inline Py_ssize_t raw_size(PyObject* obj, Base base) {
   }
 }
 
+// The names of the items of a bound method or a partial; null for other bases.
+const char* const* part_names(Base base);
+
 inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
 }
@@ -187,6 +192,8 @@ inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
       break;
     }
     case Base::deque:
+    case Base::method:
+    case Base::partial:
     case Base::registered:
       if (i_ >= size_) return false;
       child = PySequence_Fast_GET_ITEM(items_.get(), i_);

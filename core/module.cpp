@@ -83,7 +83,8 @@ void bind_kinds(nb::module_& m) {
      "Hands over, once, what the core asks Python for.");
   m.def("kind_info", [](nb::handle type) {
     static const char* names[] = {"array", "numpy", "static", "refused", "object", "list", "tuple", "dict", "odict",
-                                  "defaultdict", "deque", "set", "bytearray", "cell", "registered"};
+                                  "defaultdict", "deque", "set", "bytearray", "cell", "method",
+                                  "partial", "registered"};
     const Kind& kind = kind_of_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
     nb::list slots;
     for (const Slot& s : kind.slots) slots.append(nb::borrow(s.name));

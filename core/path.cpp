@@ -99,6 +99,9 @@ Owned key_entry(const Step& s) {
   } else if (s.stage == Cursor::Stage::items && s.base == Base::cell) {
     cls = attribute;
     arg = nb::str("cell_contents");
+  } else if (s.stage == Cursor::Stage::items && part_names(s.base)) {
+    cls = attribute;
+    arg = nb::str(part_names(s.base)[s.index]);
   } else if (s.stage != Cursor::Stage::items) {
     cls = attribute;
     arg = nb::borrow(s.key);
@@ -115,6 +118,7 @@ Owned key_entry(const Step& s) {
 std::string step_text(const Step& s) {
   if (s.stage == Cursor::Stage::extra) return s.base == Base::defaultdict ? ".default_factory" : ".aux_data";
   if (s.stage == Cursor::Stage::items && s.base == Base::cell) return "";
+  if (s.stage == Cursor::Stage::items && part_names(s.base)) return std::string(".") + part_names(s.base)[s.index];
   if (s.stage != Cursor::Stage::items) return "." + utf8(s.key);
   if (s.key) return "[" + short_repr(s.key) + "]";
   if (s.base == Base::registered) return "[<flat index " + std::to_string(s.index) + ">]";

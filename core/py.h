@@ -151,6 +151,7 @@ struct Runtime {
   PyTypeObject* defaultdict_type = nullptr;
   PyTypeObject* odict_type = nullptr;
   PyTypeObject* namespace_type = nullptr;
+  PyTypeObject* partial_type = nullptr;
   destructor python_dealloc = nullptr;  // tp_dealloc of every class made by a class statement
 };
 extern Runtime runtime;

@@ -192,7 +192,15 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
     return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
   }
-  if (kind.base == Base::tuple) {
+  if (kind.base == Base::method) return own(PyMethod_New(values[0], values[1]));
+  if (kind.base == Base::partial) {
+    // The keywords are filled later, like any dict; __setstate__ takes the dict itself, where the constructor copies.
+    static PyObject* setstate = PyUnicode_InternFromString("__setstate__");
+    obj = own(PyObject_CallOneArg(reinterpret_cast<PyObject*>(n.type), values[0]));
+    Owned state = own(PyTuple_Pack(4, values[0], values[1], values[2], Py_None));
+    Owned done = own(PyObject_CallMethodOneArg(obj.get(), setstate, state.get()));
+    if (n.fields == 0) return obj;
+  } else if (kind.base == Base::tuple) {
     obj = own(PyTuple_New(n.items));
     for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(obj.get(), i, Py_NewRef(values[i]));
     if (n.type != &PyTuple_Type) {

@@ -208,17 +208,22 @@ class _Assembly:
 
     def _sorted_children(self, path: Path, base: str) -> tuple[list[Any], list[Any], list[str]]:
         """The children of one node as (extra child, items, attribute names)."""
+        parts = {"method": ("__func__", "__self__"), "partial": ("func", "args", "keywords")}.get(base, ())
         extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
         extra: list[Any] = []
         items: list[Any] = []
         attributes: list[str] = []
         for step in self.children[path]:
-            if not isinstance(step, GetAttrKey):
+            if not isinstance(step, GetAttrKey) or step.name in parts:
                 items.append(step)
             elif step.name == extra_name:
                 extra.append(step)
             else:
                 attributes.append(step.name)
+        if parts:
+            items.sort(key=lambda s: parts.index(s.name))
+        if len(items) != len(parts) and parts:
+            raise StructureError(f"{path!r} is a {base} node and needs the entries {', '.join(parts)}")
         if extra_name and not extra:
             raise StructureError(f"{path!r} is a {base} node without its entry {path!r}.{extra_name}")
         if base in ("list", "tuple", "deque"):

@@ -10,7 +10,6 @@ import datetime
 import decimal
 import enum
 import fractions
-import functools
 import gc
 import hashlib
 import io
@@ -85,9 +84,7 @@ _OPAQUE = (
     multiprocessing.process.BaseProcess,
     types.FunctionType,
     types.BuiltinFunctionType,
-    types.MethodType,
     types.MappingProxyType,
-    functools.partial,
     staticmethod,
     classmethod,
     property,
