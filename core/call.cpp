@@ -102,7 +102,7 @@ void promote(Table& table, PyObject* entry) {
 
 struct Active {
   PyObject* caller;
-  PyObject* roots;     // tuple
+  const OwnedList* roots;
   PyObject* outcomes;  // the list of the entry that is running
 };
 
@@ -345,14 +345,13 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk);
   const Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
-  Owned all = tuple_of(roots.values);
   OwnedList copies;
   if (walk.has_numpy) copy_numpy(walk.leaves, copies);
   OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
   if (!entry.donated.empty()) check_aliases(self, roots, entry, walk);
   Owned flat_result;
   {
-    ActiveScope scope({reinterpret_cast<PyObject*>(self), all.get(), outcomes.get()});
+    ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get()});
     Owned packed = entry.packed ? tuple_of(leaves) : Owned();
     flat_result = Owned::steal(packed ? PyObject_CallOneArg(compiled.get(), packed.get())
                                       : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
@@ -560,11 +559,13 @@ void bind_call(nb::module_& m) {
   m.def("active_call", [](nb::handle outcomes) -> nb::object {
     if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
     const Active& a = active().back();
-    return nb::make_tuple(nb::borrow(a.caller), nb::borrow(a.roots));
+    return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()));
   }, nb::arg("outcomes"), nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None"),
      "The call that this thread is in, when it runs the entry with these outcomes.");
   m.def("run_active", [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle f, nb::args args) {
-    ActiveScope scope({caller.ptr(), roots.ptr(), outcomes.ptr()});
+    OwnedList values;
+    for (nb::handle h : roots) values.push(h.ptr());
+    ActiveScope scope({caller.ptr(), &values, outcomes.ptr()});
     return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
   }, nb::sig("def run_active(caller: Caller, roots: tuple[object, ...], outcomes: list[Outcome], f: Callable[..., Any], /, *args: object) -> Any"),
      "f(*args) while this call is the active one: for lower, trace and eval_shape.");

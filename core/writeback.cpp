@@ -12,6 +12,10 @@ namespace graftax {
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
             PyObject* const* in_nodes) {
   const Program& p = outcome.program;
+  if (outcome.writes.empty() && p.code.size() == 1) {  // one array: nothing to build
+    if (p.code[0].op == Op::leaf) return Owned::borrow(out_leaves[0]);
+    if (p.code[0].op == Op::forward) return Owned::borrow(in_leaves[p.code[0].arg]);
+  }
   Builder builder(p, {out_leaves, in_nodes, in_leaves, nullptr});
   Owned result = builder.build(0);
   if (outcome.writes.empty()) {
