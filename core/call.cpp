@@ -318,6 +318,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
 void check_aliases(CallerObject* self, const Roots& roots, const Entry& entry, const Walk& walk) {
   IdLease seen;
   for (uint32_t i = 0; i < walk.leaves.size() && i < entry.donated.size(); ++i) {
+    if (Py_TYPE(walk.leaves[i]) != runtime.array_type) continue;  // NumPy is copied, tracers are not donated
     if (seen->insert(walk.leaves[i], i)) continue;
     uint32_t first = *seen->find(walk.leaves[i]);
     if (!entry.donated[i] && !entry.donated[first]) continue;

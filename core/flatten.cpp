@@ -107,8 +107,10 @@ void Recorder::visit(PyObject* obj, bool in_static, bool repeated) {
       return add_static_leaf(obj, kind);
     case Base::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
     default:
-      if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind))
-        return add_static_leaf(obj, kind);  // a sentinel of some module: returned as itself
+      if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind)) {
+        Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
+        if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
+      }
       return open(obj, kind, in_static, repeated, true);
   }
 }
@@ -179,7 +181,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
     Owned content = own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
     n.payload = add_static(p, content.get(), kind_of(content.get()));
   }
-  if (kind.sentinel && is_bare(obj, kind)) n.payload = add_identity(p, obj);
+  if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.payload = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
   if (kind.base == Base::set) {
     Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(obj)).get()));
@@ -421,10 +423,35 @@ void Recorder::mark() {
   }
 }
 
+// An object that is a key counts by identity there, so it does wherever else it stands in the graph.
+void Recorder::keys_count_by_identity() {
+  Program& p = out_.program;
+  for (size_t i = 0; i < p.statics.size(); ++i) {
+    const Static& key = p.statics[i];
+    if (key.how != How::state || defines_eq(key.type)) continue;
+    if (options_.inputs) {
+      if (options_.inputs->keys->find(key.obj)) continue;
+      raise_graftax("UnsupportedValueError", here() + ": a " + std::string(key.type->tp_name) +
+                    " becomes a dict key or a set element inside the function. It counts by identity, which a compiled "
+                    "call cannot repeat for the next one. Use a string or a number as key.");
+    }
+    uint32_t* at = seen_->find(key.obj);
+    if (!at) continue;
+    PyObject* obj = key.obj;
+    Instr& n = p.code[*at];
+    if (n.op != Op::node || !(n.flags & HANDED) || n.kind->base != Base::none)
+      raise_graftax("UnsupportedValueError", path_text(p, *at, options_.root_names) + ": this " + n.type->tp_name +
+                    " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
+                    "would be another object. Use a string or a number as key.");
+    if (n.payload == NONE) n.payload = add_identity(p, obj);
+  }
+}
+
 Recording Recorder::finish(PyObject* layout) {
   Program& p = out_.program;
   if (layout) p.layout = p.keep(Owned::borrow(layout));
   if (!options_.inputs) mark();
+  keys_count_by_identity();
   p.finish();
   return std::move(out_);
 }
@@ -458,10 +485,20 @@ class Replayer {
       if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
       pc = p_.after(pc);
     }
-    return true;
+    return keys_as_recorded();
   }
 
  private:
+  // An object that is a key must not stand where the program has one that is none.
+  bool keys_as_recorded() {
+    for (const Static& key : p_.statics) {
+      if (key.how != How::state || defines_eq(key.type)) continue;
+      uint32_t* track = ids_->find(key.obj);
+      if (track && p_.code[p_.track_pc[*track]].payload == NONE) return false;
+    }
+    return true;
+  }
+
   bool match(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
     switch (in.op) {
@@ -546,7 +583,7 @@ class Replayer {
     --top.left;
     if (key) {
       const Static& expected = p_.statics[p_.keys[top.key]];
-      if (expected.obj != key || expected.how >= How::reduce) {
+      if (expected.obj != key || expected.how >= How::tuple) {
         Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
         if (!static_matches(p_, p_.keys[top.key], key)) return false;
       }

@@ -13,6 +13,7 @@ namespace graftax {
 struct Inputs {
   IdTable* nodes = nullptr;   // rebuilt node -> tracked index
   IdTable* leaves = nullptr;  // tracer -> leaf index
+  IdTable* keys = nullptr;    // objects that are keys already
 };
 
 struct RecordOptions {
@@ -63,6 +64,7 @@ class Recorder {
   void add_leaf(PyObject* obj, const Kind& kind, bool in_static);
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();
+  void keys_count_by_identity();
   std::string here() const;  // the path of the value being visited
 
   RecordOptions options_;

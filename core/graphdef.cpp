@@ -357,7 +357,9 @@ void validate(Program& p) {
       case Op::leaf: if (in.arg != leaf++) malformed("leaf order"); break;
       case Op::stat: key_ok(in.arg); break;
       case Op::ref: if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference"); break;
-      case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree"); break;
+      case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree");
+        p.code[in.arg].flags |= TARGET;
+        break;
       case Op::node: {
         if (in.track != NONE) {
           if (in.track >= p.track_pc.size() || p.track_pc[in.track] != NONE) malformed("tracked index");
@@ -436,7 +438,7 @@ Program program_from_state(PyObject* state_obj) {
       for (uint32_t i = 0; i < s.count; ++i) {
         uint32_t e = p.elements[s.first + i];
         if (e >= p.statics.size()) malformed("tuple key");
-        s.hash = s.hash * 31 + p.statics[e].hash;
+        s.hash = static_cast<Py_hash_t>(static_cast<size_t>(s.hash) * 31 + static_cast<size_t>(p.statics[e].hash));
       }
       p.statics.push_back(s);
     } else {
@@ -452,7 +454,7 @@ Program program_from_state(PyObject* state_obj) {
     int op = field<int>(t, 0);
     if (op < 0 || op > static_cast<int>(Op::node)) malformed("operation");
     n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | TARGET));
+    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED));
     n.arg = field<uint32_t>(t, 2);
     n.next = field<uint32_t>(t, 3);
     n.track = field<uint32_t>(t, 4);

@@ -82,8 +82,6 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
   }
 }
 
-bool defines_eq(PyTypeObject* type) { return type->tp_richcompare != PyBaseObject_Type.tp_richcompare; }
-
 // What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
 // Keys inside a key's own state count by pointer.
 std::shared_ptr<Program> state_of(PyObject* key) {
@@ -104,6 +102,8 @@ std::shared_ptr<Program> state_of(PyObject* key) {
 Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(kind.reduce, obj)); }
 
 }  // namespace
+
+bool defines_eq(PyTypeObject* type) { return type->tp_richcompare != PyBaseObject_Type.tp_richcompare; }
 
 Owned static_object(const Static& s) {
   if (!s.weak) return Owned::borrow(s.obj);
@@ -151,7 +151,7 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
     Py_hash_t hash = 17;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
       ids.push_back(add_key(program, PyTuple_GET_ITEM(key, i), depth + 1));
-      hash = hash * 31 + program.statics[ids.back()].hash;
+      hash = static_cast<Py_hash_t>(static_cast<size_t>(hash) * 31 + static_cast<size_t>(program.statics[ids.back()].hash));
     }
     Static s;
     s.how = How::tuple;

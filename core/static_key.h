@@ -9,6 +9,8 @@ namespace graftax {
 // Adds `obj` to the program's pool and returns its id. Dict keys and set elements go this way too, where a tuple is
 // compared element by element. `copy` is set for the NumPy constants of an Outcome.
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy = false);
+// Does the class compare its instances by value? Those of other classes count by identity as keys.
+bool defines_eq(PyTypeObject* type);
 uint32_t add_identity(Program& program, PyObject* obj);
 uint32_t add_key(Program& program, PyObject* key, int depth = 0);
 

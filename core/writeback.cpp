@@ -123,6 +123,16 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
     PyObject* b = PyTuple_GET_ITEM(part(now.get(), 1), static_cast<Py_ssize_t>(i));
     if (a != b) note(kind.slots[i].name, b == Py_NotImplemented ? nullptr : b), any = true;
   }
+  if (!donated_.empty()) {  // an attribute that holds a donated array is written, although it did not change
+    auto held = [&](PyObject* v) {
+      return v && (PyTuple_Check(v) || std::binary_search(donated_.begin(), donated_.end(), v));
+    };
+    pos = 0;
+    while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
+      if (held(value)) note(name, value), any = true;
+    for (const Slot& slot : kind.slots)
+      if (held(slot_value(obj, slot))) note(slot.name, slot_value(obj, slot)), any = true;
+  }
   if (any) return true;
   // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
   PyObject *a = part(before, 2), *b = part(now.get(), 2);
@@ -285,6 +295,13 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     uint32_t pc = p.track_pc[t];
     const Instr& n = p.code[pc];
     Change change{t, {}, {}};
+    std::vector<PyObject*> donated_here;
+    bool by_function = donated_.empty();  // or only because what it holds was donated?
+    if (!by_function && n.kind->base != Base::registered) {
+      donated_here.swap(donated_);
+      by_function = changed(pc);
+      donated_here.swap(donated_);
+    }
     if (n.kind->base == Base::registered) {
       if (!raw_[t]) continue;
       change.delta = own(PyDict_New());
@@ -293,12 +310,14 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     } else if (!changed(pc)) {
       continue;
     }
-    if (nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
+    if (by_function && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
   }
 
-  IdLease nodes, leaves;
+  IdLease nodes, leaves, keys;
+  for (const Static& s : p.statics)
+    if (s.how == How::state) keys->insert(s.obj, 0);
   std::vector<bool> differs = by_value ? reaches_changed(changed_tracks) : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
@@ -307,7 +326,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
-  Inputs inputs{&*nodes, &*leaves};
+  Inputs inputs{&*nodes, &*leaves, &*keys};
   Recorder recorder({nullptr, nullptr, &inputs});
   recorder.root(result.ptr());
 

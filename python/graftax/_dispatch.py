@@ -131,7 +131,7 @@ def trace(
             tracing.restore()
         if options.mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=plan.name, paths=", ".join(changed)))
-        if options.captured and not tracing.verify(roots):
+        if not tracing.verify(roots):
             raise ConcurrentChangeError(
                 CHANGED_BEHIND.format(name=plan.name, path="one of its arguments or captured objects")
             )

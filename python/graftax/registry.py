@@ -261,6 +261,14 @@ def check_opaque(obj: Any, is_output: bool) -> None:
                 )
 
 
+def is_module_level(obj: Any) -> bool:
+    """Is the object a name of a module or a class, like the sentinels that libraries compare with `is`?"""
+    return any(
+        isinstance(holder, dict) and ("__name__" in holder or "__module__" in holder)
+        for holder in gc.get_referrers(obj)
+    )
+
+
 def _reaches_tracer(obj: Any, depth: int) -> bool:
     """Looks a few references deep, through whatever the garbage collector sees."""
     for part in gc.get_referents(obj):
@@ -350,6 +358,8 @@ def _stable(value: Any) -> str:
         return f"{type(value).__name__} {sorted(parts) if isinstance(value, list) else parts}"
     if isinstance(value, tree_util.PyTreeDef):
         return f"treedef {value}"
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(_stable, cast('frozenset[Any]', value)))}"
     if isinstance(value, enum.Enum):
         return f"enum {_stable(type(value))}.{value.name}"
     return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"

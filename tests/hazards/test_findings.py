@@ -410,3 +410,93 @@ def test_a_repr_that_raises_is_no_reason_to_fail():
     f = graftax.jit(lambda s, y: y)
     for thing in things:
         assert f(thing, x).tolist() == x.tolist()
+
+
+class Thing:
+    def __init__(self, k=1):
+        self.k = k
+
+    def method(self): ...
+
+
+def test_objects_that_are_keys_count_by_identity_everywhere():
+    a, b = Thing(), Thing()
+    table = {a: 1.0, b: 2.0}
+    f = graftax.jit(lambda o, y: y + table[o])
+    assert f(a, x).tolist() == (x + 1).tolist()
+    assert f(b, x).tolist() == (x + 2).tolist()
+    for order in ((a, b), (b, a)):
+        g = graftax.jit(lambda s, t: t in s)
+        for t in order:
+            assert g({a}, t) is (t is a)
+
+
+def test_an_object_that_becomes_a_key_is_a_clear_error():
+    s, a = set(), Thing()
+    with pytest.raises(graftax.UnsupportedValueError, match="key"):
+        graftax.jit(lambda s, o: s.add(o))(s, a)
+    assert s == set()
+
+
+def test_a_changed_attribute_of_an_object_in_a_tuple_key_is_seen():
+    a = Thing()
+    d = {(a, 1): x}
+    f = graftax.jit(lambda d: [k[0].k for k in d])
+    assert f(d) == [1]
+    a.k = 2
+    assert f(d) == [2]
+
+
+@isolated()
+def test_a_damaged_state_never_crashes():
+    _, graphdef = graftax.flatten((1, (2, 3)))
+    state = list(graphdef._state())
+    for flags in range(8):
+        code = [list(i) for i in state[4]]
+        for i in code:
+            i[1] |= flags
+        state[4] = tuple(map(tuple, code))
+        try:
+            assert graftax.unflatten(_core.GraphDef._from_state(tuple(state)), []) == (1, (2, 3))
+        except ValueError:
+            continue
+
+
+def test_a_donated_array_in_a_registered_node_is_written_back():
+    node = Pair(x + 1, 1, 2)
+    f = graftax.jit(lambda r, y: y + r.w, donate_argnums=0)
+    for _ in range(3):
+        f(node, x)
+        assert node.w.tolist() == (x + 1).tolist()
+
+
+def test_donation_alone_is_no_mutation():
+    held = [x + 1]
+    f = graftax.jit(lambda held, y: y + held[0], donate_argnums=0, mutation="error")
+    f(held, x)
+    f(held, x)
+    assert held[0].tolist() == (x + 1).tolist()
+
+
+def test_one_numpy_array_may_be_donated_twice():
+    a = np.ones(3, np.float32)
+    one, two = graftax.jit(lambda a, b: (a + 1, b + 2), donate_argnums=(0, 1))(a, a)
+    assert (one.tolist(), two.tolist()) == ([2, 2, 2], [3, 3, 3])
+
+
+class Bare:
+    pass
+
+
+MARK = Bare()
+
+
+def test_an_object_without_attributes_that_is_made_inside_is_made_for_every_call():
+    f = graftax.jit(lambda y: (Bare(), y))
+    first = f(x)[0]
+    first.v = 1
+    second = f(x)[0]
+    assert second is not first
+    assert vars(second) == {}
+    g = graftax.jit(lambda y: (MARK, y))
+    assert g(x)[0] is g(x)[0] is MARK
