@@ -136,6 +136,7 @@ struct Binding {
   nb::object names;      // tuple: positional parameters, then keyword-only ones
   nb::object defaults;   // tuple beside `names`; `missing` where there is none
   nb::object missing;
+  nb::object given;      // the function's __defaults__ when this was read
   nb::object cells;      // tuple of closure cells, or empty
   nb::object globals;    // dict, or None
   nb::object global_names;
@@ -332,7 +333,13 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   if (setting(settings.disable_jit).get() == Py_True) return call_plain(self, args, nargs, kwnames);
-  const Binding& binding = *nb::inst_ptr<Binding>(self->binding);
+  if (PyFunction_Check(self->function)) {
+    PyObject* now = PyFunction_GET_DEFAULTS(self->function);
+    if ((now ? now : Py_None) != nb::inst_ptr<Binding>(self->binding)->given.ptr())
+      Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
+  }
+  Owned kept = Owned::borrow(self->binding);
+  const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
   Roots roots;
   if (!bind(self, binding, args, nargs, kwnames, roots)) {
     // The function's own TypeError, raised before its body runs.
@@ -482,6 +489,7 @@ int binding_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(b->names.ptr());
   Py_VISIT(b->defaults.ptr());
   Py_VISIT(b->missing.ptr());
+  Py_VISIT(b->given.ptr());
   Py_VISIT(b->cells.ptr());
   Py_VISIT(b->globals.ptr());
   Py_VISIT(b->global_names.ptr());
@@ -542,18 +550,18 @@ void bind_call(nb::module_& m) {
       });
 
   nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
-      .def("__init__", [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, Py_ssize_t positional,
+      .def("__init__", [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given, Py_ssize_t positional,
                           Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
                           nb::object globals, nb::tuple global_names) {
         if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) || positional_only > positional ||
             (global_names.size() && !nb::isinstance<nb::dict>(globals)))
           raise_error(PyExc_ValueError, "inconsistent binding");
-        new (self) Binding{names, defaults, missing, cells, globals, global_names, positional, positional_only,
+        new (self) Binding{names, defaults, missing, given, cells, globals, global_names, positional, positional_only,
                            var_positional, var_keyword};
-      }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("positional"), nb::arg("positional_only"),
+      }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"), nb::arg("positional_only"),
            nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"), nb::arg("globals").none(),
            nb::arg("global_names"),
-           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, positional: int, "
+           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, "
                    "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
                    "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
 

@@ -238,14 +238,6 @@ const Kind& kind_of_type(PyTypeObject* type) {
   return kind_of(shell.get());
 }
 
-void forget_kind(PyTypeObject* type) {
-  front[front_slot(type)] = {};
-  auto it = table().find(type);
-  if (it == table().end()) return;
-  Entry old = std::move(it->second);
-  table().erase(it);
-}
-
 Owned make_shell(const Kind& kind, PyTypeObject* type) {
   Owned shell = own(kind.solid->tp_new(type, runtime.empty_tuple, nullptr));
   return shell;

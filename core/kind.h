@@ -81,9 +81,6 @@ const Kind& kind_of_type(PyTypeObject* type);
 // The kind if it is known already, else null. Runs no Python code.
 const Kind* known_kind(PyTypeObject* type);
 
-// Forgets what was resolved: after a registration changed what a type is.
-void forget_kind(PyTypeObject* type);
-
 void init_kinds();
 
 // An empty mutable node of this kind (or an immutable one with fields only), without running user code.

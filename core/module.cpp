@@ -91,9 +91,6 @@ void bind_kinds(nb::module_& m) {
     return nb::make_tuple(names[static_cast<int>(kind.base)], kind.tracked, slots);
   }, nb::arg("type"), nb::sig("def kind_info(type: type) -> tuple[str, bool, list[str]]"),
      "(base, has an identity, slot names) of a class.");
-  m.def("forget_kind", [](nb::handle type) { forget_kind(reinterpret_cast<PyTypeObject*>(type.ptr())); },
-        nb::arg("type"), nb::sig("def forget_kind(type: type) -> None"),
-        "Resolves the kind of a class anew: it has just been registered.");
 }
 
 }  // namespace

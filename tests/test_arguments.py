@@ -100,3 +100,16 @@ def test_a_wrong_call_raises_the_functions_own_type_error(case):
     with pytest.raises(TypeError) as caught:
         jitted(*args, **kwargs)
     assert str(caught.value) == str(plain.value)
+
+
+def test_replaced_defaults_are_used():
+    def f(x, scale=1):
+        return x * scale
+
+    jitted = graftax.jit(f)
+    assert jitted(f32(2)).tolist() == [2]
+    f.__defaults__ = (5,)
+    assert jitted(f32(2)).tolist() == f(f32(2)).tolist() == [10]
+    f.__defaults__ = None
+    with pytest.raises(TypeError, match="scale"):
+        jitted(f32(2))

@@ -56,6 +56,13 @@ class Jitted(_core.Caller, Generic[P, R]):
         on_trace = functools.partial(_on_trace, name, options, table_ref)
         self._plan = Plan(name, place_of(plain), signature, options, on_trace)
 
+    def _rebind(self) -> None:
+        """Reads the function's signature anew: its `__defaults__` were replaced."""
+        plan, plain = self._plan, self._function
+        signature = Signature.of(plain, plan.signature.skip, self._options.captured)
+        self._plan = Plan(plan.name, plan.place, signature, self._options, plan.on_trace)
+        self._configure(plain, self._prefix, self._table, signature.binding)
+
     if TYPE_CHECKING:  # C++ answers the call
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -15,9 +15,6 @@ def setup(registry: object, errors: object, flatten_one_level: object, array_typ
 def kind_info(type: type) -> tuple[str, bool, list[str]]:
     """(base, has an identity, slot names) of a class."""
 
-def forget_kind(type: type) -> None:
-    """Resolves the kind of a class anew: it has just been registered."""
-
 class GraphDef:
     """
     The recorded structure of an object graph: immutable, hashable, comparable, printable.
@@ -181,7 +178,7 @@ class Table:
 class Binding:
     """How the arguments of a signature become roots."""
 
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
 
 def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None:
     """

@@ -130,6 +130,7 @@ class Signature:
             names=names,
             defaults=tuple(defaults),
             missing=MISSING,
+            given=function.__defaults__,
             positional=count,
             positional_only=code.co_posonlyargcount,
             var_positional=var_positional is not None,
