@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "active.h"
+
 namespace graftax {
 
 namespace {
@@ -97,27 +99,6 @@ void promote(Table& table, PyObject* entry) {
   }
   recent.insert(recent.begin(), std::move(held));
 }
-
-// ---- the stack of calls in progress: what a trace reads its live objects from
-
-struct Active {
-  PyObject* caller;
-  const OwnedList* roots;
-  PyObject* outcomes;  // the list of the entry that is running
-};
-
-std::vector<Active>& active() {
-  thread_local std::vector<Active> calls;
-  return calls;
-}
-
-class ActiveScope {
- public:
-  explicit ActiveScope(Active a) { active().push_back(a); }
-  ActiveScope(const ActiveScope&) = delete;
-  ActiveScope& operator=(const ActiveScope&) = delete;
-  ~ActiveScope() { active().pop_back(); }
-};
 
 // ---- Caller: the callable
 

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stack of calls in progress in this thread: what a trace reads its live objects from.
+#pragma once
+
+#include "py.h"
+
+namespace graftax {
+
+struct Active {
+  PyObject* caller;
+  const OwnedList* roots;
+  PyObject* outcomes;  // the list of the entry that is running
+};
+
+inline std::vector<Active>& active() {
+  thread_local std::vector<Active> calls;
+  return calls;
+}
+
+class ActiveScope {
+ public:
+  explicit ActiveScope(Active a) { active().push_back(a); }
+  ActiveScope(const ActiveScope&) = delete;
+  ActiveScope& operator=(const ActiveScope&) = delete;
+  ~ActiveScope() { active().pop_back(); }
+};
+
+}  // namespace graftax

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk of every later call: in lockstep with a GraphDef. Declared in flatten.h beside the recording.
+#include <cstring>
+
+#include "flatten.h"
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+struct ReplayFrame {
+  Cursor cursor;
+  uint32_t pc;     // the node
+  uint32_t child;  // the instruction of the next child
+  uint32_t left;   // children to come
+  uint32_t key;    // the next key
+};
+
+class Replayer {
+ public:
+  Replayer(const Program& p, Walk& walk) : p_(p), walk_(walk) {}
+
+  bool run(PyObject* const* roots, size_t n) {
+    if (n != p_.roots) return false;
+    walk_.leaves.reserve(p_.leaves);
+    walk_.nodes.resize(p_.track_pc.size());
+    if (p_.has_same) same_.resize(p_.code.size());
+    uint32_t pc = 0;
+    for (size_t r = 0; r < n; ++r) {
+      if (!match(roots[r], pc)) return false;
+      while (!stack_.empty())
+        if (!step()) return false;
+      if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
+      pc = p_.after(pc);
+    }
+    return keys_as_recorded();
+  }
+
+ private:
+  // An object that is a key must not stand where the program has one that is none.
+  bool keys_as_recorded() {
+    for (const Static& key : p_.statics) {
+      if (key.how != How::state || defines_eq(key.type)) continue;
+      uint32_t* track = ids_->find(key.obj);
+      if (track && p_.code[p_.track_pc[*track]].payload == NONE) return false;
+    }
+    return true;
+  }
+
+  bool match(PyObject* obj, uint32_t pc) {
+    const Instr& in = p_.code[pc];
+    switch (in.op) {
+      case Op::leaf: {
+        if (Py_TYPE(obj) != runtime.array_type) {
+          const Kind* kind = known_kind(Py_TYPE(obj));
+          if (!kind || kind->base > Base::numpy) return false;
+          if (kind->base == Base::numpy) {
+            if (!numpy_is_dynamic(obj, *kind)) return false;
+            walk_.has_numpy = true;
+          }
+        }
+        walk_.leaves.push(obj);
+        return true;
+      }
+      case Op::stat: return static_matches(p_, in.arg, obj);
+      case Op::ref: return walk_.nodes[in.arg] == obj;
+      case Op::same: return match_node(obj, in.arg);
+      case Op::node: return match_node(obj, pc);
+      default: return false;
+    }
+  }
+
+  bool match_node(PyObject* obj, uint32_t pc) {
+    const Instr& in = p_.code[pc];
+    if (Py_TYPE(obj) != in.type) return false;
+    if (in.whole == obj) return true;
+    const Kind& kind = *in.kind;
+    if (in.flags & TARGET) {
+      if (same_[pc] == obj) return true;
+      same_.set(pc, obj);
+    }
+    if (kind.base != Base::registered && raw_size(obj, kind.base) != static_cast<Py_ssize_t>(raw_items(in))) return false;
+    if (in.track != NONE) {
+      if (!ids_->insert(obj, in.track)) return false;
+      walk_.nodes.set(in.track, obj);
+    }
+    if (kind.base == Base::set && !set_matches(p_, in.keys, in.arg, obj)) return false;
+    if ((in.payload != NONE || kind.base == Base::deque) && !payload_matches(in, obj)) return false;
+    if (kind.sentinel && in.payload == NONE && is_bare(obj, kind)) return false;
+    uint32_t children = p_.children(pc), own_keys = p_.item_keys(in);
+    // An empty list has nothing to walk; fields must be looked at even where none were recorded.
+    if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque) return true;
+    stack_.push_back({Cursor(obj, kind), pc, pc + 1, children,
+                      in.keys + (kind.base == Base::set ? own_keys : 0)});
+    const Cursor& cursor = stack_.back().cursor;
+    return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&
+           (cursor.items() == static_cast<Py_ssize_t>(in.items));
+  }
+
+  // raw_size() counts the items of lists, tuples, dicts and cells; other bases are checked once they are open.
+  static uint32_t raw_items(const Instr& in) {
+    switch (in.kind->base) {
+      case Base::list: case Base::tuple: case Base::dict: case Base::odict: case Base::defaultdict: case Base::cell:
+        return in.items;
+      default: return 0;
+    }
+  }
+
+  bool payload_matches(const Instr& in, PyObject* obj) {
+    if (in.kind->base == Base::bytearray) {
+      PyObject* content = p_.statics[in.payload].obj;
+      return PyByteArray_GET_SIZE(obj) == PyBytes_GET_SIZE(content) &&
+             memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content),
+                    static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
+    }
+    if (in.kind->base != Base::deque) return static_matches(p_, in.payload, obj);  // a sentinel
+    Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
+    if (in.payload == NONE) return maxlen.get() == Py_None;
+    return static_matches(p_, in.payload, maxlen.get());
+  }
+
+  bool step() {
+    ReplayFrame& top = stack_.back();
+    PyObject *child = nullptr, *key = nullptr;
+    if (!top.cursor.next(child, key)) {
+      bool complete = top.left == 0;
+      stack_.pop_back();
+      return complete;
+    }
+    if (top.left == 0) return false;
+    --top.left;
+    if (key) {
+      const Static& expected = p_.statics[p_.keys[top.key]];
+      if (expected.obj != key || expected.how >= How::tuple) {
+        Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
+        if (!static_matches(p_, p_.keys[top.key], key)) return false;
+      }
+      ++top.key;
+    }
+    uint32_t pc = top.child;
+    const Instr& in = p_.code[pc];
+    top.child = in.op == Op::node ? in.next : pc + 1;
+    if (in.op == Op::leaf && Py_TYPE(child) == runtime.array_type) {
+      walk_.leaves.push(child);
+      return true;
+    }
+    Owned hold = Owned::borrow(child);
+    return match(child, pc);
+  }
+
+  const Program& p_;
+  Walk& walk_;
+  IdLease ids_;
+  std::vector<ReplayFrame> stack_;
+  OwnedList same_;  // by instruction: held, because a user's flatten makes aux data that nobody else holds
+};
+
+}  // namespace
+
+bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk) {
+  Replayer replayer(program, walk);
+  if (replayer.run(roots, n)) return true;
+  walk.clear();
+  return false;
+}
+
+}  // namespace graftax
