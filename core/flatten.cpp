@@ -2,7 +2,6 @@
 #include "flatten.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "path.h"
 #include "static_key.h"
