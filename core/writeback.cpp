@@ -49,9 +49,10 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   return result;
 }
 
-Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags)
+Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
+             PyObject* dynamic)
     : root_names_(Owned::borrow(root_names)), root_flags_(std::move(root_flags)) {
-  Recorder recorder({root_names_.get(), &root_flags_, nullptr});
+  Recorder recorder({root_names_.get(), &root_flags_, nullptr, aliases, shapes, dynamic});
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); ++i) recorder.root(PyTuple_GET_ITEM(roots, i));
   recording_ = recorder.finish(nullptr);
 }
@@ -59,7 +60,7 @@ Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_fl
 nb::list Trace::leaf_paths() const {
   nb::list out;
   for (uint32_t pc = 0; pc < recording_.program.code.size(); ++pc)
-    if (recording_.program.code[pc].op == Op::leaf)
+    if (recording_.program.code[pc].op == Op::leaf && !(recording_.program.code[pc].flags & ALIAS))
       out.append(path_text(recording_.program, pc, root_names_.get()));
   return out;
 }
@@ -326,7 +327,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves, &*keys};
-  Recorder recorder({nullptr, nullptr, &inputs});
+  Recorder recorder({nullptr, nullptr, &inputs, false, false, nullptr});
   recorder.root(result.ptr());
 
   auto out = std::make_unique<Outcome>();
@@ -426,10 +427,12 @@ void bind_writeback(nb::module_& m) {
       .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
 
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
-      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags) {
-        new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags));
-      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"),
-           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int]) -> None"))
+      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
+                          nb::object dynamic) {
+        new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags), aliases, shapes, dynamic.is_none() ? nullptr : dynamic.ptr());
+      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"), nb::arg("aliases"), nb::arg("shapes"), nb::arg("dynamic").none(),
+           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], "
+                   "aliases: bool, shapes: bool, dynamic: Callable[[str], bool] | None) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),

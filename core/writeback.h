@@ -28,7 +28,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
 
 class Trace {
  public:
-  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags);
+  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes, PyObject* dynamic);
 
   nb::list leaf_paths() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
