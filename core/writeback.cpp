@@ -31,6 +31,14 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     else builder.build_children(w.pc, values);
   }
   builder.drain();
+  // A key's own __hash__ may raise: it does so here, before the first write.
+  for (const Write& w : outcome.writes) {
+    const Instr& n = p.code[w.pc];
+    for (uint32_t i = 0, keys = w.raw ? 0 : p.item_keys(n); i < keys; ++i) {
+      Owned key = static_object(p.statics[p.keys[n.keys + i]]);
+      if (key && !PyUnicode_CheckExact(key.get()) && PyObject_Hash(key.get()) == -1) raise_python();
+    }
+  }
   OwnedList graveyard;
   for (size_t i = 0; i < outcome.writes.size(); ++i) {
     const Write& w = outcome.writes[i];
@@ -193,6 +201,36 @@ bool Trace::changed(uint32_t pc) {
   return i != count;
 }
 
+// Was an attribute of an immutable object replaced or deleted (below its own __setattr__)? One that was added is what
+// cached_property does: it is dropped, and computed again.
+void Trace::refuse_changed_frozen() {
+  const Program& p = recording_.program;
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->base == Base::registered) continue;
+    PyObject* obj = expected(pc);
+    if (Py_TYPE(obj) != n.type) continue;
+    Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();
+    uint32_t child = pc + 1, first = n.has_extra + n.items, key_at = n.keys + p.item_keys(n);
+    for (uint32_t i = 0; i < first; ++i) child = p.after(child);
+    for (uint32_t i = 0; i < n.fields + n.slots; ++i, child = p.after(child)) {
+      PyObject* name = p.statics[p.keys[key_at + i]].obj;
+      PyObject* value = nullptr;
+      if (i < n.fields) {
+        value = PyDict_GetItemWithError(dict.get(), name);
+      } else {
+        for (const Slot& slot : n.kind->slots)
+          if (slot.name == name) value = slot_value(obj, slot);
+      }
+      if (value == expected(child)) continue;
+      if (value && p.code[child].op == Op::stat && static_matches(p, p.code[child].arg, value)) continue;
+      raise_graftax("MutationError", path_text(p, child, root_names_.get()) + ": this attribute of an immutable " + n.type->tp_name +
+                                     " was changed inside the traced function. It has no identity that the change could "
+                                     "be brought back to: make the class mutable, or return the changed object.");
+    }
+  }
+}
+
 // Is a donated leaf at `pc`, or below it without another tracked node between? Then what holds it must be written.
 bool Trace::holds_donated(uint32_t pc) const {
   const Program& p = recording_.program;
@@ -284,6 +322,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     if (donated[i]) donated_.push_back(tracers_[i]);
   std::sort(donated_.begin(), donated_.end());
 
+  refuse_changed_frozen();
   struct Change {
     uint32_t track;
     Owned delta, deleted;
