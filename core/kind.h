@@ -58,6 +58,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_dict = false;
   bool has_del = false;
   bool sentinel = false;     // the class has no methods: an instance without fields counts by identity
+  bool expires = false;      // the one change it knows marks it as used up: by value nothing is lost with that
   bool immortal_value = false;     // a builtin immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
   std::vector<Slot> slots;

@@ -310,7 +310,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     } else if (!changed(pc)) {
       continue;
     }
-    if (by_function && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
+    if (by_function && !n.kind->expires && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
   }
@@ -334,7 +334,10 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   out->result_leaves = recorder.leaf_count();
   bool lost = false;
   if (by_value) {
-    for (uint32_t t : changed_tracks) lost = lost || !recorder.has_seen(expected(p.track_pc[t]));
+    for (uint32_t t : changed_tracks) {
+      uint32_t pc = p.track_pc[t];
+      lost = lost || !(p.code[pc].kind->expires || recorder.has_seen(expected(pc)));
+    }
   } else {
     for (Change& c : changes) {
       uint32_t pc = recorder.position();

@@ -50,6 +50,7 @@ class Description(NamedTuple):
     sentinel: bool = False  # an instance without fields counts by identity
     order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
     absent: Any = None  # a field with this value counts as not there
+    expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
 
 
 _BY_PICKLE = (
@@ -165,6 +166,10 @@ def _registered(obj: Any, cls: type) -> Description:
         flatten = sys.modules.get("equinox._module._flatten")
         absent = getattr(flatten, "MISSING", None)
         return Description("node", static_fields=static, order=tuple(cls.__dataclass_fields__), absent=absent)
+    if equinox is not None and cls is equinox.nn.State:
+        # Its flatten refuses a state that is used up. One dict in one attribute: reading that gives the same leaves, and
+        # tells the caller's state that it is used up, as plain Python does.
+        return Description("node", frozen=False, expires=True)
     return Description("registered", _is_frozen(cls))
 
 
