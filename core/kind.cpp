@@ -131,7 +131,8 @@ bool resolve_builtin(Kind& kind) {
     if (base == Base::statics || base == Base::none) return false;
     kind.base = base;
     kind.solid = t;
-    kind.tracked = base != Base::tuple && base != Base::method && base != Base::partial;
+    kind.tracked = base != Base::tuple && base != Base::method;
+    kind.handed = base == Base::partial;  // == compares partials by identity: one without arrays has to stay itself
     kind.has_dict = base == Base::partial;
   }
   return true;

@@ -7,7 +7,10 @@ namespace graftax {
 
 namespace {
 
-bool is_shell_kind(const Kind& kind) { return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple; }
+// Made empty and filled later, unlike what is made from all its parts at once.
+bool is_shell_kind(const Kind& kind) {
+  return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple && kind.base != Base::partial;
+}
 
 // Element i of the program's keys, as an object.
 Owned key_object(const Program& p, uint32_t id) {
