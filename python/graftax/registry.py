@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.core
+import jax.extend.core
 import numpy as np
 from jax import tree_util
 
@@ -86,6 +87,10 @@ _OPAQUE = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MappingProxyType,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    jax.extend.core.Jaxpr,
+    jax.extend.core.ClosedJaxpr,
     staticmethod,
     classmethod,
     property,
@@ -167,8 +172,8 @@ def _registered(obj: Any, cls: type) -> Description:
         absent = getattr(flatten, "MISSING", None)
         return Description("node", static_fields=static, order=tuple(cls.__dataclass_fields__), absent=absent)
     if equinox is not None and cls is equinox.nn.State:
-        # Its flatten refuses a state that is used up. One dict in one attribute: reading that gives the same leaves, and
-        # tells the caller's state that it is used up, as plain Python does.
+        # Its flatten refuses a state that is used up. Reading its one attribute, a dict, gives the same leaves, and the
+        # caller's state is told that it is used up.
         return Description("node", frozen=False, expires=True)
     return Description("registered", _is_frozen(cls))
 
