@@ -26,7 +26,7 @@ import types
 import uuid
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, cast
 
 import jax
 import jax.core
@@ -90,7 +90,10 @@ _OPAQUE = (
     jax.custom_jvp,
     jax.custom_vjp,
     jax.extend.core.Jaxpr,
-    jax.extend.core.ClosedJaxpr,
+    jax.extend.core.ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]
+    TypeVar,
+    ParamSpec,
+    TypeVarTuple,
     staticmethod,
     classmethod,
     property,
