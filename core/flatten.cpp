@@ -212,6 +212,10 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     n.treedef = p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(Py_TYPE(obj)),
                                         cursor.extra(), cursor.items())));
   n.payload = add_payload(p, obj, kind);
+  if (kind.base == Base::function && is_plain_function(obj)) {
+    n.flags |= ITSELF;
+    p.statics[n.payload].snapshot = p.keep(Owned::borrow(obj));
+  }
   if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.own = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
   if (kind.base == Base::set) {
@@ -456,6 +460,28 @@ void Recorder::mark() {
   }
 }
 
+// A handed-over function that reaches nothing mutable but cells and functions stays itself when it is rebuilt: a copy
+// would be another function for whoever compares with `is` or `==`, as structures of modules do.
+void Recorder::keep_functions() {
+  Program& p = out_.program;
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    Instr& n = p.code[pc];
+    if (n.op != Op::node || n.kind->base != Base::function || !(n.flags & HANDED) || (n.flags & ITSELF)) continue;
+    bool alone = true;
+    uint32_t keyword_defaults = p.after(pc + 1);
+    for (uint32_t i = pc + 1; alone && i < n.next; ++i) {
+      const Instr& below = p.code[p.code[i].op == Op::ref ? p.track_pc[p.code[i].arg] : i];
+      if (i == keyword_defaults) continue;
+      if (below.op == Op::node && below.kind->base == Base::function) keyword_defaults = p.after(i + 1);
+      bool mutable_node = below.op == Op::node && below.track != NONE;
+      alone = !mutable_node || below.kind->base == Base::function || below.kind->base == Base::cell;
+    }
+    if (!alone) continue;
+    n.flags |= ITSELF;
+    p.statics[n.payload].snapshot = p.keep(Owned::borrow(out_.live[pc]));
+  }
+}
+
 // An object that is a key counts by identity there, so it does wherever else it stands in the graph.
 void Recorder::keys_count_by_identity() {
   Program& p = out_.program;
@@ -485,7 +511,7 @@ Recording Recorder::finish(PyObject* layout) {
   p.aliases = options_.aliases;
   p.shapes = options_.shapes;
   if (layout) p.layout = p.keep(Owned::borrow(layout));
-  if (!options_.inputs) mark();
+  if (!options_.inputs) mark(), keep_functions();
   keys_count_by_identity();
   p.finish();
   return std::move(out_);

@@ -80,6 +80,7 @@ class Recorder {
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();
+  void keep_functions();
   void keys_count_by_identity();
   bool root_has(RootFlag flag) const;
   bool root_is_static() const { return root_has(STATIC_ROOT); }

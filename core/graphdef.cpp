@@ -162,7 +162,7 @@ Program weakened(const Program& p) {
   }
   for (Static& s : out.statics) {
     out.keep_type(s.type);
-    if (s.snapshot) out.owned.push(s.snapshot);
+    if (s.snapshot && (s.how != How::function || s.weak)) out.owned.push(s.snapshot);
     if (s.state) s.state = std::make_shared<Program>(weakened(*s.state));
     if (s.how == How::function && !s.weak) {
       weaken_function(out, s);

@@ -25,6 +25,7 @@ enum Flag : uint8_t {
   TARGET = 4,  // some `same` points here
   ALIAS = 8,   // leaf: the array of an earlier leaf, met again
   NUMBER = 16, // leaf: a Python number that is traced
+  ITSELF = 32, // a function that nothing below it tells from its next incarnation: rebuilt as itself
 };
 
 struct Instr {
@@ -52,7 +53,7 @@ struct Static {
   bool weak = false;             // obj is a weak reference to the value
   PyTypeObject* type = nullptr;  // owned by the program
   PyObject* obj = nullptr;       // owned by the program
-  PyObject* snapshot = nullptr;  // How::reduce: the plain value; weak How::function: globals and names; owned
+  PyObject* snapshot = nullptr;  // How::reduce: the plain value; How::function: itself (ITSELF), weak: globals and names
   uint32_t first = 0, count = 0; // How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
   Py_hash_t hash = 0;

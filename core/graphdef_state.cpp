@@ -142,6 +142,7 @@ Owned program_state(const Program& p) {
     Owned value = static_object(s);
     if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
     if (s.how == How::function) {  // pickled by name, where its name leads to it
+      if (s.snapshot && !s.weak) value = Owned::borrow(s.snapshot);
       Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", value.get()));
       if (named.get() != Py_None) value = std::move(named);
     }
@@ -172,7 +173,7 @@ Program program_from_state(PyObject* state_obj) {
     if (how < 0 || how > static_cast<int>(How::function) || how == static_cast<int>(How::copied)) malformed("static");
     if (static_cast<How>(how) == How::function) {
       if (!PyFunction_Check(value.ptr())) malformed("function");
-      add_function(p, value.ptr());
+      p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
     } else if (static_cast<How>(how) == How::tuple) {
       Static s;
       s.how = How::tuple;
@@ -226,6 +227,10 @@ Program program_from_state(PyObject* state_obj) {
     p.code.push_back(n);
   }
   validate(p);
+  for (Instr& n : p.code)  // a function that is code and nothing else stays itself
+    if (n.op == Op::node && n.kind->base == Base::function && n.items == 2 && n.fields == 0 &&
+        is_plain_function(p.statics[n.payload].snapshot) && !PyFunction_GET_DEFAULTS(p.statics[n.payload].snapshot))
+      n.flags |= ITSELF;
   p.finish();
   return p;
 }

@@ -121,7 +121,6 @@ bool can_change(PyTypeObject* solid, Base base) {
   switch (base) {
     case Base::tuple:
     case Base::method:
-    case Base::partial:
     case Base::weakref:
     case Base::proxy: return false;
     case Base::set: return solid == &PySet_Type;
@@ -152,7 +151,7 @@ bool resolve_builtin(Kind& kind) {
     kind.base = base;
     kind.solid = t;
     kind.tracked = can_change(t, base);
-    kind.handed = base == Base::function;
+    kind.handed = base == Base::function || base == Base::partial;  // == compares them by identity
     kind.has_dict = base == Base::partial || base == Base::function;
   }
   return true;
@@ -164,12 +163,12 @@ std::string text_at(PyObject* tuple, Py_ssize_t i) {
 }
 
 // Asks _registry.describe for (role, frozen, handed, static field names, reduce, reason, sentinel,
-// order of fields, absent value).
+// order of fields, absent value, expires).
 void resolve_with_registry(Kind& kind, PyObject* obj) {
   PyTypeObject* solid = solid_base(kind.type);
   Owned answer = own(PyObject_CallMethod(runtime.registry, "describe", "OO", obj, reinterpret_cast<PyObject*>(solid)));
-  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 9)
-    raise_error(PyExc_TypeError, "describe() must return a tuple of nine");
+  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 10)
+    raise_error(PyExc_TypeError, "describe() must return a tuple of ten");
   std::string role = text_at(answer.get(), 0);
   bool frozen = PyTuple_GET_ITEM(answer.get(), 1) == Py_True;
   kind.handed = PyTuple_GET_ITEM(answer.get(), 2) == Py_True;
@@ -177,6 +176,7 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
   PyObject* reduce = PyTuple_GET_ITEM(answer.get(), 4);
   kind.reason = text_at(answer.get(), 5);
   kind.sentinel = PyTuple_GET_ITEM(answer.get(), 6) == Py_True;
+  kind.expires = PyTuple_GET_ITEM(answer.get(), 9) == Py_True;
   if (role == "array") {
     kind.base = Base::array;
   } else if (role == "ref") {  // mutable: has an identity

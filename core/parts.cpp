@@ -107,16 +107,6 @@ Owned bare_twin(PyObject* function) {
   return out;
 }
 
-// A function of a module or a class that is code and nothing else: it needs no twin, and is rebuilt as itself.
-bool is_plain(PyObject* function) {
-  auto* f = reinterpret_cast<PyFunctionObject*>(function);
-  if (f->func_closure || f->func_kwdefaults) return false;
-  if (f->func_dict && PyDict_GET_SIZE(f->func_dict) != PyDict_Contains(f->func_dict, runtime.tables)) return false;
-  for (Py_ssize_t i = 0; f->func_defaults && i < PyTuple_GET_SIZE(f->func_defaults); ++i)
-    if (!kind_of(PyTuple_GET_ITEM(f->func_defaults, i)).immortal_value) return false;
-  return PyUnicode_FindChar(f->func_qualname, '<', 0, PyUnicode_GET_LENGTH(f->func_qualname), 1) == -1;
-}
-
 Owned dead_reference(PyTypeObject* type) {
   Owned nobody = own(PySet_New(nullptr));
   Owned args = own(PyTuple_Pack(1, nobody.get()));
@@ -127,11 +117,20 @@ Owned dead_reference(PyTypeObject* type) {
 
 }  // namespace
 
+bool is_plain_function(PyObject* function) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(function);
+  if (f->func_closure || f->func_kwdefaults) return false;
+  if (f->func_dict && PyDict_GET_SIZE(f->func_dict) != PyDict_Contains(f->func_dict, runtime.tables)) return false;
+  for (Py_ssize_t i = 0; f->func_defaults && i < PyTuple_GET_SIZE(f->func_defaults); ++i)
+    if (!kind_of(PyTuple_GET_ITEM(f->func_defaults, i)).immortal_value) return false;
+  return true;
+}
+
 uint32_t add_function(Program& p, PyObject* obj) {
   Static s;
   s.how = How::function;
   s.type = &PyFunction_Type;
-  s.obj = p.keep(is_plain(obj) ? Owned::borrow(obj) : bare_twin(obj));
+  s.obj = p.keep(bare_twin(obj));
   Py_hash_t code = PyObject_Hash(PyFunction_GET_CODE(obj));
   if (code == -1) raise_python();
   s.hash = code ^ static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(PyFunction_GET_GLOBALS(obj)) >> 4);
@@ -202,10 +201,7 @@ PyObject* function_item_name(const Program& p, const Instr& n, uint32_t i) {
 
 Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
   switch (n.kind->base) {
-    case Base::function: {
-      PyObject* function = live ? live : p.statics[n.payload].obj;
-      return !live && is_plain(function) ? Owned::borrow(function) : bare_twin(function);
-    }
+    case Base::function: return bare_twin(live ? live : p.statics[n.payload].obj);
     case Base::value: {
       if (!has_plain_base(*n.kind))
         raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +

@@ -13,6 +13,9 @@ uint32_t add_payload(Program& program, PyObject* obj, const Kind& kind);
 // The static of a function apart from its children. `obj` is never kept: a bare twin without closure and defaults is.
 uint32_t add_function(Program& program, PyObject* obj);
 
+// Is a function code and nothing else: no closure, no attributes, defaults that cannot change?
+bool is_plain_function(PyObject* function);
+
 // Is `obj` apart from its children what node `n` was recorded from?
 bool payload_matches(const Program& program, const Instr& n, PyObject* obj);
 

@@ -197,7 +197,8 @@ Owned instructions(const Program& p) {
           for (uint32_t i = 0; i < n.arg; ++i) elements.append(value_of(p.keys[n.keys + i]));
           detail = std::move(elements);
         } else if (n.payload != NONE) {
-          detail = value_of(n.payload);
+          bool itself = (n.flags & ITSELF) && !p.statics[n.payload].weak;
+          detail = itself ? nb::borrow(p.statics[n.payload].snapshot) : value_of(n.payload);
         } else if (n.treedef) {
           detail = nb::borrow(n.treedef);
         }

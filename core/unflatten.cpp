@@ -252,6 +252,7 @@ void Builder::node(uint32_t pc, uint32_t at) {
     if (n.track != NONE) nodes_.set(n.track, obj.get());
     return push(at, std::move(obj));
   }
+  if ((n.flags & ITSELF) && !sources_.live) return push(at, Owned::borrow(program_.statics[n.payload].snapshot));
   if (n.whole) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {

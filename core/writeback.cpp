@@ -349,7 +349,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     } else if (!changed(pc)) {
       continue;
     }
-    if (by_function && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
+    if (by_function && !n.kind->expires && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
   }
@@ -361,7 +361,9 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
     bool handed = p.code[pc].flags & HANDED;
-    if (!by_value || (handed && !differs[t])) nodes->insert(expected(pc), t);
+    // By value, too, a function stays the caller's own: nobody expects a new one.
+    bool itself = handed || (p.code[pc].kind->base == Base::function && donated_.empty());
+    if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
@@ -373,7 +375,10 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   out->result_leaves = recorder.leaf_count();
   bool lost = false;
   if (by_value) {
-    for (uint32_t t : changed_tracks) lost = lost || !recorder.has_seen(expected(p.track_pc[t]));
+    for (uint32_t t : changed_tracks) {
+      uint32_t pc = p.track_pc[t];
+      lost = lost || !(p.code[pc].kind->expires || recorder.has_seen(expected(pc)));
+    }
   } else {
     for (Change& c : changes) {
       uint32_t pc = recorder.position();

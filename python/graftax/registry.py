@@ -29,10 +29,11 @@ import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, cast
 
 import jax
 import jax.core
+import jax.extend.core
 import numpy as np
 from jax import tree_util
 
@@ -57,6 +58,7 @@ class Description(NamedTuple):
     sentinel: bool = False  # an instance without fields counts by identity
     order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
     absent: Any = None  # a field with this value counts as not there
+    expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
 
 
 _BY_PICKLE = (
@@ -94,6 +96,11 @@ _OPAQUE = (
     inspect.Parameter,
     jax.custom_jvp,
     jax.custom_vjp,
+    jax.extend.core.Jaxpr,
+    jax.extend.core.ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]
+    TypeVar,
+    ParamSpec,
+    TypeVarTuple,
     staticmethod,
     classmethod,
     property,
@@ -215,6 +222,10 @@ def _registered(obj: Any, cls: type) -> Description:
         flatten = sys.modules.get("equinox._module._flatten")
         absent = getattr(flatten, "MISSING", None)
         return Description("node", static_fields=static, order=tuple(cls.__dataclass_fields__), absent=absent)
+    if equinox is not None and cls is equinox.nn.State:
+        # Its flatten refuses a state that is used up. Reading its one attribute, a dict, gives the same leaves, and the
+        # caller's state is told that it is used up.
+        return Description("node", frozen=False, expires=True)
     return Description("registered", _is_frozen(cls))
 
 
