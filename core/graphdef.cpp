@@ -203,6 +203,7 @@ struct Printer {
 
   std::string text_of(uint32_t id) {
     const Static& s = p.statics[id];
+    if (s.how == How::context) return type_name(s.type) + "()";
     Owned value = static_object(s);
     return value ? short_repr(value.get()) : std::string("<gone>");
   }
@@ -424,7 +425,7 @@ Program program_from_state(PyObject* state_obj) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
     nb::object value = t[1];
-    if (how < 0 || how > static_cast<int>(How::state)) malformed("static");
+    if (how < 0 || how > static_cast<int>(How::context)) malformed("static");
     if (static_cast<How>(how) == How::tuple) {
       Static s;
       s.how = How::tuple;

@@ -53,9 +53,11 @@ Owned watch(PyTypeObject* type) {
   return own(PyWeakref_NewRef(reinterpret_cast<PyObject*>(type), callback.get()));
 }
 
-// The nearest base that no class statement made: it decides how instances are laid out.
+// The nearest base that no class statement made: it decides how instances are laid out. typing.Generic, which CPython
+// makes in C, adds nothing to them.
 PyTypeObject* solid_base(PyTypeObject* type) {
-  while ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) && type->tp_dealloc == runtime.python_dealloc && type->tp_base)
+  while ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) && type->tp_base &&
+         (type->tp_dealloc == runtime.python_dealloc || type == runtime.generic_type))
     type = type->tp_base;
   return type;
 }
@@ -167,6 +169,9 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     make_static(kind, How::equal, false);
   } else if (role == "reduce") {
     make_static(kind, How::reduce, false);
+    kind.reduce = Py_NewRef(reduce);
+  } else if (role == "context") {
+    make_static(kind, How::context, false);
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "refused") {
     kind.base = Base::refused;
@@ -318,6 +323,8 @@ void init_kinds() {
   runtime.odict_type = &PyODict_Type;
   runtime.namespace_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
+  runtime.generic_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("typing").attr("Generic")).release().ptr());
   runtime.partial_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("functools").attr("partial")).release().ptr());
   runtime.empty_tuple = PyTuple_New(0);

@@ -41,6 +41,7 @@ enum class How : uint8_t {
   reduce,  // by the plain value that the registry's function makes of it
   equal,   // by the type's own == (called here, guarded)
   state,   // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
+  context, // by nothing: it says where the program is running, and is made anew wherever it is rebuilt
   copied,  // Outcome only: a NumPy array, copied for each call
 };
 
@@ -64,7 +65,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   PyObject* static_fields = nullptr;  // frozenset of names, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
   PyObject* absent = nullptr;         // a field with this value counts as not there
-  PyObject* reduce = nullptr;         // How::reduce
+  PyObject* reduce = nullptr;         // How::reduce; How::context: makes a new one
   std::string reason;                 // Base::refused: why, and the way out
 
   bool is_leaf() const { return base <= Base::refused; }

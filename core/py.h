@@ -150,6 +150,7 @@ struct Runtime {
   PyTypeObject* deque_type = nullptr;
   PyTypeObject* defaultdict_type = nullptr;
   PyTypeObject* odict_type = nullptr;
+  PyTypeObject* generic_type = nullptr;
   PyTypeObject* namespace_type = nullptr;
   PyTypeObject* partial_type = nullptr;
   destructor python_dealloc = nullptr;  // tp_dealloc of every class made by a class statement

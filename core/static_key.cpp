@@ -106,6 +106,7 @@ Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(
 bool defines_eq(PyTypeObject* type) { return type->tp_richcompare != PyBaseObject_Type.tp_richcompare; }
 
 Owned static_object(const Static& s) {
+  if (s.how == How::context) return own(PyObject_CallNoArgs(Owned::borrow(s.obj).get()));
   if (!s.weak) return Owned::borrow(s.obj);
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* out = nullptr;
@@ -122,8 +123,9 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
   s.how = kind.base == Base::statics ? kind.how : kind.base == Base::numpy ? How::reduce : How::identity;
   if (copy) s.how = How::copied;
   s.type = program.keep_type(Py_TYPE(obj));
-  s.obj = program.keep(Owned::borrow(obj));
+  s.obj = program.keep(Owned::borrow(s.how == How::context ? kind.reduce : obj));
   switch (s.how) {
+    case How::context: break;
     case How::identity:
     case How::copied: s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); break;
     case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
@@ -193,6 +195,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   if (s.weak) return static_object(s).get() == obj;
   if (s.obj == obj && s.how != How::reduce && s.how != How::state && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
+  if (s.how == How::context) return true;
   if (s.how == How::tuple) {
     if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
     Owned tuple = Owned::borrow(obj);

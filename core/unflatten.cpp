@@ -124,6 +124,15 @@ void move_fields(PyObject* from, PyObject* to, const Kind& kind) {
   for (const Slot& slot : kind.slots) swap_slot(to, slot, slot_value(from, slot), graveyard);
 }
 
+Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
+  for (const Slot& slot : kind.slots)
+    if (slot.name == name) return Owned::borrow(slot_value(obj, slot));
+  if (!kind.has_dict) return {};
+  PyObject* value = PyDict_GetItemWithError(instance_dict(obj).get(), name);
+  if (!value && PyErr_Occurred()) raise_python();
+  return Owned::borrow(value);
+}
+
 void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard) {
   for (const Slot& slot : kind.slots)
     if (slot.name == name) return swap_slot(obj, slot, value, graveyard);
@@ -258,13 +267,23 @@ void Builder::node(uint32_t pc, uint32_t at) {
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
 }
 
+// One new value serves a whole build.
+Owned Builder::context(const Static& s) {
+  if (context_type_ != s.type) {
+    context_ = static_object(s);
+    context_type_ = s.type;
+  }
+  return Owned::borrow(context_.get());
+}
+
 void Builder::value(uint32_t pc) {
   const Instr& n = program_.code[pc];
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
     case Op::stat: {
-      if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
       const Static& s = program_.statics[n.arg];
+      if (s.how == How::context) return push(pc, context(s));
+      if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
       Owned obj = static_object(s);
       if (!obj) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
       if (s.how == How::copied || (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->base == Base::numpy))

@@ -20,7 +20,6 @@ import pickle
 import queue
 import random
 import socket
-import sys
 import threading
 import types
 import uuid
@@ -33,19 +32,23 @@ import jax.core
 import numpy as np
 from jax import tree_util
 
-from . import _core
+from . import _core, interop
 from ._compat import ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 
 
 class Description(NamedTuple):
-    """How the core is to treat one type. Roles: array, numpy, identity, equal, reduce, refused, registered, node."""
+    """How the core is to treat one type.
+
+    Roles: array, numpy, identity, equal, reduce, context, refused, registered, node. A context value says where the
+    program is running: it is no part of the key, and a new one is made wherever what holds it is rebuilt.
+    """
 
     role: str
     frozen: bool = True
     handed: bool = False  # handed over as itself where no array is below
     static_fields: frozenset[str] | None = None
-    reduce: Callable[[Any], Any] | None = None  # role reduce: the plain value to compare
+    reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity
     order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
@@ -123,6 +126,9 @@ def describe(obj: Any, solid: type) -> Description:
         solid: the nearest base class that no class statement made.
     """
     cls = type(obj)
+    adapted = interop.describe(cls)
+    if adapted is not None:
+        return adapted
     if isinstance(obj, (type, types.ModuleType, enum.Enum)):
         return Description("identity")
     if issubclass(cls, jax.core.Tracer) or isinstance(obj, (jax.Array, *ref_types)):
@@ -135,8 +141,8 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
-    if not is_namedtuple and not tree_util.all_leaves([obj]):
-        return _registered(obj, cls)
+    if not is_namedtuple and not tree_util.all_leaves([obj]) and not _is_its_own_aux_data(obj):
+        return Description("registered", _is_frozen(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if solid in _REDUCE:
@@ -154,18 +160,10 @@ def describe(obj: Any, solid: type) -> Description:
     return Description("identity")
 
 
-def _registered(obj: Any, cls: type) -> Description:
-    equinox = sys.modules.get("equinox")
-    if equinox is not None and isinstance(obj, equinox.Module):
-        # Equinox flattens a module to its dataclass fields, in their order; reading __dict__ gives the same leaves.
-        # Its own unflatten fills attributes that are not there with a mark of its own.
-        static = frozenset(
-            name for name, field in cls.__dataclass_fields__.items() if field.metadata.get("static", False)
-        )
-        flatten = sys.modules.get("equinox._module._flatten")
-        absent = getattr(flatten, "MISSING", None)
-        return Description("node", static_fields=static, order=tuple(cls.__dataclass_fields__), absent=absent)
-    return Description("registered", _is_frozen(cls))
+def _is_its_own_aux_data(obj: Any) -> bool:
+    """Was the class given to `jax.tree_util.register_static`? Then JAX knows no more of it than that it is static."""
+    flat = tree_util.default_registry.flatten_one_level(obj)
+    return flat is not None and flat[1] is obj
 
 
 def _is_frozen(cls: type) -> bool:
