@@ -168,7 +168,7 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
   } else if (role == "equal") {
     make_static(kind, How::equal, false);
   } else if (role == "reduce") {
-    make_static(kind, How::reduce, false);
+    make_static(kind, How::reduce, frozen);
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "context") {
     make_static(kind, How::context, false);

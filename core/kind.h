@@ -59,7 +59,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_dict = false;
   bool has_del = false;
   bool sentinel = false;     // the class has no methods: an instance without fields counts by identity
-  bool immortal_value = false;     // a builtin immutable value: the same pointer is the same value
+  bool immortal_value = false;     // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;  // frozenset of names, or null

@@ -193,6 +193,7 @@ uint32_t add_identity(Program& program, PyObject* obj) {
 bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   const Static& s = program.statics[id];
   if (s.weak) return static_object(s).get() == obj;
+  if (s.how == How::reduce && s.obj == obj && kind_of(obj).immortal_value) return true;
   if (s.obj == obj && s.how != How::reduce && s.how != How::state && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
   if (s.how == How::context) return true;

@@ -33,7 +33,7 @@ import numpy as np
 from jax import tree_util
 
 from . import _core, interop
-from ._compat import ref_types, treedef_of_node
+from ._compat import is_registered_static, ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 
 
@@ -45,7 +45,7 @@ class Description(NamedTuple):
     """
 
     role: str
-    frozen: bool = True
+    frozen: bool = True  # role reduce: the same object is the same value
     handed: bool = False  # handed over as itself where no array is below
     static_fields: frozenset[str] | None = None
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
@@ -141,14 +141,14 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
-    if not is_namedtuple and not tree_util.all_leaves([obj]) and not _is_its_own_aux_data(obj):
+    if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
         return Description("registered", _is_frozen(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if solid in _REDUCE:
-        return Description("reduce", reduce=_REDUCE[solid])
+        return Description("reduce", frozen=False, reduce=_REDUCE[solid])
     if isinstance(obj, _BY_PICKLE):
-        return Description("reduce", reduce=pickle.dumps)
+        return Description("reduce", frozen=False, reduce=pickle.dumps)
     if isinstance(obj, Iterator):
         return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
     if solid in _NODES and cls is not object:
@@ -158,12 +158,6 @@ def describe(obj: Any, solid: type) -> Description:
     if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
         return Description("equal")
     return Description("identity")
-
-
-def _is_its_own_aux_data(obj: Any) -> bool:
-    """Was the class given to `jax.tree_util.register_static`? Then JAX knows no more of it than that it is static."""
-    flat = tree_util.default_registry.flatten_one_level(obj)
-    return flat is not None and flat[1] is obj
 
 
 def _is_frozen(cls: type) -> bool:

@@ -7,15 +7,21 @@ mark is no part of the key; objects rebuilt for a trace get the trace's, and the
 
 from __future__ import annotations
 
-from flax.nnx import graphlib
+from typing import Any
+
+import jax
+import numpy as np
+from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
 from flax.nnx.tracers import TraceState
 from flax.nnx.variablelib import Variable
+from flax.typing import HashableMapping
 
+from .._errors import UnsupportedValueError
 from ..registry import Description
 
-_FIELDS = (Pytree, PytreeState, Variable, State, FlatState, graphlib.GraphState)
+_FIELDS = (Pytree, PytreeState, Variable, State, FlatState, GraphState)
 
 
 def describe(cls: type) -> Description | None:
@@ -24,4 +30,13 @@ def describe(cls: type) -> Description | None:
         return Description("context", reduce=cls)
     if issubclass(cls, _FIELDS):
         return Description("node", frozen=False)
+    if issubclass(cls, HashableMapping):  # a private dict that nothing changes
+        return Description("reduce", reduce=_items)
     return None
+
+
+def _items(mapping: HashableMapping[Any, Any]) -> tuple[Any, ...]:
+    items = tuple(mapping.items())
+    if any(isinstance(value, (jax.Array, np.ndarray)) for _, value in items):
+        raise UnsupportedValueError("this mapping counts by its value, but holds an array. Keep it in an attribute.")
+    return items
