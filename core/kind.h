@@ -64,6 +64,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;  // frozenset of names, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
+  bool by_name = false;               // fields alone, without slots, sorted by name: their order says nothing
   PyObject* absent = nullptr;         // a field with this value counts as not there
   PyObject* reduce = nullptr;         // How::reduce; How::context: makes a new one
   std::string reason;                 // Base::refused: why, and the way out
@@ -109,6 +110,8 @@ class Cursor {
   Py_ssize_t index() const { return index_; }  // of the child returned last, within its stage
   PyObject* object() const { return obj_.get(); }
   const Kind& kind() const { return *kind_; }
+  // Kinds whose fields go by name: one field, borrowed; null where it is not there.
+  PyObject* named(PyObject* name) const { return PyDict_GetItemWithError(dict_.get(), name); }
   PyObject* key() const { return key_; }                  // of the child returned last; borrowed
   bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
   PyObject* materialised() const { return items_.get(); }
@@ -120,10 +123,11 @@ class Cursor {
   bool advance(PyObject*& child, PyObject*& key);
   bool next_item(PyObject*& child, PyObject*& key);
   bool next_ordered(PyObject*& child, PyObject*& key);
+  bool next_named(PyObject*& child, PyObject*& key);
 
   Owned obj_;
   const Kind* kind_;
-  Owned items_;   // what had to be listed: keys of an ordered dict, items of a deque, children of a registered node
+  Owned items_;   // what had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node
   Owned extra_;
   Owned dict_;
   Py_ssize_t size_ = 0;
@@ -233,7 +237,13 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         i_ = 0;
         break;
       case Stage::fields:
-        if (!kind_->order.empty()) {
+        if (kind_->by_name) {
+          if (next_named(child, key)) {
+            at_ = Stage::fields;
+            index_ = i_++;
+            return true;
+          }
+        } else if (!kind_->order.empty()) {
           if (next_ordered(child, key)) {
             at_ = Stage::fields;
             index_ = given_ - 1;

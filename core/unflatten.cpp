@@ -55,6 +55,29 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
   check(PyDict_Update(dict, fresh.get()));
 }
 
+// The same for fields whose order says nothing: those that are there keep their place.
+void write_named(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
+                 OwnedList& graveyard) {
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* key = p.statics[p.keys[keys + i]].obj;
+    PyObject* old = PyDict_GetItemWithError(dict, key);
+    if (old == values[i]) continue;
+    graveyard.push(old);
+    check(PyDict_SetItem(dict, key, values[i]));
+  }
+  if (PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count)) return;
+  Owned wanted = own(PySet_New(nullptr)), present = own(PyDict_Keys(dict));
+  for (uint32_t i = 0; i < count; ++i) check(PySet_Add(wanted.get(), p.statics[p.keys[keys + i]].obj));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(present.get()); ++i) {
+    PyObject* key = PyList_GET_ITEM(present.get(), i);
+    int stays = PySet_Contains(wanted.get(), key);
+    check(stays);
+    if (stays) continue;
+    graveyard.push(PyDict_GetItemWithError(dict, key));
+    check(PyDict_DelItem(dict, key));
+  }
+}
+
 void write_odict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
                  OwnedList& graveyard) {
   Owned fresh = own(PyDict_New());
@@ -176,7 +199,7 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
   uint32_t field_key = n.keys + p.item_keys(n);
   if (kind.has_dict) {
     Owned dict = instance_dict(obj);
-    write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
+    (kind.by_name ? write_named : write_dict)(p, dict.get(), field_key, n.fields, fields, graveyard);
   }
   if (!kind.slots.empty()) write_slots(p, n, field_key + n.fields, obj, fields + n.fields, graveyard);
 }

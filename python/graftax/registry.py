@@ -53,6 +53,7 @@ class Description(NamedTuple):
     sentinel: bool = False  # an instance without fields counts by identity
     order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
     absent: Any = None  # a field with this value counts as not there
+    by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
 
 
 _BY_PICKLE = (

@@ -3,6 +3,9 @@
 
 NNX marks each object with the JAX trace that it was made in, and refuses to change one from within another trace. That
 mark is no part of the key; objects rebuilt for a trace get the trace's, and the caller's keep theirs.
+
+NNX sorts the attributes of a module, and its own transforms leave them sorted. So their order is no part of the key
+either: a compiled function sees them sorted.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from flax.typing import HashableMapping
 from .._errors import UnsupportedValueError
 from ..registry import Description
 
-_FIELDS = (Pytree, PytreeState, Variable, State, FlatState, GraphState)
-
 
 def describe(cls: type) -> Description | None:
     """How the core is to treat a class of NNX, or one derived from it. None for other classes."""
     if issubclass(cls, TraceState):
         return Description("context", reduce=cls)
-    if issubclass(cls, _FIELDS):
+    if issubclass(cls, Pytree):
+        return Description("node", frozen=False, by_name=True)
+    if issubclass(cls, (PytreeState, Variable, State, FlatState, GraphState)):
         return Description("node", frozen=False)
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
         return Description("reduce", reduce=_items)
@@ -36,7 +39,7 @@ def describe(cls: type) -> Description | None:
 
 
 def _items(mapping: HashableMapping[Any, Any]) -> tuple[Any, ...]:
-    items = tuple(mapping.items())
+    items = tuple(sorted(mapping.items(), key=lambda item: (type(item[0]).__name__, item[0])))
     if any(isinstance(value, (jax.Array, np.ndarray)) for _, value in items):
         raise UnsupportedValueError("this mapping counts by its value, but holds an array. Keep it in an attribute.")
     return items
