@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.core
+import jax.custom_batching
 import numpy as np
 from jax import tree_util
 
@@ -95,7 +96,9 @@ _OPAQUE = (
     BaseException,
     _core.GraphDef,
     _core.Caller,
-    tree_util.PyTreeDef,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    jax.custom_batching.custom_vmap,
 )
 
 _BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.ShapeDtypeStruct)
@@ -146,6 +149,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("registered", _is_frozen(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
+    if isinstance(obj, tree_util.PyTreeDef):
+        return Description("reduce", reduce=_treedef_value)
     if solid in _REDUCE:
         return Description("reduce", frozen=False, reduce=_REDUCE[solid])
     if isinstance(obj, _BY_PICKLE):
@@ -203,6 +208,13 @@ def _slice_value(s: slice) -> tuple[Any, ...]:
     if any(isinstance(p, (jax.Array, np.ndarray)) for p in parts):
         raise UnsupportedValueError("a slice with arrays cannot be compared. Pass its bounds by themselves.")
     return parts
+
+
+def _treedef_value(treedef: Any) -> tuple[Any, ...]:
+    data = treedef.node_data()
+    if data is not None and isinstance(data[1], list):  # the keys of a dict
+        data = (data[0], tuple(data[1]))
+    return (data, treedef.num_leaves, *map(_treedef_value, treedef.children()))
 
 
 def _numpy_value(obj: Any) -> tuple[Any, ...]:
