@@ -10,8 +10,10 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import gc
 import hashlib
+import inspect
 import io
 import logging
 import multiprocessing.process
@@ -20,9 +22,11 @@ import pickle
 import queue
 import random
 import socket
+import sys
 import threading
 import types
 import uuid
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
@@ -87,17 +91,17 @@ _OPAQUE = (
     socket.socket,
     asyncio.AbstractEventLoop,
     multiprocessing.process.BaseProcess,
-    types.FunctionType,
     types.BuiltinFunctionType,
-    types.MappingProxyType,
+    inspect.Signature,
+    inspect.Parameter,
+    jax.custom_jvp,
+    jax.custom_vjp,
     staticmethod,
     classmethod,
     property,
     BaseException,
     _core.GraphDef,
     _core.Caller,
-    jax.custom_jvp,
-    jax.custom_vjp,
     jax.custom_batching.custom_vmap,
 )
 
@@ -151,10 +155,16 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
         return Description("reduce", reduce=_treedef_value)
-    if solid in _REDUCE:
-        return Description("reduce", frozen=False, reduce=_REDUCE[solid])
-    if isinstance(obj, _BY_PICKLE):
-        return Description("reduce", frozen=False, reduce=pickle.dumps)
+    reduce = _REDUCE.get(solid) or (pickle.dumps if isinstance(obj, _BY_PICKLE) else None)
+    if reduce is None and _is_structseq(cls):
+        reduce = _structseq_value
+    if reduce is not None:
+        has_state = cls is not solid and (
+            cls.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in cls.__mro__[:-1])
+        )
+        if has_state and cls.__module__ not in _STDLIB:
+            return Description("value", handed=True, frozen=False, reduce=reduce)
+        return Description("reduce", frozen=False, reduce=reduce)
     if isinstance(obj, Iterator):
         return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
     if solid in _NODES and cls is not object:
@@ -191,16 +201,16 @@ def _subclass_value(base: type) -> Callable[[Any], Any]:
     return value
 
 
-def _set_value(obj: frozenset[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(map(_element_value, obj), key=lambda x: (type(x).__qualname__, repr(x))))
+def _is_structseq(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and not hasattr(cls, "_fields")
 
 
-def _element_value(x: Any) -> Any:
-    if isinstance(x, frozenset):
-        return ("frozenset", _set_value(cast(Any, x)))
-    if type(x) is tuple:
-        return tuple(map(_element_value, cast(Any, x)))
-    return (type(x).__qualname__, pickle.dumps(x)) if isinstance(x, _BY_PICKLE) else x
+def _structseq_value(obj: Any) -> tuple[Any, ...]:
+    """All fields of a structseq, those too that are no items."""
+    items, more = obj.__reduce__()[1]
+    if any(isinstance(v, (jax.Array, np.ndarray)) for v in (*items, *more.values())):
+        raise UnsupportedValueError("a structseq with arrays cannot be compared. Pass them in a tuple or a namedtuple.")
+    return (*items, *more.values())
 
 
 def _slice_value(s: slice) -> tuple[Any, ...]:
@@ -223,12 +233,27 @@ def _numpy_value(obj: Any) -> tuple[Any, ...]:
 
 _REDUCE: dict[type, Callable[[Any], Any]] = {
     **{base: _subclass_value(base) for base in (int, float, complex, str, bytes)},
-    frozenset: _set_value,
     range: lambda r: (r.start, r.stop, r.step),
     slice: _slice_value,
-    array.array: lambda a: (a.typecode, a.tobytes()),
 }
-_NODES = {object, list, tuple, dict, set, bytearray, types.SimpleNamespace, OrderedDict, defaultdict, deque}
+_NODES = {
+    object,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    bytearray,
+    array.array,
+    types.SimpleNamespace,
+    OrderedDict,
+    defaultdict,
+    deque,
+    functools.partial,
+    weakref.ref,
+}
+_NAMELESS = (types.FunctionType, types.CellType, types.MethodType, types.MappingProxyType)  # written by kind
+_STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uuid", "zoneinfo")
 
 
 def numpy_role(dtype: np.dtype[Any]) -> bool | str:
@@ -328,7 +353,8 @@ def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
         pickle.dumps(state)
     except Exception:
         for path, op, cls, value in graphdef.instructions():
-            for part in (cls, value if op in ("static", "node") else None):
+            named = cls if cls not in _NAMELESS else None
+            for part in (named, value if op in ("static", "node") else None):
                 try:
                     pickle.dumps(part)
                 except Exception as error:
@@ -368,6 +394,16 @@ def _stable(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"enum {_stable(type(value))}.{value.name}"
     return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"
+
+
+def named_function(function: types.FunctionType) -> types.FunctionType | None:
+    """The function of the same code that the module and the qualified name of `function` lead to."""
+    found: Any = sys.modules.get(function.__module__ or "")
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    found = getattr(found, "_function", found) if isinstance(found, _core.Caller) else found
+    same = isinstance(found, types.FunctionType) and found.__code__ == function.__code__
+    return found if same and found.__globals__ is function.__globals__ else None
 
 
 def graphdef_from_state(state: object) -> _core.GraphDef:

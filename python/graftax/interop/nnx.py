@@ -10,10 +10,8 @@ either: a compiled function sees them sorted.
 
 from __future__ import annotations
 
-from typing import Any
+import operator
 
-import jax
-import numpy as np
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
@@ -21,7 +19,6 @@ from flax.nnx.tracers import TraceState
 from flax.nnx.variablelib import Variable
 from flax.typing import HashableMapping
 
-from .._errors import UnsupportedValueError
 from ..registry import Description
 
 
@@ -34,12 +31,5 @@ def describe(cls: type) -> Description | None:
     if issubclass(cls, (PytreeState, Variable, State, FlatState, GraphState)):
         return Description("node", frozen=False)
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
-        return Description("reduce", reduce=_items)
+        return Description("reduce", reduce=operator.attrgetter("_mapping"))
     return None
-
-
-def _items(mapping: HashableMapping[Any, Any]) -> tuple[Any, ...]:
-    items = tuple(sorted(mapping.items(), key=lambda item: (type(item[0]).__name__, item[0])))
-    if any(isinstance(value, (jax.Array, np.ndarray)) for _, value in items):
-        raise UnsupportedValueError("this mapping counts by its value, but holds an array. Keep it in an attribute.")
-    return items
