@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import errors, nnx
 
 import graftax
 
@@ -276,3 +276,32 @@ def test_variables_over_refs_are_changed_in_place():
     assert jitted.bias.get_raw_value() is ref
     np.testing.assert_array_equal(jitted.bias[...], [2, 2])
     assert f.cache_info().traces == 1
+
+
+def test_a_hijax_variable_is_one_value_as_for_jax():
+    def build():
+        with nnx.var_defaults(hijax=True):
+            return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def rename(model, x):
+        model.scale = nnx.Param(x)
+        return model(x)
+
+    plain, jitted = build(), build()
+    assert len(graftax.flatten(jitted)[0]) == 2
+    f = graftax.jit(rename)
+    for _ in range(2):
+        np.testing.assert_allclose(f(jitted, jnp.ones(2)), rename(plain, jnp.ones(2)), rtol=1e-6)
+    np.testing.assert_array_equal(jitted.scale[...], [1, 1])
+
+
+def test_what_nnx_forbids_inside_a_trace_it_forbids_in_filter_jit():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    @graftax.filter_jit
+    def f(x):  # the closure of a by-value function is as in JAX
+        model.bias[...] = x
+
+    with pytest.raises(errors.TraceContextError):
+        f(jnp.ones(2))
+    assert not model.bias[...].any()

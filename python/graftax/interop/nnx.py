@@ -16,7 +16,7 @@ from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
 from flax.nnx.tracers import TraceState
-from flax.nnx.variablelib import Variable
+from flax.nnx.variablelib import HijaxVariable, Variable
 from flax.typing import HashableMapping
 
 from ..registry import Description
@@ -26,6 +26,8 @@ def describe(cls: type) -> Description | None:
     """How the core is to treat a class of NNX, or one derived from it. None for other classes."""
     if issubclass(cls, TraceState):
         return Description("context", reduce=cls)
+    if issubclass(cls, HijaxVariable):  # JAX traces it as one value
+        return Description("array")
     if issubclass(cls, Pytree):
         return Description("node", frozen=False, by_name=True)
     if issubclass(cls, (PytreeState, Variable, State, FlatState, GraphState)):
