@@ -150,7 +150,6 @@ struct Runtime {
   PyTypeObject* deque_type = nullptr;
   PyTypeObject* defaultdict_type = nullptr;
   PyTypeObject* odict_type = nullptr;
-  PyTypeObject* generic_type = nullptr;
   PyTypeObject* namespace_type = nullptr;
   PyTypeObject* partial_type = nullptr;
   PyTypeObject* array_array_type = nullptr;
