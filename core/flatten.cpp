@@ -65,6 +65,7 @@ void Recorder::emit(Op op, uint32_t arg, PyObject* obj) {
 void Recorder::add_static_leaf(PyObject* obj, const Kind& kind) {
   uint32_t id = add_static(out_.program, obj, kind);
   emit(Op::stat, id, obj);
+  if (kind.how == How::context && !stack_.empty()) stack_.back().closed = false;
 }
 
 void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags) {
@@ -133,7 +134,7 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Base::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
       if (kind.shape && options_.shapes && !below.in_static) return add_leaf(obj, kind, false);
-      if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value)
+      if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
         Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj,
                                       options_.inputs ? Py_True : Py_False)));
       return add_static_leaf(obj, kind);
@@ -416,11 +417,14 @@ void Recorder::mark() {
     return std::equal_range(refs.begin(), refs.end(), std::make_pair(target, 0u),
                             [](const auto& a, const auto& b) { return a.first < b.first; });
   };
-  // Which nodes have an array below: upwards from the leaves, through references too.
+  // Which nodes have an array below: upwards from the leaves, through references too. A context value counts as one:
+  // the caller's would be wrong inside the trace.
   std::vector<bool> has_array(n, false);
   std::vector<uint32_t> work;
-  for (uint32_t pc = 0; pc < n; ++pc)
-    if (p.code[pc].op == Op::leaf) work.push_back(pc);
+  for (uint32_t pc = 0; pc < n; ++pc) {
+    const Instr& in = p.code[pc];
+    if (in.op == Op::leaf || (in.op == Op::stat && p.statics[in.arg].how == How::context)) work.push_back(pc);
+  }
   while (!work.empty()) {
     uint32_t pc = work.back();
     work.pop_back();

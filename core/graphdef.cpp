@@ -212,6 +212,7 @@ struct Printer {
 
   std::string text_of(uint32_t id) {
     const Static& s = p.statics[id];
+    if (s.how == How::context) return type_name(s.type) + "()";
     Owned value = static_object(s);
     return value ? short_repr(value.get()) : std::string("<gone>");
   }

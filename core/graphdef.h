@@ -52,7 +52,7 @@ struct Static {
   How how = How::identity;
   bool weak = false;             // obj is a weak reference to the value
   PyTypeObject* type = nullptr;  // owned by the program
-  PyObject* obj = nullptr;       // owned by the program
+  PyObject* obj = nullptr;       // owned by the program; How::context: what makes a new one
   PyObject* snapshot = nullptr;  // How::reduce: the plain value; How::function: itself (ITSELF), weak: globals and names
   uint32_t first = 0, count = 0; // How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
@@ -112,7 +112,7 @@ Program weakened(const Program& program);
 // True when a static that was held weakly is gone: the program can never match again.
 bool is_dead(const Program& program);
 
-Owned static_object(const Static& s);  // the value, or an empty reference when it died
+Owned static_object(const Static& s);  // the value (How::context: a new one), or an empty reference when it died
 
 std::string program_repr(const Program& program);
 

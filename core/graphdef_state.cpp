@@ -170,7 +170,7 @@ Program program_from_state(PyObject* state_obj) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
     nb::object value = t[1];
-    if (how < 0 || how > static_cast<int>(How::function) || how == static_cast<int>(How::copied)) malformed("static");
+    if (how < 0 || how > static_cast<int>(How::context) || how == static_cast<int>(How::copied)) malformed("static");
     if (static_cast<How>(how) == How::function) {
       if (!PyFunction_Check(value.ptr())) malformed("function");
       p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));

@@ -163,12 +163,12 @@ std::string text_at(PyObject* tuple, Py_ssize_t i) {
 }
 
 // Asks _registry.describe for (role, frozen, handed, static field names, reduce, reason, sentinel,
-// order of fields, absent value, expires).
+// order of fields, absent value, expires, whether fields go by name).
 void resolve_with_registry(Kind& kind, PyObject* obj) {
   PyTypeObject* solid = solid_base(kind.type);
   Owned answer = own(PyObject_CallMethod(runtime.registry, "describe", "OO", obj, reinterpret_cast<PyObject*>(solid)));
-  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 10)
-    raise_error(PyExc_TypeError, "describe() must return a tuple of ten");
+  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 11)
+    raise_error(PyExc_TypeError, "describe() must return a tuple of eleven");
   std::string role = text_at(answer.get(), 0);
   bool frozen = PyTuple_GET_ITEM(answer.get(), 1) == Py_True;
   kind.handed = PyTuple_GET_ITEM(answer.get(), 2) == Py_True;
@@ -191,7 +191,10 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     make_static(kind, How::equal, false);
     kind.shape = role == "shape";
   } else if (role == "reduce") {
-    make_static(kind, How::reduce, false);
+    make_static(kind, How::reduce, frozen);
+    kind.reduce = Py_NewRef(reduce);
+  } else if (role == "context") {
+    make_static(kind, How::context, false);
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "refused") {
     kind.base = Base::refused;
@@ -213,6 +216,7 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
     if (absent != Py_None) kind.absent = Py_NewRef(absent);
     collect_slots(kind);
+    kind.by_name = PyTuple_GET_ITEM(answer.get(), 10) == Py_True && base == Base::none && kind.has_dict && kind.slots.empty();
     // A tuple cannot change, but the attributes of a subclass can.
     kind.tracked = !frozen && (can_change(solid, base) || role == "registered" ||
                                (kind.has_fields() && base != Base::weakref));
@@ -405,6 +409,18 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       for (Py_ssize_t pos = 0; PyDict_Next(dict_.get(), &pos, &name, &value);) fields_ -= value == kind.absent;
     }
   }
+}
+
+bool Cursor::next_named(PyObject*& child, PyObject*& key) {
+  if (!items_) {
+    items_ = own(PyDict_Keys(dict_.get()));
+    check(PyList_Sort(items_.get()));
+  }
+  if (i_ >= PyList_GET_SIZE(items_.get())) return false;
+  key = PyList_GET_ITEM(items_.get(), i_);
+  child = named(key);
+  if (!child && PyErr_Occurred()) raise_python();
+  return child != nullptr;
 }
 
 bool Cursor::intact() const {

@@ -47,6 +47,7 @@ enum class How : uint8_t {
   state,   // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
   copied,  // Outcome only: a NumPy array, copied for each call
   function,  // what a function is apart from its children: code, globals, names
+  context,   // by nothing: it says where the program is running, and is made anew wherever it is rebuilt
 };
 
 struct Slot {
@@ -66,13 +67,14 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool shape = false;        // a jax.ShapeDtypeStruct: a leaf where nothing is run
   bool dynamic = false;      // Python numbers below it are traced
   bool expires = false;      // the one change it knows marks it as used up: by value nothing is lost with that
-  bool immortal_value = false;     // a builtin immutable value: the same pointer is the same value
+  bool immortal_value = false;     // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;  // frozenset of names, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
+  bool by_name = false;               // fields alone, without slots, sorted by name: their order says nothing
   PyObject* absent = nullptr;         // a field with this value counts as not there
-  PyObject* reduce = nullptr;         // How::reduce
+  PyObject* reduce = nullptr;         // How::reduce; How::context: makes a new one
   std::string reason;                 // Base::refused: why, and the way out
 
   bool is_leaf() const { return base <= Base::refused; }
@@ -119,6 +121,8 @@ class Cursor {
   Py_ssize_t index() const { return index_; }  // of the child returned last, within its stage
   PyObject* object() const { return obj_.get(); }
   const Kind& kind() const { return *kind_; }
+  // Kinds whose fields go by name: one field, borrowed; null where it is not there.
+  PyObject* named(PyObject* name) const { return PyDict_GetItemWithError(dict_.get(), name); }
   PyObject* key() const { return key_; }                  // of the child returned last; borrowed
   bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
   PyObject* hidden() const { return hidden_; }            // an instance attribute that is not part of the value
@@ -131,10 +135,11 @@ class Cursor {
   bool advance(PyObject*& child, PyObject*& key);
   bool next_item(PyObject*& child, PyObject*& key);
   bool next_ordered(PyObject*& child, PyObject*& key);
+  bool next_named(PyObject*& child, PyObject*& key);
 
   Owned obj_;
   const Kind* kind_;
-  Owned items_;   // what had to be listed: keys of an ordered dict, items of a deque, children of a registered node
+  Owned items_;   // what had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node
   Owned extra_;
   Owned dict_;
   PyObject* hidden_ = nullptr;
@@ -274,7 +279,13 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         i_ = 0;
         break;
       case Stage::fields:
-        if (!kind_->order.empty()) {
+        if (kind_->by_name) {
+          if (next_named(child, key)) {
+            at_ = Stage::fields;
+            index_ = i_++;
+            return true;
+          }
+        } else if (!kind_->order.empty()) {
           if (next_ordered(child, key)) {
             at_ = Stage::fields;
             index_ = given_ - 1;

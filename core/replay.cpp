@@ -121,7 +121,15 @@ class Replayer {
   bool step() {
     ReplayFrame& top = stack_.back();
     PyObject *child = nullptr, *key = nullptr;
-    if (!top.cursor.next(child, key)) {
+    if (top.cursor.kind().by_name) {  // as many fields as recorded: each one recorded must be there
+      if (top.left > 0 && !(child = top.cursor.named(p_.statics[p_.keys[top.key++]].obj))) {
+        if (PyErr_Occurred()) raise_python();
+        return false;
+      }
+    } else if (!top.cursor.next(child, key)) {
+      child = nullptr;
+    }
+    if (!child) {
       bool complete = top.left == 0;
       stack_.pop_back();
       return complete;

@@ -29,7 +29,7 @@ Py_hash_t hash_double(double x) {
 
 bool is_value(How how) { return how != How::identity && how != How::equal && how != How::copied; }
 
-// Exact equality of plain values (what a reduce function returns): tuples and lists of numbers and strings.
+// Exact equality of plain values (what a reduce function returns): tuples, lists and dicts of numbers and strings.
 bool plain_equal(PyObject* a, PyObject* b, int depth) {
   if (a == b) return true;
   PyTypeObject* type = Py_TYPE(a);
@@ -44,6 +44,17 @@ bool plain_equal(PyObject* a, PyObject* b, int depth) {
     if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i)
       if (!plain_equal(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i), depth + 1)) return false;
+    return true;
+  }
+  if (type == &PyDict_Type) {  // in any order
+    if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return false;
+    if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
+    PyObject *key, *value;
+    for (Py_ssize_t pos = 0; PyDict_Next(a, &pos, &key, &value);) {
+      Owned hold = Owned::borrow(value), other = Owned::borrow(PyDict_GetItemWithError(b, key));
+      if (!other && PyErr_Occurred()) raise_python();
+      if (!other || !plain_equal(value, other.get(), depth + 1)) return false;
+    }
     return true;
   }
   int equal = PyObject_RichCompareBool(a, b, Py_EQ);
@@ -121,6 +132,7 @@ bool defines_eq(PyTypeObject* type) {
 }
 
 Owned static_object(const Static& s) {
+  if (s.how == How::context) return own(PyObject_CallNoArgs(Owned::borrow(s.obj).get()));
   if (!s.weak) return Owned::borrow(s.obj);
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* out = nullptr;
@@ -139,8 +151,9 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
                                                                  : How::identity;
   if (copy) s.how = How::copied;
   s.type = program.keep_type(Py_TYPE(obj));
-  s.obj = program.keep(Owned::borrow(obj));
+  s.obj = program.keep(Owned::borrow(s.how == How::context ? kind.reduce : obj));
   switch (s.how) {
+    case How::context: break;
     case How::identity:
     case How::copied: s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); break;
     case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
@@ -209,8 +222,10 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   const Static& s = program.statics[id];
   if (s.how == How::function) return PyFunction_Check(obj) && function_matches(s, obj);
   if (s.weak) return static_object(s).get() == obj;
+  if (s.how == How::reduce && s.obj == obj && kind_of(obj).immortal_value) return true;
   if (s.obj == obj && s.how != How::reduce && s.how != How::state && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
+  if (s.how == How::context) return true;
   if (s.how == How::tuple) {
     if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
     Owned tuple = Owned::borrow(obj);

@@ -70,6 +70,29 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
   check(PyDict_Update(dict, fresh.get()));
 }
 
+// The same for fields whose order says nothing: those that are there keep their place.
+void write_named(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
+                 OwnedList& graveyard) {
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* key = p.statics[p.keys[keys + i]].obj;
+    PyObject* old = PyDict_GetItemWithError(dict, key);
+    if (old == values[i]) continue;
+    graveyard.push(old);
+    check(PyDict_SetItem(dict, key, values[i]));
+  }
+  if (PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count)) return;
+  Owned wanted = own(PySet_New(nullptr)), present = own(PyDict_Keys(dict));
+  for (uint32_t i = 0; i < count; ++i) check(PySet_Add(wanted.get(), p.statics[p.keys[keys + i]].obj));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(present.get()); ++i) {
+    PyObject* key = PyList_GET_ITEM(present.get(), i);
+    int stays = PySet_Contains(wanted.get(), key);
+    check(stays);
+    if (stays) continue;
+    graveyard.push(PyDict_GetItemWithError(dict, key));
+    check(PyDict_DelItem(dict, key));
+  }
+}
+
 // The attributes of a function, without the one that holds what is compiled for it.
 void write_function_dict(const Program& p, PyObject* function, uint32_t keys, uint32_t count, PyObject* const* values,
                          OwnedList& graveyard) {
@@ -147,6 +170,15 @@ void move_fields(PyObject* from, PyObject* to, const Kind& kind) {
   for (const Slot& slot : kind.slots) swap_slot(to, slot, slot_value(from, slot), graveyard);
 }
 
+Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
+  for (const Slot& slot : kind.slots)
+    if (slot.name == name) return Owned::borrow(slot_value(obj, slot));
+  if (!kind.has_dict) return {};
+  PyObject* value = PyDict_GetItemWithError(instance_dict(obj).get(), name);
+  if (!value && PyErr_Occurred()) raise_python();
+  return Owned::borrow(value);
+}
+
 void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard) {
   for (const Slot& slot : kind.slots)
     if (slot.name == name) return swap_slot(obj, slot, value, graveyard);
@@ -193,7 +225,7 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
     write_function_dict(p, obj, field_key, n.fields, fields, graveyard);
   } else if (kind.has_dict) {
     Owned dict = instance_dict(obj);
-    write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
+    (kind.by_name ? write_named : write_dict)(p, dict.get(), field_key, n.fields, fields, graveyard);
   }
   if (!kind.slots.empty()) write_slots(p, n, field_key + n.fields, obj, fields + n.fields, graveyard);
 }
@@ -280,13 +312,23 @@ void Builder::node(uint32_t pc, uint32_t at) {
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
 }
 
+// One new value serves a whole build.
+Owned Builder::context(const Static& s) {
+  if (context_type_ != s.type) {
+    context_ = static_object(s);
+    context_type_ = s.type;
+  }
+  return Owned::borrow(context_.get());
+}
+
 void Builder::value(uint32_t pc) {
   const Instr& n = program_.code[pc];
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
     case Op::stat: {
-      if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
       const Static& s = program_.statics[n.arg];
+      if (s.how == How::context) return push(pc, context(s));
+      if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
       Owned obj = static_object(s);
       if (!obj) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
       if (s.how == How::copied || (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->base == Base::numpy))

@@ -45,6 +45,7 @@ class Builder {
   void push(uint32_t at, Owned obj);
   void finish_frame(const Frame& frame);
   Owned construct(uint32_t pc, PyObject** values);
+  Owned context(const Static& s);
 
   const Program& program_;
   Sources sources_;
@@ -52,6 +53,8 @@ class Builder {
   OwnedList closed_;  // by instruction: values that `same` refers to
   OwnedList values_;
   OwnedList built_;
+  Owned context_;     // the context value made last
+  PyTypeObject* context_type_ = nullptr;
   bool recording_ = false;
   std::vector<Frame> frames_;
   std::vector<uint32_t> queue_;  // mutable nodes whose content waits
@@ -64,6 +67,9 @@ void write_content(const Program& program, uint32_t pc, PyObject* obj, PyObject*
 
 // Gives `to` the attributes of `from`, an instance of the same class.
 void move_fields(PyObject* from, PyObject* to, const Kind& kind);
+
+// One attribute below any user __getattribute__; empty where it is not there.
+Owned field_value(PyObject* obj, const Kind& kind, PyObject* name);
 
 // Sets or (with a null value) deletes one attribute below any user __setattr__.
 void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard);

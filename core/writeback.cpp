@@ -10,6 +10,26 @@
 
 namespace graftax {
 
+namespace {
+
+bool is_context(const Program& p, uint32_t pc) {
+  return p.code[pc].op == Op::stat && p.statics[p.code[pc].arg].how == How::context;
+}
+
+// What a changed node is about to be given for its context values is what it has: the caller's keep theirs.
+void keep_context(const Program& p, uint32_t pc, PyObject* node, OwnedList& values, size_t first) {
+  const Instr& n = p.code[pc];
+  uint32_t items = n.has_extra + n.items, key = n.keys + p.item_keys(n), child = pc + 1;
+  for (uint32_t i = 0; i < p.children(pc); ++i, child = p.after(child)) {
+    const Instr& c = p.code[child];
+    if (i < items || !is_context(p, child)) continue;
+    Owned current = field_value(node, *n.kind, p.statics[p.keys[key + i - items]].obj);
+    if (current && Py_TYPE(current.get()) == p.statics[c.arg].type) values.set(first + i, current.get());
+  }
+}
+
+}  // namespace
+
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
             PyObject* const* in_nodes) {
   const Program& p = outcome.program;
@@ -29,6 +49,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     first.push_back(values.size());
     if (w.raw) values.push_stolen(builder.build(w.pc));
     else builder.build_children(w.pc, values);
+    if (w.context) keep_context(p, w.pc, in_nodes[w.track], values, first.back());
   }
   builder.drain();
   // A key's own __hash__ may raise: it does so here, before the first write.
@@ -196,6 +217,7 @@ bool Trace::changed(uint32_t pc) {
     }
     if (c.op != Op::stat) return true;
     How how = p.statics[c.arg].how;
+    if (how == How::context && Py_TYPE(value) == p.statics[c.arg].type) continue;
     if (how < How::integer || how > How::bytes || !static_matches(p, c.arg, value)) return true;
   }
   return i != count;
@@ -394,6 +416,9 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   }
   Recording recorded = recorder.finish(nullptr);
   out->program = std::move(recorded.program);
+  for (Write& w : out->writes)
+    for (uint32_t c = w.pc + 1, i = 0; !w.raw && i < out->program.children(w.pc); ++i, c = out->program.after(c))
+      w.context = w.context || is_context(out->program, c);
   restore();
   nb::list out_leaves;
   for (size_t i = 0; i < recorded.leaves.size(); ++i) out_leaves.append(nb::borrow(recorded.leaves[i]));

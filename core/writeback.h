@@ -14,6 +14,7 @@ struct Write {
   uint32_t pc;         // root of its new content in the Outcome's program
   bool raw;            // a registered node: the root is a dict of the attributes that changed
   PyObject* deleted;   // raw: tuple of attribute names that went; owned by the program
+  bool context = false;  // the content has context values, of which the caller's node keeps its own
 };
 
 struct Outcome {

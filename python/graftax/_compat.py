@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax._src import config as _config
+from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax.tree_util import PyTreeDef
 
@@ -27,6 +28,13 @@ def config_state(name: str, default: object) -> Any:
 def array_class() -> type:
     """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
     return ArrayImpl
+
+
+def is_registered_static(cls: type) -> bool:
+    """Was the class given to `jax.tree_util.register_static`? Nothing public tells without a call of its flatten."""
+    entry = getattr(_tree_util, "_registry", {}).get(cls)
+    name = getattr(getattr(entry, "from_iter", None), "__qualname__", "")
+    return "register_static.<locals>" in name
 
 
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).

@@ -33,12 +33,13 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, cast
 
 import jax
 import jax.core
+import jax.custom_batching
 import jax.extend.core
 import numpy as np
 from jax import tree_util
 
-from . import _core
-from ._compat import ref_types, treedef_of_node
+from . import _core, interop
+from ._compat import is_registered_static, ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
 
@@ -46,19 +47,22 @@ from .marks import Dynamic, Static
 class Description(NamedTuple):
     """How the core is to treat one type.
 
-    Roles: array, ref, numpy, shape, identity, equal, reduce, refused, registered, node, value, dynamic.
+    Roles: array, ref, numpy, shape, identity, equal, reduce, context, refused, registered, node, value, dynamic.
+    A context value says where the program is running: it is no part of the key, and a new one is made wherever what
+    holds it is rebuilt.
     """
 
     role: str
-    frozen: bool = True
+    frozen: bool = True  # role reduce: the same object is the same value
     handed: bool = False  # handed over as itself where no array is below
     static_fields: frozenset[str] | None = None
-    reduce: Callable[[Any], Any] | None = None  # role reduce: the plain value to compare
+    reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity
     order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
     absent: Any = None  # a field with this value counts as not there
     expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
+    by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
 
 
 _BY_PICKLE = (
@@ -107,7 +111,7 @@ _OPAQUE = (
     BaseException,
     _core.GraphDef,
     _core.Caller,
-    tree_util.PyTreeDef,
+    jax.custom_batching.custom_vmap,
 )
 
 _BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
@@ -139,6 +143,12 @@ def describe(obj: Any, solid: type) -> Description:
         solid: the nearest base class that no class statement made.
     """
     cls = type(obj)
+    if cls in _STATIC_CLASSES:
+        by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
+        return Description("equal" if by_value else "identity")
+    adapted = interop.describe(cls)
+    if adapted is not None:
+        return adapted
     if isinstance(obj, (type, types.ModuleType, enum.Enum)):
         return Description("identity")
     if isinstance(obj, ref_types):
@@ -149,9 +159,6 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):
         return Description("node", frozen=False, handed=True, static_fields=frozenset({"value"}))
-    if cls in _STATIC_CLASSES:
-        by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
-        return Description("equal" if by_value else "identity")
     for types_refused, reason in _REFUSED:
         if isinstance(obj, types_refused):
             return Description("refused", reason=reason)
@@ -162,10 +169,12 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
-    if not is_namedtuple and not tree_util.all_leaves([obj]):
-        return _registered(obj, cls)
+    if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
+        return Description("registered", _is_frozen(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
+    if isinstance(obj, tree_util.PyTreeDef):
+        return Description("reduce", reduce=_treedef_value)
     reduce = _REDUCE.get(solid) or (pickle.dumps if isinstance(obj, _BY_PICKLE) else None)
     if reduce is None and _is_structseq(cls):
         reduce = _structseq_value
@@ -175,7 +184,7 @@ def describe(obj: Any, solid: type) -> Description:
         )
         if has_state and cls.__module__ not in _STDLIB:
             return Description("value", handed=True, frozen=False, reduce=reduce)
-        return Description("reduce", reduce=reduce)
+        return Description("reduce", frozen=False, reduce=reduce)
     if isinstance(obj, Iterator):
         return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
     if solid in _NODES and cls is not object:
@@ -209,24 +218,6 @@ def register_static(cls: type) -> type:
     _STATIC_CLASSES.add(cls)
     _core.forget_kind(cls)
     return cls
-
-
-def _registered(obj: Any, cls: type) -> Description:
-    equinox = sys.modules.get("equinox")
-    if equinox is not None and isinstance(obj, equinox.Module):
-        # Equinox flattens a module to its dataclass fields, in their order; reading __dict__ gives the same leaves.
-        # Its own unflatten fills attributes that are not there with a mark of its own.
-        static = frozenset(
-            name for name, field in cls.__dataclass_fields__.items() if field.metadata.get("static", False)
-        )
-        flatten = sys.modules.get("equinox._module._flatten")
-        absent = getattr(flatten, "MISSING", None)
-        return Description("node", static_fields=static, order=tuple(cls.__dataclass_fields__), absent=absent)
-    if equinox is not None and cls is equinox.nn.State:
-        # Its flatten refuses a state that is used up. Reading its one attribute, a dict, gives the same leaves, and the
-        # caller's state is told that it is used up.
-        return Description("node", frozen=False, expires=True)
-    return Description("registered", _is_frozen(cls))
 
 
 def _is_frozen(cls: type) -> bool:
@@ -271,6 +262,13 @@ def _slice_value(s: slice) -> tuple[Any, ...]:
     if any(isinstance(p, (jax.Array, np.ndarray)) for p in parts):
         raise UnsupportedValueError("a slice with arrays cannot be compared. Pass its bounds by themselves.")
     return parts
+
+
+def _treedef_value(treedef: Any) -> tuple[Any, ...]:
+    data = treedef.node_data()
+    if data is not None and isinstance(data[1], list):  # the keys of a dict
+        data = (data[0], tuple(data[1]))
+    return (data, treedef.num_leaves, *map(_treedef_value, treedef.children()))
 
 
 def _numpy_value(obj: Any) -> tuple[Any, ...]:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equinox modules: read as fields."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from equinox import Module
+from equinox.nn import State
+
+from ..registry import Description
+
+# Equinox's own unflatten fills attributes that are not there with a mark of its own.
+_ABSENT = getattr(sys.modules.get("equinox._module._flatten"), "MISSING", None)
+
+
+def describe(cls: type[Any]) -> Description | None:
+    """A module is its dataclass fields, in their order: what Equinox flattens it to. None for other classes."""
+    if cls is State:
+        # Its flatten refuses a state that is used up. Reading its one attribute, a dict, gives the same leaves, and the
+        # caller's state is told that it is used up.
+        return Description("node", frozen=False, expires=True)
+    if not issubclass(cls, Module):
+        return None
+    fields: dict[str, Any] = cls.__dataclass_fields__
+    static = frozenset(name for name, field in fields.items() if field.metadata.get("static", False))
+    return Description("node", static_fields=static, order=tuple(fields), absent=_ABSENT)
