@@ -23,7 +23,7 @@ PACKAGE = ROOT / "python" / "graftax"
 LAYERS = [
     {"_core"},
     {"registry", "path", "_errors", "_compat", "interop", "marks", "_setup"},
-    {"graph", "flatform", "tree", "module"},
+    {"graph", "flatform", "tree", "module", "_difference"},
     {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
     {"_call"},
     {"_jit", "transforms"},

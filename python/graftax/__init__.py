@@ -5,6 +5,9 @@ from ._setup import setup as _setup
 
 _setup()
 
+from ._aot import Compiled as Compiled
+from ._aot import Lowered as Lowered
+from ._aot import Traced as Traced
 from ._call import Jitted as Jitted
 from ._core import GraphDef as GraphDef
 from ._errors import CapturedArrayWarning as CapturedArrayWarning

@@ -20,7 +20,7 @@ import jax
 import jax.core
 
 from . import _core
-from ._aot import Lowered
+from ._aot import Lowered, Staging, Traced
 from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
 from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
 from ._options import Options, split_patterns
@@ -96,28 +96,34 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     # ---- asked for by name
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(roots, layout) of these arguments. Raises the function's own TypeError where it does not take them."""
         bound = self._bind(*args, **kwargs)
         if bound is None:
-            self._function(*self._prefix, *args, **kwargs)  # raises the function's own TypeError
+            self._function(*self._prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
-        roots, layout = bound
+        return bound
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        roots, layout = self._bound(args, kwargs)
         leaves, graphdef, _ = self._plan.record(roots, layout, shapes=True)
         return roots, layout, leaves, graphdef
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""
-        return Lowered(self, *self._staged("lower", args, kwargs))
+        return Lowered(*self._staged("lower", args, kwargs))
 
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Traces the function for these arguments: JAX's `Traced`, over the flat leaves."""
-        return self._staged("trace", args, kwargs)[0]
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
+        """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
+        return Traced(*self._staged("trace", args, kwargs))
 
-    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Any, _core.GraphDef, list[_core.Outcome], Any]:
+    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
+        plan = self._plan
         roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, None, staged=True)
+        entry = build_entry(plan, self, roots, layout, graphdef, leaves, None, staged=True)
         staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
-        return staged, graphdef, entry.outcomes, layout
+        names = plan.signature.root_names(layout)
+        return Staging(self, plan.name, graphdef, layout, names, entry.outcomes), staged
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""

@@ -90,6 +90,14 @@ STATIC_CHANGES = (
     "numbers are static: to compile once, trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or "
     "make it a jax.Array."
 )
+COMPILED_FOR_OTHERS = (
+    "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
+    "what it is given."
+)
+NOT_KEPT = (
+    "a {what} belongs to this process and cannot be pickled or copied. graftax.export(f)(*args).serialize() makes "
+    "bytes that another process can call; a copy of the jitted function can be lowered again."
+)
 DONATED_AND_KEPT = (
     "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
     "once), pass a copy (jnp.copy) for one of them, or donate neither."
