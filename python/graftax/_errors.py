@@ -110,4 +110,4 @@ BIG_CAPTURED = (
     "{name} captures the NumPy array {path} ({size} MB), which is copied on every call, so that changing it is seen. "
     "Make it a jax.Array once: jnp.asarray(...)."
 )
-CLASS_GONE = "this GraphDef holds {value!r} at {path}, which cannot be pickled: {error}"
+CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
