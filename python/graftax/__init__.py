@@ -22,6 +22,8 @@ from ._errors import UnsupportedValueError as UnsupportedValueError
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
 from ._table import CacheInfo as CacheInfo
+from .export import Exported as Exported
+from .export import export as export
 from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -78,10 +79,9 @@ class Compiled(_Stage[P, R]):
         """
         staging = self._staging
         roots, layout = staging.caller._bound(args, kwargs)  # pyright: ignore[reportPrivateUsage]
-        walked = _core.walk(staging.graphdef, roots) if layout == staging.layout else None
-        if walked is None:
-            raise mismatch(staging.name, staging.graphdef, staging.layout, staging.names, roots, layout)
-        leaves, nodes = walked
+        record = staging.caller._plan.record  # pyright: ignore[reportPrivateUsage]
+        names, wanted = staging.names, staging.layout
+        leaves, nodes = matched(staging.name, staging.graphdef, wanted, names, roots, layout, record)
         try:
             result, written, code = self._stage(*own_copies(leaves))
         except (TypeError, ValueError) as error:
@@ -98,17 +98,24 @@ def own_copies(leaves: list[Any]) -> list[Any]:
     return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
 
 
-def mismatch(
+def matched(
     name: str,
     graphdef: _core.GraphDef,
     layout: tuple[Any, ...],
     names: tuple[str, ...],
     roots: tuple[Any, ...],
     given: tuple[Any, ...],
+    record: Callable[..., tuple[Any, ...]],
     done: str = "compiled",
     again: str = "Lower it again for these",
-) -> StructureError:
-    """Says how these roots differ from those of `graphdef`."""
+) -> tuple[list[Any], list[Any]]:
+    """The leaves and nodes of these roots. Raises where they, or their layout `given`, are not those of `graphdef`.
+
+    `record(roots, layout)` gives (leaves, GraphDef, ...), recorded as `graphdef` was.
+    """
+    walked = _core.walk(graphdef, roots) if given == layout else None
+    if walked is not None:
+        return walked
     if given != layout:
         extra = [layout[0] if layout else 0, given[0] if given else 0]
         named = [", ".join(map(repr, names[1:])) or "none" for names in (layout, given)]
@@ -118,5 +125,9 @@ def mismatch(
         ]
         text = "\n".join(f"  {d}" for d in found if d.expected != d.given)
     else:
-        text = describe(graphdef, _core.record(roots, names, [False] * len(names), layout)[1], names)
-    return StructureError(COMPILED_FOR_OTHERS.format(name=name, done=done, differences=text, again=again))
+        recorded = record(roots, layout)[1]
+        walked = _core.walk(graphdef, roots)  # a class that no walk had met is known now
+        if walked is not None:
+            return walked
+        text = describe(graphdef, recorded, names)
+    raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=done, differences=text, again=again))
