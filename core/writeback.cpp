@@ -506,6 +506,9 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
     const Instr& n = o.program.code[w.pc];
     if (!w.raw) {
       if (Py_TYPE(node) != n.type) other(node);
+      if (n.kind->base == Base::function &&
+          n.items != 2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
+        other(node);
       continue;
     }
     const Kind& kind = kind_of(node);
