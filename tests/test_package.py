@@ -26,7 +26,7 @@ LAYERS = [
     {"graph", "flatform", "tree", "module", "_difference"},
     {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
     {"_call"},
-    {"_jit", "export", "transforms"},
+    {"_check", "_jit", "export", "transforms"},
     {"serial", "sharding", "show", "explain"},
     {"graftax"},
     {"__main__", "_demo", "_bench"},

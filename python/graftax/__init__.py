@@ -11,6 +11,7 @@ from ._aot import Traced as Traced
 from ._call import Jitted as Jitted
 from ._core import GraphDef as GraphDef
 from ._errors import CapturedArrayWarning as CapturedArrayWarning
+from ._errors import CheckError as CheckError
 from ._errors import ConcurrentChangeError as ConcurrentChangeError
 from ._errors import GraftaxError as GraftaxError
 from ._errors import LostChangeWarning as LostChangeWarning

@@ -168,7 +168,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             found = getattr(found, part, None)
         if found is self:
             return name
-        return (Jitted, (self.__wrapped__, self._options))
+        return (type(self), (self.__wrapped__, self._options))
 
     def __copy__(self) -> Jitted[P, R]:
         return self
@@ -178,7 +178,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             return self
         if isinstance(self.__wrapped__, types.FunctionType):
             return self.__get__(copy.deepcopy(self.__self__, memo))
-        return Jitted(copy.deepcopy(self.__wrapped__, memo), self._options)
+        return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
 
 
 def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | None], lost: list[str]) -> None:

@@ -32,6 +32,10 @@ class MutationError(GraftaxError, RuntimeError):
     """A change that the options forbid, or that cannot be brought back to the caller."""
 
 
+class CheckError(GraftaxError, AssertionError):
+    """jit(check=True): the compiled function did something else than the plain one."""
+
+
 class RecompileWarning(UserWarning):
     """A static value changes on most calls, and each change compiles anew."""
 
@@ -116,6 +120,11 @@ NOT_SAVED = (
 )
 BY_IDENTITY = "it counts by identity, and a copy that is loaded would be another object"
 NOT_EXPORTED = "these are not the bytes of an exported function, or they were damaged: {error}"
+CHECK_FAILED = (
+    "{name} does something else when it is compiled:\n{difference}\n(expected is what the plain function did). What is "
+    "read from time, environ, Python's random numbers or a file is read once, when the function is traced; print and "
+    "warn run then only."
+)
 DONATED_AND_KEPT = (
     "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
     "once), pass a copy (jnp.copy) for one of them, or donate neither."
