@@ -234,12 +234,30 @@ def test_donation_is_part_of_what_is_compiled():
     assert w.is_deleted()
 
 
-def test_an_array_donated_twice_is_refused_before_the_launch():
-    run = graftax.jit(lambda a, b: (a + b, b), donate="all").lower(f32(1), f32(2)).compile()
+def test_the_pattern_of_donated_arrays_is_part_of_what_is_compiled():
+    jitted = graftax.jit(lambda a, b: (a + b, b), donate="all")
     x = f32(1)
-    with pytest.raises(graftax.StructureError, match="a and b are the same array"):
-        run(x, x)
+    with pytest.raises(graftax.StructureError, match="a and b: expected two arrays, given one array"):
+        jitted.lower(f32(1), f32(2)).compile()(x, x)
     assert x.tolist() == [1.0]
+    run = jitted.lower(x, x).compile()
+    with pytest.raises(graftax.StructureError, match="a and b: expected one array, given two arrays"):
+        run(f32(1), f32(2))
+    assert run(x, x)[0].tolist() == [2.0]
+
+
+def test_shapes_stand_for_arrays():
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    jitted = graftax.jit(lambda m, x: m["w"] * x)
+    for lowered in (jitted.lower({"w": shape}, shape), jitted.trace({"w": shape}, shape).lower()):
+        assert lowered.compile()({"w": f32(1, 2)}, f32(3, 4)).tolist() == [3.0, 8.0]
+
+
+def test_traced_numbers_are_arguments():
+    run = graftax.jit(lambda x, n: x * n, dynamic="n").lower(f32(1), 2).compile()
+    assert run(f32(1), 3).tolist() == [3.0]
+    with pytest.raises(graftax.StructureError, match="n: expected a traced number, given 'a'"):
+        run(f32(1), "a")
 
 
 def test_numpy_arguments_may_be_overwritten_after_the_call():

@@ -262,6 +262,12 @@ if hasattr(jax, "new_ref"):
         assert ref[...].tolist() == [2.0]
 
 
+def test_traced_numbers_agree():
+    run = checked(lambda x, n, m: (x * n, n + 1, m["k"]), dynamic=["n", "m.k"])
+    for n in (2, 3):
+        assert run(f32(1), n, {"k": 0.5})[1] == n + 1
+
+
 def test_inside_another_trace_there_is_nothing_to_compare():
     run = checked(lambda x: x * 2)
     assert jax.grad(lambda x: run(x).sum())(f32(1)).tolist() == [2.0]

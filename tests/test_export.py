@@ -185,6 +185,14 @@ def test_options_of_a_jitted_function_are_kept():
     assert len(box) == 2 and box[0].tolist() == [1.0]
 
 
+def test_shapes_and_traced_numbers_stand_for_arrays():
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    run = reloaded(graftax.export(graftax.jit(lambda m, n: m["w"] * n, dynamic="n"))({"w": shape}, 2))
+    assert run({"w": f32(1, 2)}, 5).tolist() == [5.0, 10.0]
+    with pytest.raises(graftax.StructureError, match=r"m\['w'\]: expected an array, given 1"):
+        run({"w": 1}, 5)
+
+
 def test_platforms_are_those_asked_for():
     exported = graftax.export(lambda x: x * 2, platforms=["cpu", "tpu"])(f32(1))
     assert exported.exported.platforms == ("cpu", "tpu")

@@ -39,7 +39,7 @@ class _Node:
         self.children: list[_Node] = []
 
 
-_NODE = 4  # the number of `Op::node` in a GraphDef's state
+_NODE, _NUMBER = 4, 16  # `Op::node` and the flag of a traced Python number, in a GraphDef's state
 
 # A place in the lockstep walk: the place above, and the key entry (or the number of the root) that leads here.
 _Place = tuple["_Place | None", Any]
@@ -95,8 +95,8 @@ class _Tree:
         self.roots: list[_Node] = []
         self._at: dict[tuple[Any, ...], _Node] = {}
         above: list[_Node] = []
-        for path, op, cls, value in graphdef.instructions():
-            node = _Node(path, op, cls, value)
+        for (path, op, cls, value), (_, flags, *_) in zip(graphdef.instructions(), graphdef._state()[4], strict=True):
+            node = _Node(path, "number" if op == "leaf" and flags & _NUMBER else op, cls, value)
             many = bool(path) and isinstance(path[0], int)
             del above[len(path) - many :]
             (above[-1].children if above else self.roots).append(node)
@@ -113,6 +113,8 @@ class _Comparison:
         self.left, self.right = _Tree(expected), _Tree(given)
         self.names = names
         self.partner: dict[int, _Node] = {}  # a node of `left` -> the one of `right` that was met with it
+        # A leaf's index -> the index and the place that it was met with first: a donated array has an identity.
+        self.leaf: tuple[dict[int, tuple[int, _Place]], dict[int, tuple[int, _Place]]] = ({}, {})
 
     def walk(self, one: _Node | None, other: _Node | None, place: _Place) -> Iterator[Difference]:
         todo = [(one, other, place)]
@@ -125,6 +127,8 @@ class _Comparison:
                 yield from self._sharing(e, g, place)
             elif e.op != g.op or e.cls is not g.cls:
                 yield Difference(self.text(place), *_apart(self._what(self.left, e), self._what(self.right, g), e, g))
+            elif e.op == "leaf":
+                yield from self._same_array(e, g, place)
             elif e.op == "static":
                 if not _same_value(e.value, g.value):
                     yield Difference(self.text(place), *_values(e.value, g.value))
@@ -152,6 +156,16 @@ class _Comparison:
             two = "two objects" if e.op == "node" else f"{self._what(self.left, e)} for the second"
             yield Difference(f"{self._of(g.value)} and {here}", two, "one object")
 
+    def _same_array(self, e: _Node, g: _Node, place: _Place) -> Iterator[Difference]:
+        one, other = (
+            self.leaf[0].setdefault(e.value, (g.value, place)),
+            self.leaf[1].setdefault(g.value, (e.value, place)),
+        )
+        if one[0] != g.value:
+            yield Difference(f"{self.text(one[1])} and {self.text(place)}", "one array", "two arrays")
+        elif other[0] != e.value:
+            yield Difference(f"{self.text(other[1])} and {self.text(place)}", "two arrays", "one array")
+
     def _content(self, e: _Node, g: _Node, place: _Place) -> Iterator[Difference]:
         """What a node holds beside its children, and the order of its keys."""
         if isinstance(e.value, list) and isinstance(g.value, list):  # the elements of a set
@@ -173,6 +187,8 @@ class _Comparison:
             return "nothing"
         if node.op == "leaf":
             return "an array"
+        if node.op == "number":
+            return "a traced number"
         if node.op == "static":
             return show(node.value)
         if node.op == "ref":
