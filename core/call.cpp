@@ -295,15 +295,18 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   raise_python();
 }
 
+void rebind_replaced_defaults(CallerObject* self) {
+  if (!PyFunction_Check(self->function)) return;
+  PyObject* now = PyFunction_GET_DEFAULTS(self->function);
+  if ((now ? now : Py_None) != nb::inst_ptr<Binding>(self->binding)->given.ptr())
+    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
+}
+
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   if (setting(settings.disable_jit).get() == Py_True) return call_plain(self, args, nargs, kwnames);
-  if (PyFunction_Check(self->function)) {
-    PyObject* now = PyFunction_GET_DEFAULTS(self->function);
-    if ((now ? now : Py_None) != nb::inst_ptr<Binding>(self->binding)->given.ptr())
-      Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
-  }
+  rebind_replaced_defaults(self);
   Owned kept = Owned::borrow(self->binding);
   const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
   Roots roots;
@@ -379,8 +382,10 @@ PyObject* caller_bind(PyObject* obj, PyObject* const* args, Py_ssize_t nargs, Py
   try {
     auto* self = reinterpret_cast<CallerObject*>(obj);
     if (self->binding == Py_None) raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
+    rebind_replaced_defaults(self);
+    Owned kept = Owned::borrow(self->binding);
     Roots roots;
-    if (!bind(self, *nb::inst_ptr<Binding>(self->binding), args, nargs, kwnames, roots)) Py_RETURN_NONE;
+    if (!bind(self, *nb::inst_ptr<Binding>(kept.get()), args, nargs, kwnames, roots)) Py_RETURN_NONE;
     return check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get()));
   } catch (nb::python_error& e) {
     e.restore();

@@ -368,8 +368,8 @@ void bind_graphdef(nb::module_& m) {
       }, nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def("_state", [](const GraphDef& g) { return nb::steal(program_state(g.program).release()); },
            nb::sig("def _state(self) -> tuple[Any, ...]"))
-      .def_static("_from_state", [](nb::handle state) { return GraphDef{program_from_state(state.ptr())}; },
-                  nb::sig("def _from_state(state: object, /) -> GraphDef"))
+      .def_static("_from_state", [](nb::handle state) { return GraphDef{program_from_state(state.ptr(), false)}; },
+                  nb::arg("state").none(), nb::sig("def _from_state(state: object, /) -> GraphDef"))
       .def("_alive", [](const GraphDef& g) { return !is_dead(g.program); })
       .def_prop_ro("num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
       .def_prop_ro("num_nodes", &num_nodes, "The number of nodes and leaves, as in JAX; a node that is met again counts once.")

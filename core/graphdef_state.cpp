@@ -11,7 +11,7 @@ namespace {
 nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
 
 [[noreturn]] void malformed(const char* what) {
-  raise_error(PyExc_ValueError, std::string("malformed GraphDef state: ") + what);
+  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
 }
 
 template <class T>
@@ -25,6 +25,12 @@ T field(const nb::tuple& t, size_t i) {
 nb::tuple as_tuple(nb::handle h) {
   if (!nb::isinstance<nb::tuple>(h)) malformed("a tuple was expected");
   return nb::borrow<nb::tuple>(h);
+}
+
+uint32_t as_number(nb::handle h) {
+  uint32_t out = 0;
+  if (!nb::try_cast<uint32_t>(h, out)) malformed("a number was expected");
+  return out;
 }
 
 // Has a node the payload and the number of items that its base is made of?
@@ -48,8 +54,9 @@ bool parts_ok(const Program& p, const Instr& n) {
   }
 }
 
-// Every index in range and every subtree nested, so that no walk can leave the arrays.
-void validate(Program& p) {
+// Every index in range and every subtree nested, so that no walk can leave the arrays. In an Outcome there are inputs,
+// and a root may be the content of a mutable node without being that node.
+void validate(Program& p, bool is_outcome) {
   auto key_ok = [&](uint32_t id) { if (id >= p.statics.size()) malformed("static id"); };
   for (uint32_t id : p.keys) key_ok(id);
   for (uint32_t i = 0; i < p.statics.size(); ++i) {
@@ -69,7 +76,8 @@ void validate(Program& p) {
       if (open.back().end != pc) malformed("subtree end");
       open.pop_back();
     }
-    if (open.empty()) ++roots;
+    bool is_root = open.empty();
+    if (is_root) ++roots;
     else --open.back().left;
     const Instr& in = p.code[pc];
     switch (in.op) {
@@ -93,6 +101,7 @@ void validate(Program& p) {
         if (in.payload != NONE) key_ok(in.payload);
         if (in.own != NONE) key_ok(in.own);
         if (!parts_ok(p, in)) malformed("the parts of a node");
+        if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root)) malformed("a node without an identity");
         if (in.kind->base == Base::registered && !in.treedef) malformed("treedef");
         if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict)) malformed("extra child");
         uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
@@ -100,7 +109,8 @@ void validate(Program& p) {
         open.push_back({in.next, static_cast<uint32_t>(children)});
         break;
       }
-      default: malformed("operation");
+      case Op::input:
+      case Op::forward: if (!is_outcome || in.arg == NONE) malformed("operation"); break;
     }
   }
   while (!open.empty() && open.back().left == 0) {
@@ -155,7 +165,7 @@ Owned program_state(const Program& p) {
   return Owned::steal(out.release().ptr());
 }
 
-Program program_from_state(PyObject* state_obj) {
+Program program_from_state(PyObject* state_obj, bool is_outcome) {
   nb::tuple state = as_tuple(state_obj);
   if (state.size() != 8 || field<int>(state, 0) != 1) malformed("unknown version");
   Program p;
@@ -165,12 +175,12 @@ Program program_from_state(PyObject* state_obj) {
     if (!nb::isinstance<nb::tuple>(state[3])) malformed("layout");
     p.layout = p.keep(Owned::borrow(nb::object(state[3]).ptr()));
   }
-  for (nb::handle h : as_tuple(state[7])) p.elements.push_back(nb::cast<uint32_t>(h));
+  for (nb::handle h : as_tuple(state[7])) p.elements.push_back(as_number(h));
   for (nb::handle h : as_tuple(state[5])) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
     nb::object value = t[1];
-    if (how < 0 || how > static_cast<int>(How::context) || how == static_cast<int>(How::copied)) malformed("static");
+    if (how < 0 || how > static_cast<int>(How::context)) malformed("static");
     if (static_cast<How>(how) == How::function) {
       if (!PyFunction_Check(value.ptr())) malformed("function");
       p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
@@ -192,17 +202,20 @@ Program program_from_state(PyObject* state_obj) {
       p.statics.push_back(s);
     } else {
       const Kind& kind = kind_of(value.ptr());
-      if (kind.base == Base::statics || kind.base == Base::numpy) add_static(p, value.ptr(), kind);
+      if (static_cast<How>(how) == How::copied) {
+        if (!is_outcome || kind.base != Base::numpy) malformed("static");
+        add_static(p, value.ptr(), kind, true);
+      } else if (kind.base == Base::statics || kind.base == Base::numpy) add_static(p, value.ptr(), kind);
       else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());
       else add_key(p, value.ptr());
     }
   }
-  for (nb::handle h : as_tuple(state[6])) p.keys.push_back(nb::cast<uint32_t>(h));
+  for (nb::handle h : as_tuple(state[6])) p.keys.push_back(as_number(h));
   for (nb::handle h : as_tuple(state[4])) {
     nb::tuple t = as_tuple(h);
     Instr n;
     int op = field<int>(t, 0);
-    if (op < 0 || op > static_cast<int>(Op::node)) malformed("operation");
+    if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
     n.op = static_cast<Op>(op);
     n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER));
     n.arg = field<uint32_t>(t, 2);
@@ -226,7 +239,7 @@ Program program_from_state(PyObject* state_obj) {
     if (n.op == Op::same) p.has_same = true;
     p.code.push_back(n);
   }
-  validate(p);
+  validate(p, is_outcome);
   for (Instr& n : p.code)  // a function that is code and nothing else stays itself
     if (n.op == Op::node && n.kind->base == Base::function && n.items == 2 && n.fields == 0 &&
         is_plain_function(p.statics[n.payload].snapshot) && !PyFunction_GET_DEFAULTS(p.statics[n.payload].snapshot))

@@ -82,6 +82,23 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_fields() const { return has_dict || !slots.empty(); }
 };
 
+// Immutable, and made from all its items at once.
+inline bool is_made_of_parts(const Kind& kind) {
+  switch (kind.base) {
+    case Base::method:
+    case Base::partial:
+    case Base::weakref:
+    case Base::proxy: return true;
+    case Base::set: return kind.solid == &PyFrozenSet_Type;
+    default: return false;
+  }
+}
+
+// Is a node of this kind made empty first and filled later? Such a node always has an identity.
+inline bool is_shell_kind(const Kind& kind) {
+  return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple && !is_made_of_parts(kind);
+}
+
 // The kind of `obj`. May call Python for a type seen for the first time.
 const Kind& kind_of(PyObject* obj);
 

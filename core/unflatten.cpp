@@ -8,22 +8,6 @@ namespace graftax {
 
 namespace {
 
-// Immutable, and made from all its items at once.
-bool is_made_of_parts(const Kind& kind) {
-  switch (kind.base) {
-    case Base::method:
-    case Base::partial:
-    case Base::weakref:
-    case Base::proxy: return true;
-    case Base::set: return kind.solid == &PyFrozenSet_Type;
-    default: return false;
-  }
-}
-
-bool is_shell_kind(const Kind& kind) {
-  return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple && !is_made_of_parts(kind);
-}
-
 // Element i of the program's keys, as an object.
 Owned key_object(const Program& p, uint32_t id) {
   Owned value = static_object(p.statics[id]);

@@ -468,6 +468,91 @@ PyType_Slot outcome_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(outcome_
                                {Py_tp_clear, reinterpret_cast<void*>(outcome_clear)},
                                {0, nullptr}};
 
+// ---- pickle
+
+nb::tuple outcome_state(const Outcome& o) {
+  nb::list writes;
+  for (const Write& w : o.writes)
+    writes.append(nb::make_tuple(w.track, w.pc, w.raw, w.deleted ? nb::borrow(w.deleted) : nb::none()));
+  return nb::make_tuple(1, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves);
+}
+
+[[noreturn]] void malformed(const char* what) {
+  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
+}
+
+bool all_strings(PyObject* tuple) {
+  if (!PyTuple_CheckExact(tuple)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i)
+    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(tuple, i))) return false;
+  return true;
+}
+
+// Root 0 is the result, and one root follows for each write.
+Outcome outcome_from_state(nb::handle state) {
+  nb::tuple fields, writes;
+  uint32_t version = 0;
+  Outcome out;
+  if (!nb::try_cast(state, fields) || fields.size() != 4 || !nb::try_cast(fields[0], version) || version != 1)
+    malformed("unknown version");
+  if (!nb::try_cast(fields[2], writes) || !nb::try_cast(fields[3], out.result_leaves)) malformed("fields");
+  out.program = program_from_state(nb::object(fields[1]).ptr(), true);
+  Program& p = out.program;
+  if (p.roots != 1 + writes.size() || out.result_leaves > p.leaves) malformed("counts");
+  auto is_content = [&](uint32_t pc) {
+    return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].kind) && p.code[pc].track == NONE;
+  };
+  if (is_content(0)) malformed("the result");
+  uint32_t pc = p.after(0);
+  for (nb::handle h : writes) {
+    nb::tuple t;
+    Write w{};
+    if (!nb::try_cast(h, t) || t.size() != 4 || !nb::try_cast(t[0], w.track) || !nb::try_cast(t[1], w.pc) ||
+        !nb::try_cast(t[2], w.raw) || w.track == NONE || w.pc != pc || p.code[pc].op != Op::node)
+      malformed("write");
+    if (w.raw) {
+      const Instr& n = p.code[pc];
+      PyObject* deleted = nb::object(t[3]).ptr();
+      if (n.type != &PyDict_Type || n.track == NONE || !all_strings(deleted)) malformed("write");
+      for (uint32_t i = 0; i < n.items; ++i)
+        if (p.statics[p.keys[n.keys + i]].how != How::string) malformed("write");
+      w.deleted = p.keep(Owned::borrow(deleted));
+    } else if (is_shell_kind(*p.code[pc].kind) != is_content(pc)) {
+      malformed("write");
+    }
+    out.writes.push_back(w);
+    pc = p.after(pc);
+  }
+  return out;
+}
+
+// Do these nodes have the types that the writes are meant for? A call's own walk ensures it; a caller in Python may not.
+void check_nodes(const Outcome& o, const OwnedList& nodes) {
+  auto other = [](PyObject* node) {
+    raise_error(PyExc_ValueError, std::string("this Outcome writes to another type than ") + Py_TYPE(node)->tp_name);
+  };
+  for (const Write& w : o.writes) {
+    PyObject* node = nodes[w.track];
+    const Instr& n = o.program.code[w.pc];
+    if (!w.raw) {
+      if (Py_TYPE(node) != n.type) other(node);
+      if (n.kind->base == Base::function &&
+          n.items != 2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
+        other(node);
+      continue;
+    }
+    const Kind& kind = kind_of(node);
+    if (kind.base != Base::registered) other(node);
+    auto has_room = [&](PyObject* name) {
+      return kind.has_dict || std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });
+    };
+    for (uint32_t i = 0; i < n.items; ++i)
+      if (!has_room(o.program.statics[o.program.keys[n.keys + i]].obj)) other(node);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w.deleted); ++i)
+      if (!has_room(PyTuple_GET_ITEM(w.deleted, i))) other(node);
+  }
+}
+
 }  // namespace
 
 void bind_writeback(nb::module_& m) {
@@ -491,8 +576,26 @@ void bind_writeback(nb::module_& m) {
         for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
         if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
           raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
+        check_nodes(o, c);
         return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
       }, nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any"))
+      .def("inputs", [](const Outcome& o) {
+        nb::list nodes, leaves;
+        for (const Instr& n : o.program.code) {
+          if (n.op == Op::input) nodes.append(n.arg);
+          if (n.op == Op::forward) leaves.append(n.arg);
+        }
+        nb::list written;
+        for (const Write& w : o.writes) written.append(w.track);
+        return nb::make_tuple(nodes, leaves, written);
+      }, nb::sig("def inputs(self) -> tuple[list[int], list[int], list[int]]"),
+         "The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.")
+      .def("instructions", [](const Outcome& o) { return nb::steal(instructions(o.program).release()); },
+           nb::sig("def instructions(self) -> list[tuple[Any, ...]]"), "As those of a GraphDef; inputs are left out.")
+      .def("__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_outcome")(self); },
+           nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+      .def("_state", &outcome_state, nb::sig("def _state(self) -> tuple[Any, ...]"))
+      .def_static("_from_state", &outcome_from_state, nb::arg("state").none(), nb::sig("def _from_state(state: object, /) -> Outcome"))
       .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
 
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")

@@ -23,15 +23,27 @@ PACKAGE = ROOT / "python" / "graftax"
 LAYERS = [
     {"_core"},
     {"registry", "path", "_errors", "_compat", "interop", "marks", "_setup"},
-    {"graph", "flatform", "tree", "module"},
+    {"graph", "flatform", "tree", "module", "_difference"},
     {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
     {"_call"},
-    {"_jit", "transforms"},
+    {"_check", "_jit", "export", "transforms"},
     {"serial", "sharding", "show", "explain"},
     {"graftax"},
     {"__main__", "_demo", "_bench"},
 ]
-PUBLIC = {"jit", "filter_jit", "flatten", "unflatten", "to_dict", "from_dict", "Static", "Dynamic", "register_static"}
+PUBLIC = {
+    "jit",
+    "filter_jit",
+    "flatten",
+    "unflatten",
+    "to_dict",
+    "from_dict",
+    "Static",
+    "Dynamic",
+    "register_static",
+    "export",
+}
+
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
 NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 

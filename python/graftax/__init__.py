@@ -5,9 +5,13 @@ from ._setup import setup as _setup
 
 _setup()
 
+from ._aot import Compiled as Compiled
+from ._aot import Lowered as Lowered
+from ._aot import Traced as Traced
 from ._call import Jitted as Jitted
 from ._core import GraphDef as GraphDef
 from ._errors import CapturedArrayWarning as CapturedArrayWarning
+from ._errors import CheckError as CheckError
 from ._errors import ConcurrentChangeError as ConcurrentChangeError
 from ._errors import GraftaxError as GraftaxError
 from ._errors import LostChangeWarning as LostChangeWarning
@@ -19,6 +23,8 @@ from ._errors import UnsupportedValueError as UnsupportedValueError
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
 from ._table import CacheInfo as CacheInfo
+from .export import Exported as Exported
+from .export import export as export
 from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten

@@ -1,51 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ahead of time: `lower` and `compile`, with the structure and the statics of every call checked."""
+"""Ahead of time: `trace`, `lower` and `compile`, with the structure and the statics of every call checked."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from . import _core
-from ._errors import StructureError
+from ._difference import Difference, describe
+from ._dispatch import leaf_names
+from ._errors import COMPILED_FOR_OTHERS, NOT_KEPT, StructureError, UnpicklableError, rename_leaves
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Lowered:
-    """A lowered function. Everything JAX's own `Lowered` offers is reachable by attribute."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Staging:
+    """What a function was traced for: needed to check the arguments of a later call, and to give back its result."""
 
-    def __init__(self, caller: Any, lowered: Any, graphdef: _core.GraphDef, outcomes: list[_core.Outcome], layout: Any):
-        self._caller, self._lowered, self._graphdef = caller, lowered, graphdef
-        self._outcomes, self._layout = outcomes, layout
+    caller: Any  # the Jitted
+    name: str
+    graphdef: _core.GraphDef
+    layout: tuple[Any, ...]
+    names: tuple[str, ...]  # of the roots
+    outcomes: list[_core.Outcome]
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
-        """Compiles for the backend."""
-        return Compiled(self, self._lowered.compile(compiler_options))
+
+class _Stage(Generic[P, R]):
+    """JAX's own stage, with what graftax adds. All that JAX's offers is reachable by attribute."""
+
+    def __init__(self, staging: Staging, stage: Any) -> None:
+        self._staging, self._stage = staging, stage
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._lowered, name)
+        if name in ("_stage", "_staging"):  # an instance that was never set up
+            raise AttributeError(name)
+        return getattr(self._stage, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._stage)})
+
+    def __repr__(self) -> str:
+        return f"<graftax {type(self).__name__} of {self._staging.name}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnpicklableError(NOT_KEPT.format(what=f"{type(self).__name__} function"))
 
 
-class Compiled:
+class Traced(_Stage[P, R]):
+    """A traced function. Its `jaxpr`, like all of JAX's `Traced`, speaks of the flat leaves."""
+
+    def lower(self, **options: Any) -> Lowered[P, R]:
+        """Lowers it; the options are those of JAX's `Traced.lower`."""
+        return Lowered(self._staging, self._stage.lower(**options))
+
+
+class Lowered(_Stage[P, R]):
+    """A lowered function."""
+
+    def compile(self, *args: Any, **options: Any) -> Compiled[P, R]:
+        """Compiles it for the backend; the arguments are those of JAX's `Lowered.compile`."""
+        return Compiled(self._staging, self._stage.compile(*args, **options))
+
+
+class Compiled(_Stage[P, R]):
     """A compiled function: takes arguments of the structure and the statics that it was lowered for."""
 
-    def __init__(self, lowered: Lowered, compiled: Any) -> None:
-        self._lowered_for, self._compiled = lowered, compiled
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs it.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        low = self._lowered_for
-        bound = low._caller._bind(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
-        walked = _core.walk(low._graphdef, bound[0]) if bound and bound[1] == low._layout else None  # pyright: ignore[reportPrivateUsage]
-        if walked is None:
-            raise StructureError(
-                "the arguments differ in structure or in a static value from those this was compiled for. "
-                "Lower again for them, or call the jitted function."
-            )
-        leaves, nodes = walked
-        given = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
-        result, written, code = self._compiled(*given)
-        outcome = low._outcomes[_core.decode(code)]  # pyright: ignore[reportPrivateUsage]
-        return outcome.apply([*result, *written], leaves, nodes)
+        Raises:
+            StructureError: where the arguments differ from those it was compiled for, naming the places.
+            TypeError: where an array has another shape or dtype, naming its path.
+        """
+        staging = self._staging
+        roots, layout = staging.caller._bound(args, kwargs)  # pyright: ignore[reportPrivateUsage]
+        record = staging.caller._plan.record  # pyright: ignore[reportPrivateUsage]
+        names, wanted = staging.names, staging.layout
+        leaves, nodes = matched(staging.name, staging.graphdef, wanted, names, roots, layout, record)
+        try:
+            result, written, code = self._stage(*own_copies(leaves))
+        except (TypeError, ValueError) as error:
+            rename_leaves(error, leaf_names(staging.graphdef, staging.names))
+            raise
+        except RuntimeError as error:
+            raise staging.caller._explain(error, roots, layout) from error.__cause__  # pyright: ignore[reportPrivateUsage]
+        outcome = staging.outcomes[_core.decode(code)]
+        return cast(R, outcome.apply([*result, *written], leaves, nodes))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
+
+def own_copies(leaves: list[Any]) -> list[Any]:
+    """The leaves with private copies of NumPy's: the executable may read them after the call has returned."""
+    return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
+
+
+def matched(
+    name: str,
+    graphdef: _core.GraphDef,
+    layout: tuple[Any, ...],
+    names: tuple[str, ...],
+    roots: tuple[Any, ...],
+    given: tuple[Any, ...],
+    record: Callable[..., tuple[Any, ...]],
+    done: str = "compiled",
+    again: str = "Lower it again for these",
+) -> tuple[list[Any], list[Any]]:
+    """The leaves and nodes of these roots. Raises where they, or their layout `given`, are not those of `graphdef`.
+
+    `record(roots, layout)` gives (leaves, GraphDef, ...), recorded as `graphdef` was.
+    """
+    walked = _core.walk(graphdef, roots) if given == layout else None
+    if walked is not None:
+        return walked
+    if given != layout:
+        extra = [layout[0] if layout else 0, given[0] if given else 0]
+        named = [", ".join(map(repr, names[1:])) or "none" for names in (layout, given)]
+        found = [
+            Difference("extra positional arguments", str(extra[0]), str(extra[1])),
+            Difference("extra keyword arguments", named[0], named[1]),
+        ]
+        text = "\n".join(f"  {d}" for d in found if d.expected != d.given)
+    else:
+        recorded = record(roots, layout)[1]
+        walked = _core.walk(graphdef, roots)  # a class that no walk had met is known now
+        if walked is not None:
+            return walked
+        text = describe(graphdef, recorded, names)
+    raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=done, differences=text, again=again))

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
 import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.core
 
 from . import _core
-from ._aot import Lowered
+from ._aot import Lowered, Staging, Traced
 from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
 from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
 from ._options import Options, split_patterns
@@ -28,15 +29,18 @@ from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Jitted(_core.Caller, Generic[P, R]):
     """A function compiled by graftax: what `graftax.jit` returns."""
 
     _plan: Plan
-    __wrapped__: Callable[..., Any]
+    __wrapped__: Callable[P, R]
     __self__: Any  # of a bound method
+    _method_of: Jitted[Any, R]  # of a bound method: the one on the class
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         plain, prefix, may_hang = resolve(function)
@@ -96,28 +100,34 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     # ---- asked for by name
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(roots, layout) of these arguments. Raises the function's own TypeError where it does not take them."""
         bound = self._bind(*args, **kwargs)
         if bound is None:
-            self._function(*self._prefix, *args, **kwargs)  # raises the function's own TypeError
+            self._function(*self._prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
-        roots, layout = bound
+        return bound
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        roots, layout = self._bound(args, kwargs)
         leaves, graphdef, _ = self._plan.record(roots, layout, shapes=True)
         return roots, layout, leaves, graphdef
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""
-        return Lowered(self, *self._staged("lower", args, kwargs))
+        return Lowered(*self._staged("lower", args, kwargs))
 
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Traces the function for these arguments: JAX's `Traced`, over the flat leaves."""
-        return self._staged("trace", args, kwargs)[0]
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
+        """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
+        return Traced(*self._staged("trace", args, kwargs))
 
-    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Any, _core.GraphDef, list[_core.Outcome], Any]:
+    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
+        plan = self._plan
         roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, None, staged=True)
+        entry = build_entry(plan, self, roots, layout, graphdef, leaves, None, staged=True)
         staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
-        return staged, graphdef, entry.outcomes, layout
+        names = plan.signature.root_names(layout)
+        return Staging(self, plan.name, graphdef, layout, names, entry.outcomes), staged
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
@@ -143,26 +153,48 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     # ---- as a method, a pickle, a copy
 
+    # A type checker asks for a classmethod and a staticmethod here too, whose first parameters tell them from a method.
+    @overload
+    def __get__(self: Jitted[Concatenate[type[T], Q], R], instance: T | None, owner: type[T]) -> Jitted[Q, R]: ...
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+    @overload
+    def __get__(self: Jitted[Concatenate[T, Q], R], instance: T, owner: type | None = None) -> Jitted[Q, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Jitted[P, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
         bound = type(self).__new__(type(self))
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
-        bound.__self__ = instance
+        bound.__self__, bound._method_of = instance, self
         return bound
+
+    @property
+    def _is_bound(self) -> bool:
+        return bool(self._prefix) and isinstance(self.__wrapped__, types.FunctionType)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__signature__" and self._is_bound:  # without self, as that of any bound method
+                return inspect.signature(self.__wrapped__.__get__(self.__self__))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<graftax.jit of {self.__wrapped__!r}>"
 
     def __reduce__(self) -> Any:
+        if self._is_bound:
+            return (_bind_to, (self._method_of, self.__self__))
         module, name = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(module or "")
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is self:
             return name
-        return (Jitted, (self.__wrapped__, self._options))
+        return (type(self), (self.__wrapped__, self._options))
 
     def __copy__(self) -> Jitted[P, R]:
         return self
@@ -170,9 +202,14 @@ class Jitted(_core.Caller, Generic[P, R]):
     def __deepcopy__(self, memo: Any) -> Jitted[P, R]:
         if not self._prefix:
             return self
-        if isinstance(self.__wrapped__, types.FunctionType):
-            return self.__get__(copy.deepcopy(self.__self__, memo))
-        return Jitted(copy.deepcopy(self.__wrapped__, memo), self._options)
+        if self._is_bound:
+            return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
+        return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
+
+
+def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:
+    """What a pickled bound method is loaded through."""
+    return jitted.__get__(instance)
 
 
 def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | None], lost: list[str]) -> None:

@@ -113,6 +113,21 @@ class Outcome:
 
     def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any: ...
 
+    def inputs(self) -> tuple[list[int], list[int], list[int]]:
+        """
+        The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.
+        """
+
+    def instructions(self) -> list[tuple[Any, ...]]:
+        """As those of a GraphDef; inputs are left out."""
+
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+    def _state(self) -> tuple[Any, ...]: ...
+
+    @staticmethod
+    def _from_state(state: object, /) -> Outcome: ...
+
     def __repr__(self) -> str: ...
 
 class Trace:

@@ -32,6 +32,10 @@ class MutationError(GraftaxError, RuntimeError):
     """A change that the options forbid, or that cannot be brought back to the caller."""
 
 
+class CheckError(GraftaxError, AssertionError):
+    """jit(check=True): the compiled function did something else than the plain one."""
+
+
 class RecompileWarning(UserWarning):
     """A static value changes on most calls, and each change compiles anew."""
 
@@ -54,11 +58,11 @@ def at_path(error: BaseException, path: str) -> BaseException:
     return error
 
 
-def rename_leaves(error: BaseException, paths: Sequence[str]) -> None:
+def rename_leaves(error: BaseException, paths: Sequence[str], flat: str = "leaves") -> None:
     """Rewrites `leaves[3]`, JAX's name for a flat argument, to that leaf's key path."""
-    if error.args and isinstance(error.args[0], str) and "leaves[" in error.args[0]:
+    if error.args and isinstance(error.args[0], str) and f"{flat}[" in error.args[0]:
         text = re.sub(
-            r"\bleaves\[(\d+)\]",
+            rf"\b{flat}\[(\d+)\]",
             lambda m: paths[int(m[1])] if int(m[1]) < len(paths) else m[0],
             error.args[0],
         )
@@ -90,6 +94,37 @@ STATIC_CHANGES = (
     "numbers are static: to compile once, trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or "
     "make it a jax.Array."
 )
+COMPILED_FOR_OTHERS = (
+    "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
+    "what it is given."
+)
+NOT_KEPT = (
+    "a {what} belongs to this process and cannot be pickled or copied. graftax.export(f)(*args).serialize() makes "
+    "bytes that another process can call; a copy of the jitted function can be lowered again."
+)
+CAPTURED_CHANGED = (
+    "{name} changes {path}, which it captures. An exported function has only its arguments: pass the object as one "
+    "(for a bound method, export the function of the class and pass the instance)."
+)
+CAPTURED_RETURNED = (
+    "the result of {name}, or what it leaves in an argument, holds {path}, which it captures. An exported function has "
+    "only its arguments: pass the object as one, or return a copy."
+)
+CAPTURED_SHARED = (
+    "{name} is given {one}, which it also captures as {other}: one object now, and two for every call of the exported "
+    "function. Pass a copy, or let the function use its argument."
+)
+NOT_SAVED = (
+    "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
+    "top of a module."
+)
+BY_IDENTITY = "it counts by identity, and a copy that is loaded would be another object"
+NOT_EXPORTED = "these are not the bytes of an exported function, or they were damaged: {error}"
+CHECK_FAILED = (
+    "{name} does something else when it is compiled:\n{difference}\n(expected is what the plain function did). What is "
+    "read from time, environ, Python's random numbers or a file is read once, when the function is traced; print and "
+    "warn run then only."
+)
 DONATED_AND_KEPT = (
     "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
     "once), pass a copy (jnp.copy) for one of them, or donate neither."
@@ -102,4 +137,4 @@ BIG_CAPTURED = (
     "{name} captures the NumPy array {path} ({size} MB), which is copied on every call, so that changing it is seen. "
     "Make it a jax.Array once: jnp.asarray(...)."
 )
-CLASS_GONE = "this GraphDef holds {value!r} at {path}, which cannot be pickled: {error}"
+CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"

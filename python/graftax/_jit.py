@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from ._call import Jitted
+from ._check import Checked
 from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more
 
 P = ParamSpec("P")
@@ -17,7 +18,7 @@ R = TypeVar("R")
 def _wrap(function: Any, options: Options) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_wrap(function.__func__, options))
-    return Jitted(function, options)
+    return (Checked if options.check else Jitted)(function, options)
 
 
 @overload
@@ -41,6 +42,7 @@ def jit(
     keep_unused: bool = False,
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
+    check: bool = False,
 ) -> Any:
     """Compiles a function of any Python objects with XLA.
 
@@ -62,6 +64,9 @@ def jit(
             new value compiles anew. `graftax.Dynamic` does the same for a value wherever it stands.
         in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
         keep_unused, inline, compiler_options: as in `jax.jit`.
+        check: runs the plain function beside each call, on a copy of the arguments and of what it captures, and raises
+            a `CheckError` that names the first difference in result, arguments, exception, print or warnings. For
+            finding out why something goes wrong, in one thread.
 
     Raises:
         UnsupportedValueError: for a value with hidden state, at its path.
@@ -76,6 +81,7 @@ def jit(
     """
     options = Options(
         mutation=mutation,
+        check=check,
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),

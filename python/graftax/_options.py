@@ -29,6 +29,7 @@ class JitOptions(FilterJitOptions, total=False):
     donate_argnames: str | Iterable[str] | None
     in_shardings: Any
     out_shardings: Any
+    check: bool
 
 
 MUTATION = ("propagate", "error", "discard")
@@ -42,6 +43,7 @@ class Options:
     mutation: str = "propagate"
     warn_lost: bool = False  # filter_jit: a change that is dropped earns one warning
     captured: bool = True  # the function's closure and globals are part of the program
+    check: bool = dataclasses.field(default=False, compare=False)  # the plain function runs beside
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()

@@ -392,21 +392,30 @@ def dict_key(key: Any) -> Any:
 
 def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
     """The pickle of a GraphDef; names the path of what cannot be pickled."""
-    state = graphdef._state()  # pyright: ignore[reportPrivateUsage]
+    return (graphdef_from_state, (_picklable(graphdef, "GraphDef"),))
+
+
+def reduce_outcome(outcome: _core.Outcome) -> tuple[Any, ...]:
+    """The pickle of an Outcome; names the path of what cannot be pickled."""
+    return (outcome_from_state, (_picklable(outcome, "result"),))
+
+
+def _picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, ...]:
+    state = program._state()  # pyright: ignore[reportPrivateUsage]
     try:
         pickle.dumps(state)
     except Exception:
-        for path, op, cls, value in graphdef.instructions():
+        for path, op, cls, value in program.instructions():
             named = cls if cls not in _NAMELESS else None
             for part in (named, value if op in ("static", "node") else None):
                 try:
                     pickle.dumps(part)
                 except Exception as error:
                     where = tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
-                    message = CLASS_GONE.format(value=part, path=where or "the root", error=error)
+                    message = CLASS_GONE.format(what=what, value=part, path=where or "the root", error=error)
                     raise UnpicklableError(message) from error
         raise
-    return (graphdef_from_state, (state,))
+    return state
 
 
 def fingerprint(graphdef: _core.GraphDef) -> str:
@@ -453,6 +462,11 @@ def named_function(function: types.FunctionType) -> types.FunctionType | None:
 def graphdef_from_state(state: object) -> _core.GraphDef:
     """Unpickles a GraphDef. Every index is checked: a damaged state raises ValueError."""
     return _core.GraphDef._from_state(state)  # pyright: ignore[reportPrivateUsage]
+
+
+def outcome_from_state(state: object) -> _core.Outcome:
+    """What a pickled Outcome is loaded through."""
+    return _core.Outcome._from_state(state)  # pyright: ignore[reportPrivateUsage]
 
 
 def graphdef_children(graphdef: _core.GraphDef) -> list[_core.GraphDef]:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jit(f, check=True)`: runs plain `f` beside every compiled call and reports the first difference."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from . import _core
+from ._call import Jitted
+from ._compat import ref_types
+from ._difference import Difference, differences
+from ._dispatch import leaf_names
+from ._errors import CHECK_FAILED, CheckError, GraftaxError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# How far apart two runs of one computation may be, relative to the largest number; by bits of the mantissa.
+_TOLERANCE = {52: 1e-9, 23: 1e-4, 10: 2e-2, 7: 5e-2}
+_NUMBER = re.compile(r"True|False|\(?[-+\d.einfaj]+\)?")
+_COARSE = 0.3  # dtypes of eight bits and less
+
+
+class _Run(NamedTuple):
+    result: Any
+    error: BaseException | None
+    printed: str
+    warned: list[warnings.WarningMessage]
+
+
+class Checked(Jitted[P, R]):
+    """A jitted function that is compared with the plain one on every call."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        compiled: Callable[..., Any] = super().__call__
+        if jax.config.jax_disable_jit:
+            return compiled(*args, **kwargs)
+        roots, layout = self._bound(args, kwargs)
+        leaves, graphdef, _ = self._plan.record(roots, layout)
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return compiled(*args, **kwargs)  # part of another trace: there are no numbers to compare
+        copies = _core.unflatten(graphdef, [_copied(x) for x in leaves])
+        copies = copies if len(roots) != 1 else (copies,)
+        signature, function = self._plan.signature, self._function
+        plain = _run(lambda: signature.call(function, roots, list(copies), layout))
+        fast = _run(lambda: compiled(*args, **kwargs))
+        self._compare(plain, fast, copies, roots, layout)
+        sys.stdout.write(plain.printed)
+        for w in fast.warned:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno, source=w.source)
+        if fast.error is not None:
+            raise fast.error
+        return fast.result
+
+    def _compare(
+        self, plain: _Run, fast: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]
+    ) -> None:
+        if isinstance(fast.error, GraftaxError) and type(plain.error) is not type(fast.error):
+            return  # it says itself why the call cannot be compiled
+        if type(plain.error) is not type(fast.error):
+            self._fail(f"  the exception: expected {_said(plain.error)}, given {_said(fast.error)}", fast.error)
+        if plain.error is None:
+            self._compare_graphs((plain.result, *copies), (fast.result, *roots), layout)
+        if plain.printed != fast.printed:
+            self._fail(f"  print: expected {plain.printed!r}, given {fast.printed!r}")
+        warned = [(w.category, str(w.message)) for w in fast.warned]
+        for w in plain.warned:
+            if (w.category, str(w.message)) not in warned:
+                self._fail(f"  warnings: expected {w.category.__name__}({str(w.message)!r}), given none")
+
+    def _compare_graphs(self, expected: tuple[Any, ...], given: tuple[Any, ...], layout: tuple[Any, ...]) -> None:
+        plan, count = self._plan, 1 if self._options.by_value else len(expected)
+        names = ("result", *plan.signature.root_names(layout))[:count]
+        flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
+
+        def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
+            return _core.record(roots[:count], names, flags, None, False, False, plan.dynamic_path)
+
+        (one, first), (other, second) = flat(expected), flat(given)
+        if first != second:
+            # A traced number is an array in the plain run; one that nobody touched comes back as the caller's number.
+            traced, numbers = ("an array", "a traced number"), bool(self._options.dynamic)
+            found = [
+                d for d in differences(first, second, names) if d[1:] != traced and not (numbers and _is_forwarded(d))
+            ]
+            if found:
+                self._fail(f"  {found[0]}")
+        for a, b, path in zip(one, other, leaf_names(first, names), strict=False):
+            found = _array_difference(a, b)
+            if found is not None:
+                self._fail(f"  {path}: expected {found[0]}, given {found[1]}")
+
+    def _fail(self, difference: str, cause: BaseException | None = None) -> None:
+        raise CheckError(CHECK_FAILED.format(name=self._plan.name, difference=difference)) from cause
+
+
+def _is_forwarded(difference: Difference) -> bool:
+    return difference.expected == "an array" and bool(_NUMBER.fullmatch(difference.given))
+
+
+def _said(error: BaseException | None) -> str:
+    return "none" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _run(call: Callable[[], Any]) -> _Run:
+    """Runs it with what it prints and warns held back."""
+    printed = io.StringIO()
+    result, failure = None, None
+    with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
+        try:
+            result = call()
+        except Exception as error:
+            failure = error
+        jax.effects_barrier()  # jax.debug.print
+    return _Run(result, failure, printed.getvalue(), warned or [])
+
+
+def _copied(leaf: Any) -> Any:
+    """An array that neither a donation nor an assignment to the caller's reaches."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.copy()
+    if isinstance(leaf, ref_types):
+        return jax.new_ref(leaf[...])
+    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else jnp.asarray(leaf)  # a number that is traced
+
+
+def _array_difference(expected: Any, given: Any) -> tuple[str, str] | None:
+    """How two arrays differ, as texts; None where they agree."""
+    expected, given = (jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in (expected, given))
+    if isinstance(expected, ref_types) and isinstance(given, ref_types):
+        expected, given = expected[...], given[...]
+    both_jax = isinstance(expected, jax.Array) and isinstance(given, jax.Array)
+    one, other = _kind(expected, weak=both_jax), _kind(given, weak=both_jax)
+    if one != other:
+        return one, other
+    if jnp.issubdtype(given.dtype, jax.dtypes.prng_key):
+        expected, given = jax.random.key_data(expected), jax.random.key_data(given)
+    a, b = np.asarray(expected), np.asarray(given)
+    if not jnp.issubdtype(b.dtype, jnp.inexact):
+        wrong = a != b
+    else:
+        wide = np.complex128 if jnp.issubdtype(b.dtype, jnp.complexfloating) else np.float64
+        tolerance = _TOLERANCE.get(jnp.finfo(b.dtype).nmant, _COARSE)
+        a, b = a.astype(wide), b.astype(wide)
+        finite = np.abs(a[np.isfinite(a)])
+        wrong = ~np.isclose(b, a, rtol=tolerance, atol=tolerance * float(finite.max(initial=0.0)), equal_nan=True)
+    if not wrong.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    where = f" at {list(at)}, and {int(wrong.sum())} of {wrong.size} numbers differ" if at else ""
+    return str(a[at]), f"{b[at]}{where}"
+
+
+def _kind(x: Any, weak: bool) -> str:
+    """Shape, dtype and weak type; NumPy's dtypes as JAX takes them, which knows no weak types of theirs."""
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype) if isinstance(x, (np.ndarray, np.generic)) else x.dtype
+    return f"{dtype}{list(x.shape)}{', weakly typed' if weak and getattr(x, 'weak_type', False) else ''}"

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled function as bytes: traced here, called in another process on object graphs of the same structure."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import pickle
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from . import _core
+from ._aot import matched, own_copies
+from ._call import Jitted
+from ._difference import describe, show
+from ._dispatch import Plan, build_entry, leaf_names
+from ._errors import (
+    BY_IDENTITY,
+    CAPTURED_CHANGED,
+    CAPTURED_RETURNED,
+    CAPTURED_SHARED,
+    NOT_EXPORTED,
+    NOT_SAVED,
+    GraftaxError,
+    MutationError,
+    StructureError,
+    UnpicklableError,
+    rename_leaves,
+)
+from ._options import Options, split_patterns
+from .path import matcher
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MAGIC = b"graftax.Exported 1\n"
+_IDENTITY, _STATE, _TRACK = 0, 9, 4  # How::identity, How::state and the place of a tracked index, in a state
+_MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
+
+
+# Name, signature, graph and layout of the arguments, what becomes of them; then for each leaf and each node of the
+# trace, which one of the arguments it is; and how the arguments are recorded: a flag a root, patterns of `dynamic=`.
+_Parts = tuple[
+    str,
+    inspect.Signature,
+    _core.GraphDef,
+    tuple[Any, ...],
+    _core.Outcome,
+    tuple[int, ...],
+    tuple[int, ...],
+    tuple[list[int], Sequence[str]],
+]
+
+
+class Exported(Generic[P, R]):
+    """An exported function: called like the function it was made from, on arguments of the same structure and statics.
+
+    `exported` is JAX's own `Exported`, over the flat leaves.
+    """
+
+    exported: jax.export.Exported
+    name: str
+
+    def __init__(self, parts: _Parts, exported: jax.export.Exported) -> None:
+        (
+            self.name,
+            self._signature,
+            self._graphdef,
+            self._layout,
+            self._outcome,
+            self._leaves,
+            self._nodes,
+            self._how,
+        ) = parts
+        self._parts, self.exported = parts, exported
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the exported program, and does to the arguments what the function did.
+
+        Raises:
+            StructureError: where the arguments differ from those it was exported for, naming the places.
+            ValueError: where an array has another shape or dtype, naming its path.
+        """
+        roots, layout, names = _roots(self._signature, args, kwargs)
+        again = "Export it again for these"
+        leaves, nodes = matched(
+            self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", again
+        )
+        try:
+            result, written, captured = self.exported.call(*own_copies(leaves))
+        except (TypeError, ValueError) as error:
+            rename_leaves(error, leaf_names(self._graphdef, names), flat="args")
+            raise
+        rest = iter(captured)
+        inputs = [leaves[i] if i >= 0 else next(rest) if i == _RETURNED else None for i in self._leaves]
+        at = [nodes[i] if i >= 0 else None for i in self._nodes]
+        return cast(R, self._outcome.apply([*result, *written], inputs, at))
+
+    __call__ = call
+
+    def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
+        flags, patterns = self._how
+        dynamic = matcher(patterns) if patterns else None
+        return _core.record(roots, _names(self._signature, layout), flags, layout, False, True, dynamic)
+
+    def serialize(self, vjp_order: int = 0) -> bytearray:
+        """The exported function as bytes. Classes and functions in it are named, as in every pickle.
+
+        Args:
+            vjp_order: how often the loaded function can be differentiated, as in `jax.export`.
+
+        Raises:
+            UnpicklableError: for a value that cannot be saved, at its path.
+        """
+        program = self.exported.serialize(vjp_order=vjp_order)
+        for parameter in self._signature.parameters.values():
+            if parameter.default is not parameter.empty:
+                self._pickled(f"the default of {parameter.name}", parameter.default)
+        data = self._pickled("what its arguments and its result are made of", self._parts)
+        _check_identities(self.name, self._parts, pickle.loads(data))
+        return bytearray(_MAGIC + pickle.dumps((data, bytes(program))))
+
+    def _pickled(self, what: str, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value)
+        except Exception as error:
+            raise UnpicklableError(NOT_SAVED.format(name=self.name, what=what, error=error)) from error
+
+    @classmethod
+    def deserialize(cls, blob: bytes | bytearray | memoryview) -> Exported[..., Any]:
+        """Loads what `serialize` made. As with every pickle: load only what you trust.
+
+        Raises:
+            StructureError: when these are not the bytes of an exported function, or were damaged.
+        """
+        stream = io.BytesIO(blob)
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            raise StructureError(NOT_EXPORTED.format(error="they begin otherwise"))
+        try:
+            data, program = pickle.load(stream)
+            parts = pickle.loads(data)
+            return cls(parts, jax.export.deserialize(bytearray(program)))
+        except Exception as error:
+            raise StructureError(NOT_EXPORTED.format(error=f"{type(error).__name__}: {error}")) from error
+
+    def __reduce__(self) -> Any:
+        return (Exported.deserialize, (bytes(self.serialize()),))
+
+    def __repr__(self) -> str:
+        return f"<graftax Exported {self.name}{self._signature}>"
+
+
+def export(
+    function: Callable[P, R], *, platforms: Sequence[str] | None = None, disabled_checks: Sequence[Any] = ()
+) -> Callable[P, Exported[P, R]]:
+    """Exports a function, jitted or not, for arguments like the given ones: `graftax.export(f)(*args, **kwargs)`.
+
+    What the function captures, its closure, the globals it names and the object of a bound method, becomes part of the
+    program, with the values of now. It must not change it, nor return an object of it.
+
+    Args:
+        function: any callable; the options of a jitted one are kept.
+        platforms, disabled_checks: as in `jax.export.export`.
+
+    Raises:
+        MutationError: where the function changes something that it captures.
+
+    Example:
+        >>> exported = graftax.export(lambda config, x: x * config["rate"])({"rate": 2}, jnp.ones(3))
+        >>> again = graftax.Exported.deserialize(exported.serialize())
+        >>> again({"rate": 2}, jnp.ones(3))
+        Array([2., 2., 2.], dtype=float32)
+    """
+    jitted = function if isinstance(function, Jitted) else Jitted(function, Options())
+
+    def exporter(*args: P.args, **kwargs: P.kwargs) -> Exported[P, R]:
+        return _export(cast("Jitted[P, R]", jitted), args, kwargs, platforms, tuple(disabled_checks))
+
+    return exporter
+
+
+def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
+    options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
+    plan = Plan(jitted._plan.name, jitted._plan.place, jitted._plan.signature, options, jitted._plan.on_trace)
+    roots, layout, leaves, graphdef = jitted._prepare(args, kwargs)
+    names = plan.signature.root_names(layout)
+    skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
+    signature = _signature_of(jitted._function, skip)
+    given, given_layout, given_names = _roots(signature, args, kwargs)
+    _refuse_sharing(plan.name, graphdef, names, range(skip, arguments))
+    flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
+    how = (flags, split_patterns(options.dynamic)[1])
+    dynamic = plan.dynamic_path
+    own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, False, True, dynamic)
+    leaf_at = _places(graphdef, range(skip, arguments))
+
+    entry = build_entry(plan, jitted, roots, layout, graphdef, leaves, None, staged=True)
+    constants = own_copies(leaves)
+    found: list[tuple[_core.Outcome, list[int]]] = []
+
+    def flat(*arrays: Any) -> Any:
+        values = [arrays[at] if at >= 0 else constant for at, constant in zip(leaf_at, constants, strict=True)]
+        result, written, code = entry.compiled(*values)
+        outcome = entry.outcomes[_core.decode(code)]
+        returned = sorted({i for i in outcome.inputs()[1] if leaf_at[i] < 0})
+        found.append((outcome, returned))
+        return result, written, tuple(jnp.asarray(values[i]) for i in returned)
+
+    flat.__name__ = flat.__qualname__ = plan.name
+    program = jax.export.export(jax.jit(flat), platforms=platforms, disabled_checks=disabled_checks)
+    exported = _core.run_active(jitted, roots, entry.outcomes, program, *own_leaves)
+    outcome, returned = found[-1]
+    for i in returned:
+        leaf_at[i] = _RETURNED
+    node_at = _node_places(graphdef, roots, own_graphdef, given)
+    _refuse_captured(plan.name, graphdef, names, outcome, node_at)
+    parts = (plan.name, signature, own_graphdef, given_layout, outcome, tuple(leaf_at), tuple(node_at), how)
+    return Exported(parts, exported)
+
+
+def _signature_of(function: types.FunctionType, skip: int) -> inspect.Signature:
+    """The parameters of a function after the first `skip`, with their defaults and without annotations."""
+    code, parameter = function.__code__, inspect.Parameter
+    count, names = code.co_argcount, list(code.co_varnames)
+    defaults = dict(zip(reversed(names[:count]), reversed(function.__defaults__ or ()), strict=False))
+    defaults.update(function.__kwdefaults__ or {})
+    kinds = [parameter.POSITIONAL_ONLY] * code.co_posonlyargcount
+    kinds += [parameter.POSITIONAL_OR_KEYWORD] * (count - code.co_posonlyargcount)
+    named = list(zip(names, kinds, strict=False))[skip:]
+    rest = names[count + code.co_kwonlyargcount :]
+    if code.co_flags & inspect.CO_VARARGS:
+        named.append((rest.pop(0), parameter.VAR_POSITIONAL))
+    named += [(name, parameter.KEYWORD_ONLY) for name in names[count : count + code.co_kwonlyargcount]]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        named.append((rest.pop(0), parameter.VAR_KEYWORD))
+    return inspect.Signature(
+        [parameter(name, kind, default=defaults.get(name, parameter.empty)) for name, kind in named]
+    )
+
+
+def _roots(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[str, ...]]:
+    """The arguments of a call in the order of its roots: (roots, layout, names)."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    first: list[Any] = []
+    second: list[Any] = []
+    layout: tuple[Any, ...] = (0,)
+    for name, parameter in signature.parameters.items():
+        value = bound.arguments[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            first += value
+            layout = (len(value),)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            second += value.values()
+            layout = (*layout, *value)
+        else:
+            (second if parameter.kind is parameter.KEYWORD_ONLY else first).append(value)
+    layout = () if layout == (0,) else layout
+    return (*first, *second), layout, _names(signature, layout)
+
+
+def _names(signature: inspect.Signature, layout: tuple[Any, ...]) -> tuple[str, ...]:
+    """One name a root."""
+    first: list[str] = []
+    second: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            first += [f"{name}[{i}]" for i in range(layout[0] if layout else 0)]
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            second += layout[1:]
+        else:
+            (second if parameter.kind is parameter.KEYWORD_ONLY else first).append(name)
+    return (*first, *second)
+
+
+def _root_of(path: tuple[Any, ...]) -> int:
+    return path[0] if path and isinstance(path[0], int) else 0
+
+
+def _places(graphdef: _core.GraphDef, arguments: range) -> list[int]:
+    """For each leaf: which leaf of the arguments it is, or `_MISSING` for one that is captured."""
+    out: list[int] = []
+    count = 0
+    for path in graphdef.leaf_paths():
+        inside = _root_of(path) in arguments
+        out.append(count if inside else _MISSING)
+        count += inside
+    return out
+
+
+def _node_places(
+    graphdef: _core.GraphDef, roots: tuple[Any, ...], own: _core.GraphDef, given: tuple[Any, ...]
+) -> list[int]:
+    """The same for the nodes that have an identity."""
+    whole, part = _core.walk(graphdef, roots), _core.walk(own, given)
+    if whole is None or part is None:
+        raise GraftaxError("the arguments changed while they were exported")
+    place = {id(node): i for i, node in enumerate(part[1])}
+    return [place.get(id(node), _MISSING) for node in whole[1]]
+
+
+def _refuse_sharing(name: str, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: range) -> None:
+    """An object that is both an argument and captured would be one object here, and two for every later call."""
+    for path, op, _, first in graphdef.instructions():
+        if op == "ref" and (_root_of(path) in arguments) != (_root_of(first) in arguments):
+            one, other = sorted((path, first), key=lambda p: _root_of(p) not in arguments)
+            raise StructureError(CAPTURED_SHARED.format(name=name, one=_at(one, names), other=_at(other, names)))
+
+
+def _refuse_captured(
+    name: str, graphdef: _core.GraphDef, names: tuple[str, ...], outcome: _core.Outcome, node_at: list[int]
+) -> None:
+    """What is captured is not there for later calls: it can neither be changed nor given back."""
+    held, _, written = outcome.inputs()
+    for indices, error, text in (
+        (written, MutationError, CAPTURED_CHANGED),
+        (held, StructureError, CAPTURED_RETURNED),
+    ):
+        for index in indices:
+            if node_at[index] < 0:
+                code = graphdef._state()[4]
+                path = next(i[0] for i, c in zip(graphdef.instructions(), code, strict=True) if c[_TRACK] == index)
+                raise error(text.format(name=name, path=_at(path, names)))
+
+
+def _at(path: tuple[Any, ...], names: tuple[str, ...]) -> str:
+    text = names[_root_of(path)] + jax.tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
+    return text.replace(".cell_contents", "", 1) if text.startswith("closure ") else text
+
+
+def _check_identities(name: str, parts: _Parts, again: _Parts) -> None:
+    """What counts by identity must be found again under its name: a copy of it would match nothing."""
+    if parts[2] != again[2]:
+        where = describe(parts[2], again[2], _names(parts[1], parts[3]))
+        raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{where}\n", error=BY_IDENTITY))
+    for one, other in zip(_identities(parts[4]), _identities(again[4]), strict=True):
+        if one is not other:
+            found = [path for path, op, _, value in parts[4].instructions() if op == "static" and value is one]
+            place = jax.tree_util.keystr(tuple(k for k in found[0] if not isinstance(k, int))) if found else " as a key"
+            raise UnpicklableError(NOT_SAVED.format(name=name, what=f"{show(one)}, result{place}", error=BY_IDENTITY))
+
+
+def _identities(outcome: _core.Outcome) -> list[Any]:
+    """The statics of an Outcome that count by identity."""
+    statics = outcome._state()[1][5]
+    return [v for how, v, *_ in statics if how == _IDENTITY or (how == _STATE and type(v).__eq__ is object.__eq__)]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An Outcome, what a compiled call does with its arrays, survives pickle; a damaged one is an error and no crash."""
+
+import pickle
+from collections import OrderedDict, defaultdict, deque
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+import zoo
+from graftax import _core
+from hazards.watchdog import isolated
+from zoo import Box, Data, Level, Point, Registered, Slotted, f32
+
+
+def outcome_of(f, x):
+    """(the Outcome of f(x), the input leaves, the input nodes)."""
+    jitted = graftax.jit(f)
+    staging = jitted.trace(x)._staging
+    roots, _ = jitted._bound((x,), {})
+    return staging.outcomes[0], *_core.walk(staging.graphdef, roots)
+
+
+def applied(outcome, leaves, nodes):
+    out = [jnp.asarray(float(i)) for i in range(outcome.num_leaves)]
+    return outcome.apply(out, leaves, nodes)
+
+
+def grow(x):
+    x["list"].append(x["list"][0] * 2)
+    x["list"][1].n = 5
+    x["set"].add(7)
+    x["bytes"] += b"!"
+    x["deque"].appendleft(Level.ONE)
+    x["dict"]["new"] = (x["list"][0], "s", x)
+    x["registered"].a = x["registered"].a + 1
+    x["registered"].extra = 3
+    x["slots"].a = [x["slots"].a]
+    del x["gone"]
+    return Point(x, {"made": np.arange(3), "again": x["list"], "data": Data(x["list"][0] + 1)})
+
+
+def arguments():
+    return {
+        "list": [f32(1), Box(n=1)],
+        "set": {1, "a"},
+        "bytes": bytearray(b"a"),
+        "deque": deque([1.0, f32(2)], 4),
+        "dict": OrderedDict(a=defaultdict(list)),
+        "registered": Registered(f32(1), f32(2), "name"),
+        "slots": Slotted(a=f32(3)),
+        "gone": None,
+    }
+
+
+def test_a_pickled_outcome_does_the_same():
+    x, y = arguments(), arguments()
+    outcome, leaves, nodes = outcome_of(grow, x)
+    again = pickle.loads(pickle.dumps(outcome))
+    assert repr(again) == repr(outcome)
+    assert (again.result_leaves, again.num_leaves, again.num_writes) == (
+        outcome.result_leaves,
+        outcome.num_leaves,
+        outcome.num_writes,
+    )
+    expected = applied(outcome, leaves, nodes)
+    given = applied(again, *outcome_of(grow, y)[1:])
+    assert given[0] is y and expected[0] is x
+    assert graftax.flatten((given, y))[1] == graftax.flatten((expected, x))[1]
+    assert y["bytes"] == b"a!" and y["registered"].extra == 3 and y["deque"].maxlen == 4
+
+
+@pytest.mark.parametrize(
+    "build", [b for n, b in zoo.ZOO if "statics" not in n], ids=[n for n in zoo.NAMES if "statics" not in n]
+)
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_the_outcome_of_any_graph_survives_pickle(build, protocol):
+    x = build()
+    outcome, leaves, nodes = outcome_of(lambda x: (x, [build()]), x)
+    again = pickle.loads(pickle.dumps(outcome, protocol))
+    assert graftax.flatten(applied(again, leaves, nodes))[1] == graftax.flatten(applied(outcome, leaves, nodes))[1]
+
+
+def test_a_static_that_cannot_be_pickled_is_named():
+    outcome, *_ = outcome_of(lambda x: {"hook": [lambda: 0, x]}, f32(1))
+    with pytest.raises(graftax.UnpicklableError, match=r"\['hook'\]\[0\]"):
+        pickle.dumps(outcome)
+
+
+def test_an_outcome_refuses_nodes_of_other_types():
+    outcome, leaves, nodes = outcome_of(lambda x: x.append(1), [f32(1)])
+    with pytest.raises(ValueError, match="another type than dict"):
+        applied(outcome, leaves, [{} for _ in nodes])
+    outcome, leaves, nodes = outcome_of(lambda x: setattr(x, "a", x.a + 1), Registered(f32(1), f32(2), "n"))
+    with pytest.raises(ValueError, match="another type than list"):
+        applied(outcome, leaves, [[] for _ in nodes])
+
+
+def places(state, path=()):
+    """Every place of a nested tuple."""
+    yield path
+    if isinstance(state, tuple):
+        for i, part in enumerate(state):
+            yield from places(part, (*path, i))
+
+
+def replaced(state, path, value):
+    if not path:
+        return value
+    return (*state[: path[0]], replaced(state[path[0]], path[1:], value), *state[path[0] + 1 :])
+
+
+WRONG = (0, 1, 2, 3, 4, 5, 6, 9, 11, 2**32 - 2, 2**32 - 1, 2**32, -1, None, (), "a", [], int, dict, 1.5)
+
+
+def damage(load, state, use):
+    good = 0
+    for path in places(state):
+        for value in WRONG:
+            try:
+                loaded = load(replaced(state, path, value))
+            except (ValueError, graftax.GraftaxError):
+                continue
+            good += 1
+            try:
+                use(loaded)
+            except Exception:  # whatever it says, it must not crash
+                continue
+    return good
+
+
+@isolated(300)
+def test_a_damaged_outcome_never_crashes():
+    def small(x):
+        x[0].n = x[1]["a"] * 2
+        x[2].a = 1
+        x[3].add(2)
+        return (x, x[1]["a"], [np.ones(1)], "s", (1, 2), (1, 2))
+
+    def nodes():
+        return [Box(n=1), {"a": f32(1)}, Registered(f32(1), 1, "n"), {1}]
+
+    outcome, leaves, found = outcome_of(small, nodes())
+
+    def use(loaded):
+        repr(loaded), loaded.leaf_paths(), loaded.instructions(), loaded._state()
+        applied(loaded, leaves, found)
+
+    assert damage(_core.Outcome._from_state, outcome._state(), use) > 1
+
+
+@isolated(300)
+def test_a_damaged_graphdef_never_crashes():
+    graph = [{"a": (1, "b")}, {2}, Box(f=len), deque([1], 2), bytearray(b"a"), Registered(1, 2, "n"), zoo.cyclic_list()]
+    leaves, graphdef = graftax.flatten([*graph, grow, Box(a=Box().__init__)])
+
+    def use(loaded):
+        repr(loaded), loaded.instructions(), hash(loaded), loaded == graphdef
+        graftax.unflatten(loaded, leaves)
+        _core.walk(loaded, (graph,))
+
+    assert damage(_core.GraphDef._from_state, graphdef._state(), use) > 1
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_a_graphdef_equals_what_its_state_makes(build):
+    graphdef = graftax.flatten(build())[1]
+    again = _core.GraphDef._from_state(graphdef._state())
+    assert again == graphdef
+    assert hash(again) == hash(graphdef)
+
+
+def test_a_sentinel_does_not_survive_pickle_as_itself():
+    mark = object()
+    graphdef = graftax.flatten([mark])[1]
+    assert graphdef == graftax.flatten([mark])[1]
+    assert pickle.loads(pickle.dumps(graphdef)) != graphdef
