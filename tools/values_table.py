@@ -26,11 +26,11 @@ plain call of the same function does with a value made afresh.
   trace.
 - **key**: an equal value made afresh is a hit; another static is a new trace and gives its own result. Types count at
   every depth: `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`; `nan` is itself.
-- **in place**: the value is changed between two calls, as an argument and as a captured variable, and the next call uses
-  what it is now.
+- **in place**: the value is changed between two calls, as an argument and as a captured variable, and the next call
+  uses what it is now.
 - **write-back**: the function changes the value, or what it holds, and returns it. The caller's value ends as it does
-  without `jit`, on the call that traces and on the next. Where the value has an identity, the result is the
-  caller's own object; otherwise it is an equal one.
+  without `jit`, on the call that traces and on the next. Where the value has an identity, it is one
+  object in two arguments, and the result is the caller's own object; otherwise it is an equal one.
 - **round trip**: `graftax.unflatten` of what `graftax.flatten` gives is equal in type, content and sharing, also with
   other arrays.
 
@@ -66,15 +66,15 @@ class Recorder:
             laws[law] = report.passed and laws.get(law, True)
 
 
-def run(out: Path) -> int:
-    """Runs tests/values here and writes what came of it."""
+def run(out: Path, only: str) -> int:
+    """Runs tests/values here and writes what came of it; `only` is an expression for pytest's `-k`."""
     import jax
     import pytest
 
-    from values.kinds import LAWS
+    from values.record import LAWS  # not from values.kinds: pytest's plugins want to be first to import libraries
 
     recorder = Recorder(LAWS)
-    status = pytest.main(["-q", "--tb=line", "-rN", str(ROOT / "tests" / "values")], plugins=[recorder])
+    status = pytest.main(["-q", "--tb=line", "-rN", "-k", only, str(ROOT / "tests" / "values")], plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return int(status)
     python = words(sys.version)
@@ -119,12 +119,13 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="run the tests in this environment")
     runs.add_argument("--out", type=Path, required=True, help="where the results go (JSON)")
+    runs.add_argument("-k", dest="only", default="", help="only the kinds that this expression selects, as in pytest")
     writes = commands.add_parser("write", help="write the page from the results of one or more environments")
     writes.add_argument("results", type=Path, nargs="+", help="files that `run` wrote, oldest JAX first")
     options = parser.parse_args(arguments)
     sys.path[:0] = [str(ROOT / "tests")]
     if options.command == "run":
-        return run(options.out)
+        return run(options.out, options.only)
     PAGE.write_text(page([json.loads(path.read_text(encoding="utf-8")) for path in options.results]), encoding="utf-8")
     return 0
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import types
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attr
 import attrs
@@ -175,10 +176,41 @@ class GenericClass(Generic[T]):
         self.w, self.n = w, n
 
 
-def generic(w, n):
-    v = GenericClass[int].__new__(GenericClass)
-    v.__init__(w, n)
-    return v
+class Shape(Protocol):
+    w: Any
+
+    def area(self): ...
+
+
+class Square(Shape):
+    def __init__(self, w, n):
+        self.w, self.n = w, n
+
+    def area(self):
+        return self.w * self.w
+
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def get(self): ...
+
+
+class Concrete(Abstract):
+    def __init__(self, w, n):
+        self.w, self.n = w, n
+
+    def get(self):
+        return self.w, self.n
+
+
+class Problem(Exception):
+    def __init__(self, w, n):
+        super().__init__(w)
+        self.n = n
+
+
+def change_problem(v, w, n):
+    v.args, v.n = (w,), n
 
 
 class Parent:
@@ -412,7 +444,10 @@ PLAIN = [
         without={"traced": NO_ARRAYS},
         note="With an array below it is an error: it would run for objects that only a trace sees.",
     ),
-    Kind("generic class", generic, both, assign),
+    Kind("class from `typing.Generic`", GenericClass, both, assign),
+    Kind("class from `typing.Protocol`", Square, lambda v: (v.area(), v.n), assign),
+    Kind("class from `abc.ABC`", Concrete, lambda v: v.get(), assign),
+    Kind("exception", Problem, lambda v: (*v.args, v.n), change_problem),
     Kind("parent and children", Parent, read_children, change_children),
     Kind("`types.SimpleNamespace`", lambda w, n: types.SimpleNamespace(w=w, n=n), both, assign),
 ]

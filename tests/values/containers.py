@@ -47,6 +47,10 @@ class Names(set[Any]):
     pass
 
 
+class Fixed(frozenset[Any]):
+    pass
+
+
 class Letters(bytearray):
     pass
 
@@ -167,6 +171,11 @@ def proxy_and_dict(w, n):
     return [content, types.MappingProxyType(content)]
 
 
+def dict_views(w, n):
+    content = {"w": w, "n": n}
+    return [content, content.keys(), content.values()]
+
+
 def structure_time(w, n):
     return time.struct_time((n, w, [w, n], 4, 5, 6, 7, 8, 9))
 
@@ -285,6 +294,12 @@ KINDS = [
         lambda v: (v[1]["w"], v[1]["n"], *v[1]),
         lambda v, w, n: v[0].update(w=w, n=n, m=n),
     ),
+    Kind(
+        "views of a `dict`",
+        dict_views,
+        lambda v: (*v[1], *v[2]),
+        lambda v, w, n: v[0].update(w=w, n=n),
+    ),
     Kind("`time.struct_time`", structure_time, with_box, assign_box, identity=VALUE),
     Kind("`os.stat_result`", status, lambda v: (*with_box(v), v.st_mtime), assign_box, identity=VALUE),
     Kind(
@@ -382,6 +397,12 @@ SUBCLASSES = [
     Kind("`deque` subclass", tagged(Ring, lambda w, n: w, lambda w, n: n), lambda v: (v.w, v.n, *v), assign_tags),
     Kind("`OrderedDict` subclass", tagged(Ordered), lambda v: (v.w, v.n, *by_name(v)), assign_tags),
     Kind("`set` subclass", tagged(Names, lambda w, n: n), lambda v: (v.w, v.n, *v), assign_tags),
+    Kind(
+        "`frozenset` subclass",
+        tagged(Fixed, lambda w, n: n),
+        lambda v: (v.w, v.n, *v),
+        assign_tags,
+    ),
     Kind(
         "`bytearray` subclass",
         tagged(Letters, lambda w, n: 65),

@@ -118,6 +118,11 @@ def a_recursive(w, n):
     return power
 
 
+def change_recursive(v, w, n):
+    v.__closure__[v.__code__.co_freevars.index("w")].cell_contents = w
+    v.n = n
+
+
 def a_captured_list(w, n):
     box = [w, n]
     return lambda: tuple(box)
@@ -222,7 +227,11 @@ KINDS = [
     Kind("function that makes a function", a_nested, call, set_cells, identity=VALUE),
     Kind("decorated function", a_decorated, lambda v: (*v(), *v.calls), set_calls, identity=VALUE),
     Kind(
-        "recursive closure", a_recursive, lambda v: (v(2), v.n), None, identity=VALUE, without={"in place": "held cell"}
+        "recursive closure",
+        a_recursive,
+        lambda v: (v(2), v.n),
+        change_recursive,
+        identity=VALUE,
     ),
     Kind(
         "two closures over one variable, one of them `nonlocal`",

@@ -62,6 +62,18 @@ class Octets(bytes):
     pass
 
 
+class Day(datetime.date):
+    pass
+
+
+class Ratio(fractions.Fraction):
+    pass
+
+
+class Exactly(decimal.Decimal):
+    pass
+
+
 class Offset(datetime.tzinfo):
     """A time zone with state."""
 
@@ -102,17 +114,17 @@ def copied(name: str, *values: Any, **more: Any) -> Kind:
 
 
 def derived(name: str, cls: type, content: Any) -> Kind:
-    """A subclass of a plain type with an array and a static as attributes."""
+    """A subclass of an immutable type with an array and a static as attributes."""
 
     def make(w, n):
-        v = cls(content)
+        v = cls(*content) if isinstance(content, tuple) else cls(content)
         v.w, v.n = w, n
         return v
 
     def change(v, w, n):
         v.w, v.n = w, n
 
-    return Kind(name, make, lambda v: (cls.__mro__[1](v), v.w, v.n), change)
+    return Kind(name, make, lambda v: (str(v), v.w, v.n), change)
 
 
 utc = datetime.UTC
@@ -134,6 +146,9 @@ NUMBERS = [
     derived("`int` subclass", Whole, 3),
     derived("`float` subclass", Real, -0.0),
     derived("`bytes` subclass", Octets, b"octets"),
+    derived("`Fraction` subclass", Ratio, (1, 3)),
+    derived("`Decimal` subclass", Exactly, "1.0"),
+    derived("`datetime.date` subclass", Day, (2020, 1, 1)),
 ]
 
 TIMES = [
@@ -182,5 +197,4 @@ NAMES = [
     constant("module", math, cmath, **itself),
     constant("sentinel `object()`", MISSING, UNSET, **itself, note="`x is MISSING` stays true inside."),
     constant("sentinel of a class of its own", UNKNOWN, NOTHING, **itself),
-    constant("exception", ValueError("a"), ValueError("b"), identity=ITSELF, note="By identity."),
 ]

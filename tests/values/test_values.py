@@ -86,22 +86,24 @@ def test_what_the_function_did_to_it_comes_back(kind: Kind) -> None:
     w, other = kind.samples[:2]
     n, m = kind.statics[0], kind.statics[-1]
 
-    def f(v: Any, w: Any) -> tuple[Any, Any]:
+    def f(v: Any, w: Any, again: list[Any]) -> tuple[Any, Any, bool]:
         before = tuple(read(v))
         if change is not None:
             change(v, jnp.flip(w), m)
-        return v, before
+        return v, before, again[0] is v
 
     x = other if is_array(other) else None
     plain = kind.make(w, n)
-    returned, before = f(plain, x)
+    again = [plain] if kind.identity == NODE else [None]
+    returned, before, is_shared = f(plain, x, again)
     jitted = graftax.jit(f)
     for _ in ("cold", "warm"):
         v = kind.make(w, n)
-        out, seen = jitted(v, x)
+        out, seen, still_shared = jitted(v, x, [v] if is_shared else [None])
         assert same(kind, v, plain)
         assert same(kind, out, returned)
         assert exact(seen, before)
+        assert still_shared is is_shared
         if kind.identity in (NODE, ITSELF):
             assert out is v
     assert traces(jitted) == 1
