@@ -6,8 +6,6 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
-import os
-import time
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from typing import Any, NamedTuple, TypedDict
@@ -176,14 +174,6 @@ def dict_views(w, n):
     return [content, content.keys(), content.values()]
 
 
-def structure_time(w, n):
-    return time.struct_time((n, w, [w, n], 4, 5, 6, 7, 8, 9))
-
-
-def status(w, n):
-    return os.stat_result((n, w, [w, n], *range(7)))
-
-
 def ordered_moves(v, w, n):
     v["w"], v["n"] = w, n
     v.move_to_end("w")
@@ -239,6 +229,12 @@ KINDS = [
         statics=("a", "b"),
         inside=False,
         note=BY_IDENTITY,
+    ),
+    Kind(
+        "`dict` beside an object that is its key",
+        lambda w, n: [TOKENS["a"], {TOKENS["a"]: [w, n]}],
+        lambda v: v[1][v[0]],
+        lambda v, w, n: v[1][v[0]].__setitem__(slice(None), [w, n]),
     ),
     Kind("`typing.TypedDict`", lambda w, n: Config(w=w, n=n), by_name, assign_names),
     Kind("`tuple`", lambda w, n: (w, n, [w, n]), with_box, assign_box, identity=VALUE, note=HOLDS),
@@ -300,8 +296,6 @@ KINDS = [
         lambda v: (*v[1], *v[2]),
         lambda v, w, n: v[0].update(w=w, n=n),
     ),
-    Kind("`time.struct_time`", structure_time, with_box, assign_box, identity=VALUE),
-    Kind("`os.stat_result`", status, lambda v: (*with_box(v), v.st_mtime), assign_box, identity=VALUE),
     Kind(
         "`set`",
         lambda w, n: {n, (n, "x")},

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import fractions
 import io
 import itertools
 import random
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +24,24 @@ class WithDel:
         pass
 
 
+class WithAttributes:
+    pass
+
+
+class Ratio(fractions.Fraction):
+    pass
+
+
 def generator() -> Any:
     yield 1
 
+
+def with_array(v: Any) -> Any:
+    v.w = jnp.ones(2)
+    return v
+
+
+THING = with_array(WithAttributes())
 
 KINDS: list[tuple[str, Callable[[], Any]]] = [
     ("iterator", lambda: iter([1])),
@@ -42,5 +60,11 @@ KINDS: list[tuple[str, Callable[[], Any]]] = [
     ("NumPy array of another byte order", lambda: np.ones(2, ">f4" if np.little_endian else "<f4")),
     ("`numpy.longdouble` array", lambda: np.ones(2, np.longdouble)),
     ("object with `__del__` and an array", WithDel),
+    ("`dict` key with an array below", lambda: {with_array(WithAttributes()): 1}),
+    ("element of a `set` with an array below", lambda: {with_array(WithAttributes())}),
+    ("`WeakKeyDictionary` whose keys have arrays below", lambda: weakref.WeakKeyDictionary({THING: 1})),
+    ("`WeakSet` whose elements have arrays below", lambda: weakref.WeakSet([THING])),
+    ("`time.struct_time` and the like with an array", lambda: time.struct_time([jnp.asarray(1)] * 9)),
+    ("subclass of `Fraction` or `Decimal` with an array as attribute", lambda: with_array(Ratio(1, 2))),
     ("`slice` with an array", lambda: slice(jnp.asarray(1))),
 ]

@@ -10,9 +10,11 @@ import enum
 import fractions
 import ipaddress
 import math
+import os
 import pathlib
 import pickle
 import re
+import time
 import uuid
 import zoneinfo
 from typing import Any
@@ -113,11 +115,11 @@ def copied(name: str, *values: Any, **more: Any) -> Kind:
     return Kind(**{**vars(kind), "make": lambda w, n: pickle.loads(pickle.dumps(n))})
 
 
-def derived(name: str, cls: type, content: Any) -> Kind:
+def derived(name: str, cls: type, *content: Any) -> Kind:
     """A subclass of an immutable type with an array and a static as attributes."""
 
     def make(w, n):
-        v = cls(*content) if isinstance(content, tuple) else cls(content)
+        v = cls(*content)
         v.w, v.n = w, n
         return v
 
@@ -125,6 +127,24 @@ def derived(name: str, cls: type, content: Any) -> Kind:
         v.w, v.n = w, n
 
     return Kind(name, make, lambda v: (str(v), v.w, v.n), change)
+
+
+def derived_static(name: str, cls: type, *content: Any) -> Kind:
+    """A subclass of an immutable type with a static as attribute."""
+
+    def make(w, n):
+        v = cls(*content)
+        v.n = n
+        return v
+
+    return Kind(
+        name,
+        make,
+        lambda v: (str(v), v.n),
+        lambda v, w, n: setattr(v, "n", n),
+        without={"traced": NO_ARRAYS},
+        note="With an array as attribute it is an error.",
+    )
 
 
 utc = datetime.UTC
@@ -146,9 +166,9 @@ NUMBERS = [
     derived("`int` subclass", Whole, 3),
     derived("`float` subclass", Real, -0.0),
     derived("`bytes` subclass", Octets, b"octets"),
-    derived("`Fraction` subclass", Ratio, (1, 3)),
-    derived("`Decimal` subclass", Exactly, "1.0"),
-    derived("`datetime.date` subclass", Day, (2020, 1, 1)),
+    derived_static("`Fraction` subclass", Ratio, 1, 3),
+    derived_static("`Decimal` subclass", Exactly, "1.0"),
+    derived("`datetime.date` subclass", Day, 2020, 1, 1),
 ]
 
 TIMES = [
@@ -166,6 +186,10 @@ TIMES = [
     copied("`datetime.timezone`", utc, later, datetime.timezone(datetime.timedelta(hours=2))),
     copied("`tzinfo` subclass", Offset(1), Offset(2)),
     copied("`zoneinfo.ZoneInfo`", zoneinfo.ZoneInfo("UTC"), zoneinfo.ZoneInfo("Etc/GMT+1")),
+    copied("`time.struct_time`", time.gmtime(0), time.gmtime(1), time.struct_time(range(9))),
+    copied(
+        "`os.stat_result`", os.stat_result(range(10)), os.stat_result((True, *range(1, 10))), os.stat_result(range(12))
+    ),
     copied("`uuid.UUID`", uuid.UUID(int=1), uuid.UUID(int=2)),
     copied(
         "`pathlib` paths",

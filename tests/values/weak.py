@@ -67,18 +67,19 @@ def values(w, n):
 
 
 def keys(w, n):
-    thing = Thing(w, n)
-    return [thing, weakref.WeakKeyDictionary({thing: [w, n]})]
+    return [weakref.WeakKeyDictionary({OUTSIDE["a"]: [w, n]})]
 
 
 def change_keys(v, w, n):
-    assign(v, w, n)
-    v[1][v[0]][:] = [w, n]
+    v[0][OUTSIDE["a"]][:] = [w, n]
 
 
 def a_set(w, n):
-    thing = Thing(w, n)
-    return [thing, weakref.WeakSet([thing])]
+    return [weakref.WeakSet([OUTSIDE["a"]]), w, n]
+
+
+def beside_set(v, w, n):
+    v[1], v[2] = w, n
 
 
 def method(w, n):
@@ -107,7 +108,9 @@ KINDS = [
         lambda v: (v[0], v[1]().n, v[1]() is OUTSIDE[v[1]().n]),
         change_outside,
         statics=("a", "b"),
-        note="By identity of the referent; with an array below that is an error.",
+        inside=False,
+        without={"round trip": "nothing holds it"},
+        note="The referent is walked like any other object; only what else holds it keeps it alive.",
     ),
     Kind(
         "`WeakValueDictionary`",
@@ -115,7 +118,13 @@ KINDS = [
         lambda v: (v[1]["first"].w, v[1]["second"].n, v[1]["first"] is v[0], len(v[1])),
         assign,
     ),
-    Kind("`WeakKeyDictionary`", keys, lambda v: (*v[1][v[0]], v[0].w, v[0].n, len(v[1])), change_keys),
-    Kind("`WeakSet`", a_set, lambda v: (*(t.w for t in v[1]), *(t.n for t in v[1]), v[0] in v[1]), assign),
+    Kind(
+        "`WeakKeyDictionary`",
+        keys,
+        lambda v: (*v[0][OUTSIDE["a"]], len(v[0])),
+        change_keys,
+        note="Keys count by identity, and hold no arrays.",
+    ),
+    Kind("`WeakSet`", a_set, lambda v: (OUTSIDE["a"] in v[0], len(v[0]), v[1], v[2]), beside_set, note="As for keys."),
     Kind("`weakref.WeakMethod`", method, lambda v: (*v[1]()(), v[1]().__self__ is v[0]), assign),
 ]
