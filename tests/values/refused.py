@@ -65,6 +65,9 @@ KINDS: list[tuple[str, Callable[[], Any]]] = [
     ("`WeakKeyDictionary` whose keys have arrays below", lambda: weakref.WeakKeyDictionary({THING: 1})),
     ("`WeakSet` whose elements have arrays below", lambda: weakref.WeakSet([THING])),
     ("`time.struct_time` and the like with an array", lambda: time.struct_time([jnp.asarray(1)] * 9)),
-    ("subclass of `Fraction` or `Decimal` with an array as attribute", lambda: with_array(Ratio(1, 2))),
+    (
+        "subclass of `Fraction`, `Decimal` or `datetime.date` with an array as attribute",
+        lambda: with_array(Ratio(1, 2)),
+    ),
     ("`slice` with an array", lambda: slice(jnp.asarray(1))),
 ]

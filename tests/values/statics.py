@@ -168,7 +168,7 @@ NUMBERS = [
     derived("`bytes` subclass", Octets, b"octets"),
     derived_static("`Fraction` subclass", Ratio, 1, 3),
     derived_static("`Decimal` subclass", Exactly, "1.0"),
-    derived("`datetime.date` subclass", Day, 2020, 1, 1),
+    derived_static("`datetime.date` subclass", Day, 2020, 1, 1),
 ]
 
 TIMES = [
