@@ -9,6 +9,7 @@ import numpy as np
 from jax.experimental import sparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import graftax
 from values.record import IMMUTABLE, ITSELF, NO_ARRAYS, VALUE, Kind, constant
 from values.statics import copied
 
@@ -186,6 +187,17 @@ KINDS = [
     ),
     *refs(),
     Kind("sparse `BCOO`", bcoo, lambda v: (v.data, v.indices, v.shape, v.todense()), change_bcoo, statics=(2, 3)),
+    Kind(
+        "`graftax.Static` of a NumPy array",
+        lambda w, n: graftax.Static(np.array(n)),
+        lambda v: (v.value.tolist(),),
+        lambda v, w, n: v.value.__setitem__(..., n),
+        statics=((1.0, 2.0), (1.0, 3.0), (0.0, 1.0), (-0.0, 1.0)),
+        inside=False,
+        without={"traced": "static"},
+        identity=VALUE,
+        note="The array is part of the key, by value.",
+    ),
     Kind(
         "`jax.ShapeDtypeStruct`",
         lambda w, n: {"w": jax.ShapeDtypeStruct(w.shape, n), "x": [w]},

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+import graftax
 from values.classes import assign, assign_box, both, boxed, with_box
 from values.record import IMMUTABLE, NO_ARRAYS, VALUE, Kind
 
@@ -73,18 +74,10 @@ class RegisteredStatic:
     n: Any
 
 
-@jax.tree_util.register_static
-class MutableStatic:
-    """Static, and compared with its own `==`."""
-
-    def __init__(self, w, n):
-        self.n = n
-
-    def __eq__(self, other):
-        return type(other) is MutableStatic and self.n == other.n
-
-    def __hash__(self):
-        return hash(self.n)
+@graftax.register_static
+@dataclasses.dataclass(frozen=True)
+class OwnStatic:
+    n: Any
 
 
 # ── libraries ──
@@ -191,22 +184,20 @@ REGISTERED = [
     Kind("`register_pytree_node_class`, static part in a dict", RegisteredByDict, both, assign),
     Kind("`register_dataclass`", RegisteredData, both, assign),
     Kind("`register_dataclass`, frozen", boxed(RegisteredFrozen), with_box, assign_box, identity=VALUE, note=HOLDS),
-    Kind(
-        "`register_static`",
-        lambda w, n: RegisteredStatic(n),
-        lambda v: (v, v.n),
-        statics=(1, 2, "a"),
-        identity=VALUE,
-        without=fixed,
-        note="Compared by its own `==`.",
-    ),
-    Kind(
-        "`register_static`, changed in place",
-        MutableStatic,
-        lambda v: (v.n,),
-        lambda v, w, n: setattr(v, "n", n),
-        statics=(1, 2, "a"),
-        without={"traced": NO_ARRAYS},
+    *(
+        Kind(
+            name,
+            lambda w, n, cls=cls: cls(n),
+            lambda v: (v, v.n),
+            statics=(1, 2, "a"),
+            identity=VALUE,
+            without={"traced": NO_ARRAYS, "in place": "not seen"},
+            note="Compared by its own `==`.",
+        )
+        for name, cls in {
+            "`jax.tree_util.register_static`": RegisteredStatic,
+            "`graftax.register_static`": OwnStatic,
+        }.items()
     ),
 ]
 
