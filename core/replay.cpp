@@ -56,7 +56,7 @@ class Replayer {
           const Kind* kind = known_kind(Py_TYPE(obj));
           if (!kind || kind->base > Base::numpy) return false;
           if (kind->base == Base::numpy) {
-            if (!numpy_is_dynamic(obj, *kind)) return false;
+            if (!numpy_is_dynamic(obj, false)) return false;  // recording it will say why, and where
             walk_.has_numpy = true;
           }
         }

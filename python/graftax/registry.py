@@ -142,7 +142,7 @@ def describe(obj: Any, solid: type) -> Description:
     if solid in _REDUCE:
         return Description("reduce", reduce=_REDUCE[solid])
     if isinstance(obj, _BY_PICKLE):
-        return Description("reduce", reduce=pickle.dumps)
+        return Description("reduce", reduce=_known_value)
     if isinstance(obj, Iterator):
         return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
     if solid in _NODES and cls is not object:
@@ -184,13 +184,50 @@ def _has_methods(cls: type) -> bool:
 
 def _subclass_value(base: type) -> Callable[[Any], Any]:
     def value(obj: Any) -> tuple[Any, ...]:
-        attributes = getattr(obj, "__dict__", {})
-        return (
-            base(obj),
-            *(x for k, v in attributes.items() for x in (k, v if type(v) in _PLAIN else f"object at {id(v)}")),
-        )
+        return (base(obj), _attributes(obj))
 
     return value
+
+
+def _known_value(obj: Any) -> tuple[Any, ...]:
+    """The full state of a date, a decimal and the like, without the name of its class: a local class has none."""
+    content = io.BytesIO()
+    _StatePickler(content, 4).dump(obj.__reduce_ex__(4)[1:])
+    return (content.getvalue(), _attributes(obj))
+
+
+class _StatePickler(pickle.Pickler):
+    """Spells a class that has no name to import it by as a number."""
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, type):
+            return None
+        found: Any = sys.modules.get(obj.__module__)
+        for part in obj.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return None if found is obj else id(obj)
+
+
+_open = threading.local()  # attributes that lead back to their own object
+
+
+def _attributes(obj: Any) -> _core.GraphDef | None:
+    """What a subclass's instance has besides its value: the pickle of a known type may leave it out."""
+    attributes = getattr(obj, "__dict__", None)
+    inside: set[int] = _open.__dict__.setdefault("inside", set())
+    if not attributes or id(obj) in inside:
+        return None
+    inside.add(id(obj))
+    try:
+        leaves, graphdef = _core.flatten(attributes)
+    finally:
+        inside.discard(id(obj))
+    if leaves:
+        raise UnsupportedValueError(
+            f"this {type(obj).__qualname__} is compared by its value, and has an array among its attributes. "
+            "Pass the array by itself."
+        )
+    return graphdef
 
 
 def _set_value(obj: frozenset[Any]) -> tuple[Any, ...]:
@@ -202,7 +239,7 @@ def _element_value(x: Any) -> Any:
         return ("frozenset", _set_value(cast(Any, x)))
     if type(x) is tuple:
         return tuple(map(_element_value, cast(Any, x)))
-    return (type(x).__qualname__, pickle.dumps(x)) if isinstance(x, _BY_PICKLE) else x
+    return (type(x).__qualname__, _known_value(x)) if isinstance(x, _BY_PICKLE) else x
 
 
 def _slice_value(s: slice) -> tuple[Any, ...]:
