@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "parts.h"
 #include "path.h"
 #include "static_key.h"
 
@@ -80,7 +81,7 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static) {
     }
   }
   if (in_static) {
-    if (options_.is_static && root_ < options_.is_static->size() && (*options_.is_static)[root_])
+    if (root_is_static())
       raise_graftax("StructureError", "this argument is declared static, but holds an array (" + type_name(obj) +
                                       "). Leave it out of static_argnums/static_argnames: arrays are traced, the rest is static anyway.");
     add_static_leaf(obj, kind);
@@ -105,6 +106,12 @@ void Recorder::visit(PyObject* obj, bool in_static, bool repeated) {
                                       options_.inputs ? Py_True : Py_False)));
       return add_static_leaf(obj, kind);
     case Base::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
+    case Base::function:
+      if (options_.inputs && !options_.inputs->nodes->find(obj) && !seen_->find(obj)) {
+        Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", obj));
+        if (named.get() == obj) return add_static_leaf(obj, kind);  // a module's or a class's own function
+      }
+      return open(obj, kind, in_static, repeated, true);
     default:
       if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind)) {
         Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
@@ -172,15 +179,8 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
   if (kind.base == Base::registered)
     n.treedef = p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(Py_TYPE(obj)),
                                         cursor.extra(), cursor.items())));
-  if (kind.base == Base::deque) {
-    Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
-    if (maxlen.get() != Py_None) n.payload = add_static(p, maxlen.get(), kind_of(maxlen.get()));
-  }
-  if (kind.base == Base::bytearray) {
-    Owned content = own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
-    n.payload = add_static(p, content.get(), kind_of(content.get()));
-  }
-  if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.payload = add_identity(p, obj);
+  n.payload = add_payload(p, obj, kind);
+  if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.own = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
   if (kind.base == Base::set) {
     Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(obj)).get()));
@@ -188,7 +188,9 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
       field_keys_.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
   }
-  bool closed = !kind.tracked && with_identity;
+  bool closed = !kind.tracked && with_identity && kind.base != Base::set;
+  // A function among aux data or in a static field is opened like any other: only what is declared static is not.
+  if (kind.base == Base::function && !root_is_static()) in_static = false;
   p.code.push_back(n);
   out_.live.push(obj);
   stack_.push_back({std::move(cursor), pc, in_static, repeated, closed});
@@ -325,6 +327,8 @@ void Recorder::run() {
     std::string path = here();
     for (Frame& f : stack_) {
       Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key(), {}};
+      if (s.base == Base::function && s.stage == Cursor::Stage::items)
+        s.key = code_item_name(PyFunction_GET_CODE(f.cursor.object()), s.index);
       if (f.cursor.started()) path += step_text(s);
     }
     stack_.clear();
@@ -336,10 +340,14 @@ void Recorder::run() {
   ++out_.program.roots;
 }
 
+bool Recorder::root_has(RootFlag flag) const {
+  return options_.root_flags && root_ < options_.root_flags->size() && ((*options_.root_flags)[root_] & flag);
+}
+
 void Recorder::root(PyObject* obj) {
-  bool in_static = options_.is_static && root_ < options_.is_static->size() && (*options_.is_static)[root_];
   try {
-    visit(obj, in_static, false);
+    if (root_has(GLOBAL_ROOT) && PyFunction_Check(obj)) emit(Op::stat, add_identity(out_.program, obj), obj);
+    else visit(obj, root_is_static(), false);
   } catch (nb::python_error& e) {
     raise_at_path(e, here());
   }
@@ -438,11 +446,11 @@ void Recorder::keys_count_by_identity() {
     if (!at) continue;
     PyObject* obj = key.obj;
     Instr& n = p.code[*at];
-    if (n.op != Op::node || !(n.flags & HANDED) || n.kind->base != Base::none)
+    if (n.op != Op::node || !(n.flags & HANDED) || (n.kind->base != Base::none && n.kind->base != Base::function))
       raise_graftax("UnsupportedValueError", path_text(p, *at, options_.root_names) + ": this " + n.type->tp_name +
                     " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
                     "would be another object. Use a string or a number as key.");
-    if (n.payload == NONE) n.payload = add_identity(p, obj);
+    if (n.own == NONE) n.own = add_identity(p, obj);
   }
 }
 

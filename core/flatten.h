@@ -16,9 +16,14 @@ struct Inputs {
   IdTable* keys = nullptr;    // objects that are keys already
 };
 
+enum RootFlag : uint8_t {
+  STATIC_ROOT = 1,  // no array may be below it
+  GLOBAL_ROOT = 2,  // a function in it counts by identity
+};
+
 struct RecordOptions {
   PyObject* root_names = nullptr;          // for messages
-  const std::vector<bool>* is_static = nullptr;  // roots below which no array may be
+  const std::vector<uint8_t>* root_flags = nullptr;  // RootFlag, by root
   const Inputs* inputs = nullptr;          // set for an Outcome
 };
 
@@ -65,6 +70,8 @@ class Recorder {
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();
   void keys_count_by_identity();
+  bool root_has(RootFlag flag) const;
+  bool root_is_static() const { return root_has(STATIC_ROOT); }
   std::string here() const;  // the path of the value being visited
 
   RecordOptions options_;

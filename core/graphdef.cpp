@@ -4,6 +4,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "parts.h"
 #include "path.h"
 #include "static_key.h"
 
@@ -62,6 +63,7 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
       for (uint32_t i = 0; i < n.fields + n.slots; ++i)
         h = mix(h, static_cast<size_t>(p.statics[p.keys[n.keys + own_keys + i]].hash));
       if (n.payload != NONE) h = mix(h, static_cast<size_t>(p.statics[n.payload].hash));
+      if (n.own != NONE) h = mix(h, static_cast<size_t>(p.statics[n.own].hash));
       return mix(h, sum);
     }
     default: return mix(h, n.arg);
@@ -87,9 +89,10 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.op != Op::node) return x.arg == y.arg;
   if (x.type != y.type || x.kind->base != y.kind->base || x.track != y.track || x.items != y.items ||
       x.fields != y.fields || x.slots != y.slots || x.has_extra != y.has_extra || x.arg != y.arg ||
-      (x.payload == NONE) != (y.payload == NONE) || (x.flags & HANDED) != (y.flags & HANDED))
+      (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) || (x.flags & HANDED) != (y.flags & HANDED))
     return false;
   if (x.payload != NONE && !statics_equal(a, x.payload, b, y.payload)) return false;
+  if (x.own != NONE && !statics_equal(a, x.own, b, y.own)) return false;
   uint32_t own_keys = a.item_keys(x), first = 0, n = own_keys + x.fields + x.slots;
   if (x.kind->base == Base::set) {
     if (!sets_equal(a, x, b, y)) return false;
@@ -159,6 +162,10 @@ Program weakened(const Program& p) {
     out.keep_type(s.type);
     if (s.snapshot) out.owned.push(s.snapshot);
     if (s.state) s.state = std::make_shared<Program>(weakened(*s.state));
+    if (s.how == How::function && !s.weak) {
+      weaken_function(out, s);
+      continue;
+    }
     if (s.weak || s.how != How::identity || !PyType_SUPPORTS_WEAKREFS(s.type)) {
       out.owned.push(s.obj);
       continue;
@@ -208,6 +215,12 @@ struct Printer {
   }
   std::string name_of(uint32_t id) { return utf8(p.statics[id].obj); }
 
+  std::string name_text(const Instr& n) {
+    const Static& s = p.statics[n.payload];
+    PyObject* name = s.weak ? PyTuple_GET_ITEM(s.snapshot, 2) : reinterpret_cast<PyFunctionObject*>(s.obj)->func_qualname;
+    return utf8(name) + (p.children(static_cast<uint32_t>(&n - p.code.data())) ? ", " : "");
+  }
+
   static std::string type_name(PyTypeObject* type) {
     std::string name = type->tp_name;
     return name.substr(name.rfind('.') + 1);
@@ -237,7 +250,8 @@ struct Printer {
     }
     if (n.track != NONE && referenced[n.track]) open = "#" + std::to_string(n.track) + "=" + open;
     out += open;
-    if (base == Base::bytearray) out += text_of(n.payload);
+    if (base == Base::buffer || base == Base::value) out += text_of(n.payload);
+    if (base == Base::function) out += name_text(n);
     if (base == Base::set)
       for (uint32_t i = 0; i < n.arg; ++i) out += (i ? ", " : "") + text_of(p.keys[n.keys + i]);
 
@@ -306,184 +320,11 @@ std::string program_repr(const Program& program) {
   return "GraphDef(" + printer.out + ")";
 }
 
-// ---- pickle
+// ---- binding
 
 namespace {
 
 nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
-
-[[noreturn]] void malformed(const char* what) {
-  raise_error(PyExc_ValueError, std::string("malformed GraphDef state: ") + what);
-}
-
-template <class T>
-T field(const nb::tuple& t, size_t i) {
-  if (i >= t.size()) malformed("a record is too short");
-  T out{};
-  if (!nb::try_cast<T>(t[i], out)) malformed("a field has the wrong type");
-  return out;
-}
-
-nb::tuple as_tuple(nb::handle h) {
-  if (!nb::isinstance<nb::tuple>(h)) malformed("a tuple was expected");
-  return nb::borrow<nb::tuple>(h);
-}
-
-// Every index in range and every subtree nested, so that no walk can leave the arrays.
-void validate(Program& p) {
-  auto key_ok = [&](uint32_t id) { if (id >= p.statics.size()) malformed("static id"); };
-  for (uint32_t id : p.keys) key_ok(id);
-  for (uint32_t i = 0; i < p.statics.size(); ++i) {
-    const Static& s = p.statics[i];
-    if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first)) malformed("tuple");
-    for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
-      if (p.elements[s.first + j] >= i) malformed("tuple element");
-  }
-  uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
-  for (const Instr& in : p.code)
-    if (in.op == Op::node && in.track != NONE) p.track_pc.push_back(NONE);
-  struct Open { uint32_t end, left; };
-  std::vector<Open> open;
-  uint32_t roots = 0;
-  for (uint32_t pc = 0; pc < n; ++pc) {
-    while (!open.empty() && open.back().left == 0) {
-      if (open.back().end != pc) malformed("subtree end");
-      open.pop_back();
-    }
-    if (open.empty()) ++roots;
-    else --open.back().left;
-    const Instr& in = p.code[pc];
-    switch (in.op) {
-      case Op::leaf: if (in.arg != leaf++) malformed("leaf order"); break;
-      case Op::stat: key_ok(in.arg); break;
-      case Op::ref: if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference"); break;
-      case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree");
-        p.code[in.arg].flags |= TARGET;
-        break;
-      case Op::node: {
-        if (in.track != NONE) {
-          if (in.track >= p.track_pc.size() || p.track_pc[in.track] != NONE) malformed("tracked index");
-          p.track_pc[in.track] = pc;
-        }
-        uint64_t keys = uint64_t{p.item_keys(in)} + in.fields + in.slots;
-        if (keys && (in.keys > p.keys.size() || keys > p.keys.size() - in.keys)) malformed("keys");
-        for (uint64_t k = p.item_keys(in); k < keys; ++k)
-          if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
-        if (in.payload != NONE) key_ok(in.payload);
-        if (in.kind->base == Base::bytearray && (in.payload == NONE || p.statics[in.payload].how != How::bytes))
-          malformed("bytearray");
-        if (in.kind->base == Base::registered && !in.treedef) malformed("treedef");
-        if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict)) malformed("extra child");
-        uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
-        if (in.next <= pc || in.next > n || children > n) malformed("subtree end");
-        open.push_back({in.next, static_cast<uint32_t>(children)});
-        break;
-      }
-      default: malformed("operation");
-    }
-  }
-  while (!open.empty() && open.back().left == 0) {
-    if (open.back().end != n) malformed("subtree end");
-    open.pop_back();
-  }
-  if (!open.empty() || roots != p.roots || leaf != p.leaves) malformed("counts");
-}
-
-}  // namespace
-
-Owned program_state(const Program& p) {
-  nb::list code, statics, keys, elements;
-  for (const Instr& n : p.code)
-    code.append(nb::make_tuple(static_cast<int>(n.op), n.flags, n.arg, n.next, n.track, n.items, n.fields, n.slots,
-                               n.has_extra, n.keys, n.payload, borrowed(reinterpret_cast<PyObject*>(n.type)),
-                               borrowed(n.treedef)));
-  for (const Static& s : p.statics) {
-    Owned value = static_object(s);
-    if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
-    statics.append(nb::make_tuple(static_cast<int>(s.how), borrowed(value.get()), s.first, s.count));
-  }
-  for (uint32_t k : p.keys) keys.append(k);
-  for (uint32_t e : p.elements) elements.append(e);
-  nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, borrowed(p.layout), nb::tuple(code), nb::tuple(statics),
-                                 nb::tuple(keys), nb::tuple(elements));
-  return Owned::steal(out.release().ptr());
-}
-
-Program program_from_state(PyObject* state_obj) {
-  nb::tuple state = as_tuple(state_obj);
-  if (state.size() != 8 || field<int>(state, 0) != 1) malformed("unknown version");
-  Program p;
-  p.roots = field<uint32_t>(state, 1);
-  p.leaves = field<uint32_t>(state, 2);
-  if (!nb::object(state[3]).is_none()) {
-    if (!nb::isinstance<nb::tuple>(state[3])) malformed("layout");
-    p.layout = p.keep(Owned::borrow(nb::object(state[3]).ptr()));
-  }
-  for (nb::handle h : as_tuple(state[7])) p.elements.push_back(nb::cast<uint32_t>(h));
-  for (nb::handle h : as_tuple(state[5])) {
-    nb::tuple t = as_tuple(h);
-    int how = field<int>(t, 0);
-    nb::object value = t[1];
-    if (how < 0 || how > static_cast<int>(How::state)) malformed("static");
-    if (static_cast<How>(how) == How::tuple) {
-      Static s;
-      s.how = How::tuple;
-      s.type = &PyTuple_Type;
-      if (!PyTuple_CheckExact(value.ptr())) malformed("tuple key");
-      s.obj = p.keep(Owned::borrow(value.ptr()));
-      s.first = field<uint32_t>(t, 2);
-      s.count = field<uint32_t>(t, 3);
-      if (uint64_t{s.first} + s.count > p.elements.size()) malformed("tuple key");
-      s.hash = 17;
-      for (uint32_t i = 0; i < s.count; ++i) {
-        uint32_t e = p.elements[s.first + i];
-        if (e >= p.statics.size()) malformed("tuple key");
-        s.hash = static_cast<Py_hash_t>(static_cast<size_t>(s.hash) * 31 + static_cast<size_t>(p.statics[e].hash));
-      }
-      p.statics.push_back(s);
-    } else {
-      const Kind& kind = kind_of(value.ptr());
-      if (kind.base == Base::statics || kind.base == Base::numpy) add_static(p, value.ptr(), kind);
-      else add_key(p, value.ptr());
-    }
-  }
-  for (nb::handle h : as_tuple(state[6])) p.keys.push_back(nb::cast<uint32_t>(h));
-  for (nb::handle h : as_tuple(state[4])) {
-    nb::tuple t = as_tuple(h);
-    Instr n;
-    int op = field<int>(t, 0);
-    if (op < 0 || op > static_cast<int>(Op::node)) malformed("operation");
-    n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED));
-    n.arg = field<uint32_t>(t, 2);
-    n.next = field<uint32_t>(t, 3);
-    n.track = field<uint32_t>(t, 4);
-    n.items = field<uint32_t>(t, 5);
-    n.fields = field<uint32_t>(t, 6);
-    n.slots = field<uint32_t>(t, 7);
-    n.has_extra = field<uint32_t>(t, 8);
-    n.keys = field<uint32_t>(t, 9);
-    n.payload = field<uint32_t>(t, 10);
-    if (n.op == Op::node) {
-      nb::object type = t[11];
-      if (!PyType_Check(type.ptr())) malformed("type");
-      n.type = p.keep_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
-      n.kind = &kind_of_type(n.type);
-      p.keep_kind(*n.kind);
-      if (!n.kind->is_node()) malformed("a type is not a node any more");
-      if (!nb::object(t[12]).is_none()) n.treedef = p.keep(Owned::borrow(nb::object(t[12]).ptr()));
-    }
-    if (n.op == Op::same) p.has_same = true;
-    p.code.push_back(n);
-  }
-  validate(p);
-  p.finish();
-  return p;
-}
-
-// ---- binding
-
-namespace {
 
 int graphdef_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));

@@ -36,7 +36,9 @@ struct Instr {
   uint32_t slots = 0;     // node: children from slots that are filled
   uint32_t has_extra = 0; // node: one child before the items (aux data, default factory)
   uint32_t keys = NONE;   // node: first of its keys: dict keys or set elements, field names, slot names
-  uint32_t payload = NONE;     // node: static of a deque's maxlen or a bytearray's content
+  uint32_t payload = NONE;     // node: static of what it is besides its children: a deque's maxlen, a buffer's
+                               // content, a function's code, the value of a subclass of str or int
+  uint32_t own = NONE;         // node: static that holds the object itself, where it counts by identity
   const Kind* kind = nullptr;
   PyTypeObject* type = nullptr;  // node: owned by the program
   PyObject* whole = nullptr;     // node: an object with just this content, when it can never change; owned
@@ -48,7 +50,7 @@ struct Static {
   bool weak = false;             // obj is a weak reference to the value
   PyTypeObject* type = nullptr;  // owned by the program
   PyObject* obj = nullptr;       // owned by the program
-  PyObject* snapshot = nullptr;  // How::reduce: the plain value; owned
+  PyObject* snapshot = nullptr;  // How::reduce: the plain value; weak How::function: globals and names; owned
   uint32_t first = 0, count = 0; // How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
   Py_hash_t hash = 0;

@@ -67,11 +67,15 @@ Base base_of_solid(PyTypeObject* solid) {
   if (solid == runtime.odict_type) return Base::odict;
   if (solid == runtime.defaultdict_type) return Base::defaultdict;
   if (solid == runtime.deque_type) return Base::deque;
-  if (solid == &PySet_Type) return Base::set;
-  if (solid == &PyByteArray_Type) return Base::bytearray;
+  if (solid == &PySet_Type || solid == &PyFrozenSet_Type) return Base::set;
+  if (solid == &PyByteArray_Type || solid == runtime.array_array_type) return Base::buffer;
+  if (solid == &PyFunction_Type) return Base::function;
   if (solid == &PyCell_Type) return Base::cell;
   if (solid == &PyMethod_Type) return Base::method;
   if (solid == runtime.partial_type) return Base::partial;
+  if (solid == &_PyWeakref_RefType || solid == &_PyWeakref_ProxyType || solid == &_PyWeakref_CallableProxyType)
+    return Base::weakref;
+  if (solid == &PyDictProxy_Type) return Base::proxy;
   if (solid == &PyBaseObject_Type || solid == runtime.namespace_type) return Base::none;
   return Base::statics;
 }
@@ -109,6 +113,19 @@ void make_static(Kind& kind, How how, bool immortal) {
   kind.immortal_value = immortal;
 }
 
+// Can the items of an instance be changed in place?
+bool can_change(PyTypeObject* solid, Base base) {
+  switch (base) {
+    case Base::tuple:
+    case Base::method:
+    case Base::partial:
+    case Base::weakref:
+    case Base::proxy: return false;
+    case Base::set: return solid == &PySet_Type;
+    default: return true;
+  }
+}
+
 // The builtin types that need no question to Python.
 bool resolve_builtin(Kind& kind) {
   PyTypeObject* t = kind.type;
@@ -131,8 +148,9 @@ bool resolve_builtin(Kind& kind) {
     if (base == Base::statics || base == Base::none) return false;
     kind.base = base;
     kind.solid = t;
-    kind.tracked = base != Base::tuple && base != Base::method && base != Base::partial;
-    kind.has_dict = base == Base::partial;
+    kind.tracked = can_change(t, base);
+    kind.handed = base == Base::function;
+    kind.has_dict = base == Base::partial || base == Base::function;
   }
   return true;
 }
@@ -170,9 +188,10 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "refused") {
     kind.base = Base::refused;
-  } else if (role == "registered" || role == "node") {
-    Base base = base_of_solid(solid);
+  } else if (role == "registered" || role == "node" || role == "value") {
+    Base base = role == "value" ? Base::value : base_of_solid(solid);
     kind.base = role == "registered" ? Base::registered : base;
+    if (role == "value") kind.reduce = Py_NewRef(reduce);
     if (role == "node" && base == Base::statics) raise_error(PyExc_TypeError, "describe() called an opaque type a node");
     kind.solid = solid;
     kind.has_dict = kind.type->tp_dictoffset != 0;
@@ -187,7 +206,8 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     if (absent != Py_None) kind.absent = Py_NewRef(absent);
     collect_slots(kind);
     // A tuple cannot change, but the attributes of a subclass can.
-    kind.tracked = !frozen && (base != Base::tuple || role == "registered" || kind.has_fields());
+    kind.tracked = !frozen && (can_change(solid, base) || role == "registered" ||
+                               (kind.has_fields() && base != Base::weakref));
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
     if (!has_del) PyErr_Clear();
     kind.has_del = static_cast<bool>(has_del);
@@ -201,7 +221,15 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
 const char* const* part_names(Base base) {
   static const char* const method[] = {"__func__", "__self__", nullptr};
   static const char* const partial[] = {"func", "args", "keywords", nullptr};
-  return base == Base::method ? method : base == Base::partial ? partial : nullptr;
+  static const char* const weakref[] = {"referent", "__callback__", nullptr};
+  static const char* const proxy[] = {"mapping", nullptr};
+  switch (base) {
+    case Base::method: return method;
+    case Base::partial: return partial;
+    case Base::weakref: return weakref;
+    case Base::proxy: return proxy;
+    default: return nullptr;
+  }
 }
 
 const Kind* known_kind(PyTypeObject* type) {
@@ -213,12 +241,10 @@ const Kind* known_kind(PyTypeObject* type) {
   return f.kind;
 }
 
-const Kind& kind_of(PyObject* obj) {
-  PyTypeObject* type = Py_TYPE(obj);
-  if (const Kind* known = known_kind(type)) return *known;
-  auto kind = std::make_shared<Kind>();
-  kind->type = type;
-  if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
+namespace {
+
+const Kind& remember(std::shared_ptr<Kind> kind) {
+  PyTypeObject* type = kind->type;
   Owned watcher = watch(type);
   if (const Kind* known = known_kind(type)) return *known;  // resolved meanwhile by code that ran above
   Entry& entry = table()[type];
@@ -229,13 +255,37 @@ const Kind& kind_of(PyObject* obj) {
   return out;
 }
 
+// An instance of a type, made to look at its kind.
+Owned sample_of(PyTypeObject* type) {
+  PyTypeObject* solid = solid_base(type);
+  if (!solid->tp_new) raise_error(PyExc_TypeError, std::string("no instance of ") + type->tp_name + " can be made");
+  Owned args = Owned::borrow(runtime.empty_tuple), nobody;
+  if (solid == &_PyWeakref_RefType) {
+    nobody = own(PySet_New(nullptr));
+    args = own(PyTuple_Pack(1, nobody.get()));
+  } else if (solid == runtime.array_array_type) {
+    args = own(Py_BuildValue("(s)", "b"));
+  }
+  return own(solid->tp_new(type, args.get(), nullptr));
+}
+
+}  // namespace
+
+const Kind& kind_of(PyObject* obj) {
+  if (const Kind* known = known_kind(Py_TYPE(obj))) return *known;
+  auto kind = std::make_shared<Kind>();
+  kind->type = Py_TYPE(obj);
+  if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
+  return remember(std::move(kind));
+}
+
 const Kind& kind_of_type(PyTypeObject* type) {
   if (!PyType_Check(reinterpret_cast<PyObject*>(type))) raise_error(PyExc_TypeError, "expected a class");
   if (const Kind* known = known_kind(type)) return *known;
-  if (!solid_base(type)->tp_new)
-    raise_error(PyExc_TypeError, std::string("no instance of ") + type->tp_name + " can be made");
-  Owned shell = own(solid_base(type)->tp_new(type, runtime.empty_tuple, nullptr));
-  return kind_of(shell.get());
+  auto kind = std::make_shared<Kind>();
+  kind->type = type;
+  if (resolve_builtin(*kind)) return remember(std::move(kind));
+  return kind_of(sample_of(type).get());
 }
 
 Owned make_shell(const Kind& kind, PyTypeObject* type) {
@@ -251,6 +301,34 @@ Owned list_items(PyObject* obj, PyTypeObject* base) {
   return own(PySequence_List(iterator.get()));
 }
 
+// (referent,) or (referent, callback) of a weak reference that is alive, else ().
+Owned referent_of(PyObject* ref) {
+  PyObject* found = nullptr;
+#if PY_VERSION_HEX >= 0x030D0000
+  check(PyWeakref_GetRef(ref, &found));
+#else
+  found = PyWeakref_GetObject(ref);
+  found = found == Py_None ? nullptr : Py_XNewRef(found);
+#endif
+  Owned referent = Owned::steal(found);
+  if (!referent) return Owned::borrow(runtime.empty_tuple);
+  PyObject* callback = reinterpret_cast<PyWeakReference*>(ref)->wr_callback;
+  if (!callback || !PyWeakref_CheckRef(ref)) return own(PyTuple_Pack(1, referent.get()));
+  return own(PyTuple_Pack(2, referent.get(), callback));
+}
+
+// (mapping,) of a mappingproxy: what its tp_traverse visits.
+Owned mapping_of(PyObject* proxy) {
+  PyObject* mapping = nullptr;
+  visitproc take = [](PyObject* seen, void* out) {
+    if (!PyType_Check(seen)) *static_cast<PyObject**>(out) = seen;
+    return 0;
+  };
+  Py_TYPE(proxy)->tp_traverse(proxy, take, &mapping);
+  if (!mapping) raise_error(PyExc_RuntimeError, "a mappingproxy without a mapping");
+  return own(PyTuple_Pack(1, mapping));
+}
+
 }  // namespace
 
 Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind_(&kind) {
@@ -263,7 +341,15 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       items_ = list_items(obj, kind.solid);
       size_ = PyList_GET_SIZE(items_.get());
       break;
-    case Base::method:
+    case Base::method: size_ = 2; break;
+    case Base::weakref:
+      items_ = referent_of(obj);
+      size_ = PyTuple_GET_SIZE(items_.get());
+      break;
+    case Base::proxy:
+      items_ = mapping_of(obj);
+      size_ = 1;
+      break;
     case Base::partial: {
       const char* const* names = part_names(kind.base);
       while (names[size_]) ++size_;
@@ -290,7 +376,12 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
     default:
       size_ = raw_size(obj, kind.base);
   }
-  if (kind.has_dict) {
+  if (kind.base == Base::function) {  // its dict is made on demand, and may hold what is compiled for it
+    dict_ = Owned::borrow(reinterpret_cast<PyFunctionObject*>(obj)->func_dict);
+    if (!dict_) return;
+    fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
+    if (fields_ && PyDict_GetItemWithError(dict_.get(), runtime.tables)) hidden_ = runtime.tables, --fields_;
+  } else if (kind.has_dict) {
     dict_ = instance_dict(obj);
     fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
     if (kind.absent && static_cast<size_t>(fields_) > kind.order.size()) {
@@ -306,6 +397,8 @@ bool Cursor::intact() const {
     case Base::registered:
     case Base::method:
     case Base::partial:
+    case Base::weakref:
+    case Base::proxy:
     case Base::deque: return true;
     default: return raw_size(obj_.get(), kind_->base) == size_ || kind_->base == Base::set;
   }
@@ -320,6 +413,9 @@ void init_kinds() {
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
   runtime.partial_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("functools").attr("partial")).release().ptr());
+  runtime.array_array_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("array").attr("array")).release().ptr());
+  runtime.tables = PyUnicode_InternFromString("__graftax_tables__");
   runtime.empty_tuple = PyTuple_New(0);
   nb::dict scope;
   scope["__builtins__"] = nb::module_::import_("builtins");

@@ -22,10 +22,14 @@ enum class Base : uint8_t {
   defaultdict,
   deque,
   set,
-  bytearray,
+  buffer,      // a bytearray or an array.array: its content is static
+  value,       // a subclass of str, int, ... with attributes: an immutable value, and fields
   cell,        // a closure cell: one child or none
+  function,    // a Python function: defaults, keyword defaults, cells; its code and globals are static
   method,      // a bound method: function and instance
   partial,     // a functools.partial: function, arguments, keywords
+  weakref,     // a weak reference: its referent (and its callback), or nothing once that is gone
+  proxy,       // a mappingproxy: the mapping behind it
   registered,  // opened by the flatten function registered with JAX
 };
 
@@ -42,6 +46,7 @@ enum class How : uint8_t {
   equal,   // by the type's own == (called here, guarded)
   state,   // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
   copied,  // Outcome only: a NumPy array, copied for each call
+  function,  // what a function is apart from its children: code, globals, names
 };
 
 struct Slot {
@@ -110,6 +115,7 @@ class Cursor {
   const Kind& kind() const { return *kind_; }
   PyObject* key() const { return key_; }                  // of the child returned last; borrowed
   bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
+  PyObject* hidden() const { return hidden_; }            // an instance attribute that is not part of the value
   PyObject* materialised() const { return items_.get(); }
   PyObject* extra() const { return extra_.get(); }
   // False when the sizes read at opening no longer hold: user code changed the node meanwhile.
@@ -125,6 +131,7 @@ class Cursor {
   Owned items_;   // what had to be listed: keys of an ordered dict, items of a deque, children of a registered node
   Owned extra_;
   Owned dict_;
+  PyObject* hidden_ = nullptr;
   Py_ssize_t size_ = 0;
   Py_ssize_t fields_ = 0;
   Py_ssize_t dict_size_ = 0;
@@ -138,6 +145,19 @@ class Cursor {
   Stage at_ = Stage::extra;
 };
 
+// The children of a function apart from its attributes: defaults, keyword defaults, cells.
+inline Py_ssize_t function_items(PyObject* function) {
+  PyObject* closure = PyFunction_GET_CLOSURE(function);
+  return 2 + (closure ? PyTuple_GET_SIZE(closure) : 0);
+}
+
+inline PyObject* function_item(PyObject* function, Py_ssize_t i) {
+  PyObject* item = i == 0   ? PyFunction_GET_DEFAULTS(function)
+                   : i == 1 ? PyFunction_GET_KW_DEFAULTS(function)
+                            : PyTuple_GET_ITEM(PyFunction_GET_CLOSURE(function), i - 2);
+  return item ? item : Py_None;
+}
+
 inline Py_ssize_t raw_size(PyObject* obj, Base base) {
   switch (base) {
     case Base::list: return PyList_GET_SIZE(obj);
@@ -146,11 +166,12 @@ inline Py_ssize_t raw_size(PyObject* obj, Base base) {
     case Base::odict:
     case Base::defaultdict: return PyDict_GET_SIZE(obj);
     case Base::cell: return PyCell_GET(obj) != nullptr;
+    case Base::function: return function_items(obj);
     default: return 0;
   }
 }
 
-// The names of the items of a bound method or a partial; null for other bases.
+// The names of the items of a bound method, a partial, a weak reference or a proxy; null for other bases.
 const char* const* part_names(Base base);
 
 inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
@@ -188,9 +209,20 @@ inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
       if (!child) return false;
       break;
     }
-    case Base::deque:
+    case Base::function:
+      if (i_ >= size_ || size_ != function_items(obj)) return false;
+      child = function_item(obj, i_);
+      key = nullptr;
+      break;
     case Base::method:
+      if (i_ >= 2) return false;
+      child = i_ == 0 ? PyMethod_GET_FUNCTION(obj) : PyMethod_GET_SELF(obj);
+      key = nullptr;
+      break;
+    case Base::deque:
     case Base::partial:
+    case Base::weakref:
+    case Base::proxy:
     case Base::registered:
       if (i_ >= size_) return false;
       child = PySequence_Fast_GET_ITEM(items_.get(), i_);
@@ -238,7 +270,8 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
             index_ = given_ - 1;
             return true;
           }
-        } else if (dict_ && PyDict_Next(dict_.get(), &pos_, &key, &child)) {
+        } else if (dict_ && PyDict_Next(dict_.get(), &pos_, &key, &child) &&
+                   (!hidden_ || key != hidden_ || PyDict_Next(dict_.get(), &pos_, &key, &child))) {
           at_ = Stage::fields;
           index_ = i_++;
           return true;

@@ -10,8 +10,8 @@ namespace graftax {
 namespace {
 
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
-nb::tuple record(nb::tuple roots, nb::object names, const std::vector<bool>& is_static, nb::object layout) {
-  Recorder recorder({names.is_none() ? nullptr : names.ptr(), &is_static, nullptr});
+nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout) {
+  Recorder recorder({names.is_none() ? nullptr : names.ptr(), &root_flags, nullptr});
   for (nb::handle r : roots) recorder.root(r.ptr());
   Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
   nb::list leaves;
@@ -20,8 +20,8 @@ nb::tuple record(nb::tuple roots, nb::object names, const std::vector<bool>& is_
 }
 
 void bind_flatten(nb::module_& m) {
-  m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("is_static"), nb::arg("layout").none(),
-        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, is_static: Sequence[bool], "
+  m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("root_flags"), nb::arg("layout").none(),
+        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], "
                 "layout: tuple[Any, ...] | None) -> tuple[list[Any], GraphDef]"),
         "Walks the roots together and returns (leaves, GraphDef).");
   m.def("weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),
@@ -83,8 +83,8 @@ void bind_kinds(nb::module_& m) {
      "Hands over, once, what the core asks Python for.");
   m.def("kind_info", [](nb::handle type) {
     static const char* names[] = {"array", "numpy", "static", "refused", "object", "list", "tuple", "dict", "odict",
-                                  "defaultdict", "deque", "set", "bytearray", "cell", "method",
-                                  "partial", "registered"};
+                                  "defaultdict", "deque", "set", "buffer", "value", "cell", "function", "method",
+                                  "partial", "weakref", "proxy", "registered"};
     const Kind& kind = kind_of_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
     nb::list slots;
     for (const Slot& s : kind.slots) slots.append(nb::borrow(s.name));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path.h"
 
+#include "parts.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -19,6 +20,8 @@ Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   i -= n.has_extra;
   uint32_t own_keys = p.item_keys(n);
   bool keyed = own_keys && n.kind->base != Base::set;
+  if (i < n.items && n.kind->base == Base::function)
+    return {Cursor::Stage::items, n.kind->base, i, function_item_name(p, n, i), {}};
   if (i < n.items)
     return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
   i -= n.items;
@@ -99,6 +102,9 @@ Owned key_entry(const Step& s) {
   } else if (s.stage == Cursor::Stage::items && s.base == Base::cell) {
     cls = attribute;
     arg = nb::str("cell_contents");
+  } else if (s.stage == Cursor::Stage::items && s.base == Base::function) {
+    cls = attribute;
+    arg = nb::str(step_text(s).c_str() + 1);
   } else if (s.stage == Cursor::Stage::items && part_names(s.base)) {
     cls = attribute;
     arg = nb::str(part_names(s.base)[s.index]);
@@ -118,6 +124,10 @@ Owned key_entry(const Step& s) {
 std::string step_text(const Step& s) {
   if (s.stage == Cursor::Stage::extra) return s.base == Base::defaultdict ? ".default_factory" : ".aux_data";
   if (s.stage == Cursor::Stage::items && s.base == Base::cell) return "";
+  if (s.stage == Cursor::Stage::items && s.base == Base::function) {
+    std::string name = s.key ? utf8(s.key) : "cell " + std::to_string(s.index - 2);
+    return s.index < 2 ? "." + name : ".__closure__['" + name + "']";
+  }
   if (s.stage == Cursor::Stage::items && part_names(s.base)) return std::string(".") + part_names(s.base)[s.index];
   if (s.stage != Cursor::Stage::items) return "." + utf8(s.key);
   if (s.key) return "[" + short_repr(s.key) + "]";
@@ -178,7 +188,7 @@ Owned instructions(const Program& p) {
           nb::list elements;
           for (uint32_t i = 0; i < n.arg; ++i) elements.append(value_of(p.keys[n.keys + i]));
           detail = std::move(elements);
-        } else if (n.payload != NONE && n.kind->base != Base::none) {
+        } else if (n.payload != NONE) {
           detail = value_of(n.payload);
         } else if (n.treedef) {
           detail = nb::borrow(n.treedef);

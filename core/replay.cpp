@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The walk of every later call: in lockstep with a GraphDef. Declared in flatten.h beside the recording.
-#include <cstring>
-
 #include "flatten.h"
+#include "parts.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -43,7 +42,7 @@ class Replayer {
     for (const Static& key : p_.statics) {
       if (key.how != How::state || defines_eq(key.type)) continue;
       uint32_t* track = ids_->find(key.obj);
-      if (track && p_.code[p_.track_pc[*track]].payload == NONE) return false;
+      if (track && p_.code[p_.track_pc[*track]].own == NONE) return false;
     }
     return true;
   }
@@ -86,11 +85,14 @@ class Replayer {
       walk_.nodes.set(in.track, obj);
     }
     if (kind.base == Base::set && !set_matches(p_, in.keys, in.arg, obj)) return false;
-    if ((in.payload != NONE || kind.base == Base::deque) && !payload_matches(in, obj)) return false;
-    if (kind.sentinel && in.payload == NONE && is_bare(obj, kind)) return false;
+    if ((in.payload != NONE || kind.base == Base::deque) && !payload_matches(p_, in, obj)) return false;
+    if (in.own != NONE && !static_matches(p_, in.own, obj)) return false;
+    if (kind.sentinel && in.own == NONE && is_bare(obj, kind)) return false;
     uint32_t children = p_.children(pc), own_keys = p_.item_keys(in);
     // An empty list has nothing to walk; fields must be looked at even where none were recorded.
-    if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque) return true;
+    if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque &&
+        kind.base != Base::weakref)
+      return true;
     stack_.push_back({Cursor(obj, kind), pc, pc + 1, children,
                       in.keys + (kind.base == Base::set ? own_keys : 0)});
     const Cursor& cursor = stack_.back().cursor;
@@ -98,26 +100,14 @@ class Replayer {
            (cursor.items() == static_cast<Py_ssize_t>(in.items));
   }
 
-  // raw_size() counts the items of lists, tuples, dicts and cells; other bases are checked once they are open.
+  // raw_size() counts the items of these bases; others are checked once they are open.
   static uint32_t raw_items(const Instr& in) {
     switch (in.kind->base) {
       case Base::list: case Base::tuple: case Base::dict: case Base::odict: case Base::defaultdict: case Base::cell:
+      case Base::function:
         return in.items;
       default: return 0;
     }
-  }
-
-  bool payload_matches(const Instr& in, PyObject* obj) {
-    if (in.kind->base == Base::bytearray) {
-      PyObject* content = p_.statics[in.payload].obj;
-      return PyByteArray_GET_SIZE(obj) == PyBytes_GET_SIZE(content) &&
-             memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content),
-                    static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
-    }
-    if (in.kind->base != Base::deque) return static_matches(p_, in.payload, obj);  // a sentinel
-    Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
-    if (in.payload == NONE) return maxlen.get() == Py_None;
-    return static_matches(p_, in.payload, maxlen.get());
   }
 
   bool step() {

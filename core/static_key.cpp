@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "flatten.h"
+#include "parts.h"
 
 namespace graftax {
 
@@ -84,6 +85,15 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
 
 // What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
 // Keys inside a key's own state count by pointer.
+// A weak reference is its referent: its callback often leads back to the container that it is a key of.
+Owned state_root(PyObject* key) {
+  if (!PyWeakref_CheckRef(key)) return Owned::borrow(key);
+  Static ref;
+  ref.weak = true;
+  ref.obj = key;
+  return static_object(ref);
+}
+
 std::shared_ptr<Program> state_of(PyObject* key) {
   static thread_local bool inside = false;
   if (inside) return nullptr;
@@ -91,8 +101,10 @@ std::shared_ptr<Program> state_of(PyObject* key) {
     Guard() { inside = true; }
     ~Guard() { inside = false; }
   } guard;
+  Owned root = state_root(key);
+  if (!root) return nullptr;
   Recorder recorder({});
-  recorder.root(key);
+  recorder.root(root.get());
   if (recorder.leaf_count() > 0)
     raise_graftax("UnsupportedValueError", std::string("a ") + Py_TYPE(key)->tp_name +
                   " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
@@ -103,7 +115,10 @@ Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(
 
 }  // namespace
 
-bool defines_eq(PyTypeObject* type) { return type->tp_richcompare != PyBaseObject_Type.tp_richcompare; }
+bool defines_eq(PyTypeObject* type) {
+  // Weak references compare their referents; as keys they count by identity.
+  return type->tp_richcompare != PyBaseObject_Type.tp_richcompare && !PyType_IsSubtype(type, &_PyWeakref_RefType);
+}
 
 Owned static_object(const Static& s) {
   if (!s.weak) return Owned::borrow(s.obj);
@@ -119,7 +134,9 @@ Owned static_object(const Static& s) {
 
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy) {
   Static s;
-  s.how = kind.base == Base::statics ? kind.how : kind.base == Base::numpy ? How::reduce : How::identity;
+  s.how = kind.base == Base::statics ? kind.how
+          : kind.base == Base::numpy || kind.base == Base::value ? How::reduce
+                                                                 : How::identity;
   if (copy) s.how = How::copied;
   s.type = program.keep_type(Py_TYPE(obj));
   s.obj = program.keep(Owned::borrow(obj));
@@ -165,7 +182,7 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
     return static_cast<uint32_t>(program.statics.size() - 1);
   }
   const Kind& kind = kind_of(key);
-  if (kind.base == Base::statics || kind.base == Base::numpy) return add_static(program, key, kind);
+  if (kind.base == Base::statics || kind.base == Base::numpy || kind.base == Base::value) return add_static(program, key, kind);
   if (kind.base == Base::array)
     raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
   if (!kind.is_node()) raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);
@@ -173,7 +190,7 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
   s.how = How::state;
   s.type = program.keep_type(Py_TYPE(key));
   s.obj = program.keep(Owned::borrow(key));
-  s.state = state_of(key);
+  s.state = kind.base == Base::function ? nullptr : state_of(key);
   s.hash = s.state ? s.state->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
   program.statics.push_back(s);
   return static_cast<uint32_t>(program.statics.size() - 1);
@@ -190,6 +207,7 @@ uint32_t add_identity(Program& program, PyObject* obj) {
 
 bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   const Static& s = program.statics[id];
+  if (s.how == How::function) return PyFunction_Check(obj) && function_matches(s, obj);
   if (s.weak) return static_object(s).get() == obj;
   if (s.obj == obj && s.how != How::reduce && s.how != How::state && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
@@ -206,7 +224,9 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     Owned key = Owned::borrow(obj);
     std::shared_ptr<Program> state = s.state;
     Walk walk;
-    return replay(*state, &obj, 1, walk);
+    Owned root = state_root(obj);
+    PyObject* given = root.get();
+    return given && replay(*state, &given, 1, walk);
   }
   if (s.how == How::reduce) {
     Owned snapshot = Owned::borrow(s.snapshot);
@@ -225,6 +245,7 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
     Owned ox = static_object(x), oy = static_object(y);
     return ox && ox.get() == oy.get();
   }
+  if (x.how == How::function) return functions_equal(x, y);
   if (x.how == How::tuple) {
     if (x.count != y.count) return false;
     for (uint32_t i = 0; i < x.count; ++i)

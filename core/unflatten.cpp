@@ -1,13 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "unflatten.h"
 
+#include "parts.h"
 #include "static_key.h"
 
 namespace graftax {
 
 namespace {
 
-bool is_shell_kind(const Kind& kind) { return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple; }
+// Immutable, and made from all its items at once.
+bool is_made_of_parts(const Kind& kind) {
+  switch (kind.base) {
+    case Base::method:
+    case Base::partial:
+    case Base::weakref:
+    case Base::proxy: return true;
+    case Base::set: return kind.solid == &PyFrozenSet_Type;
+    default: return false;
+  }
+}
+
+bool is_shell_kind(const Kind& kind) {
+  return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple && !is_made_of_parts(kind);
+}
 
 // Element i of the program's keys, as an object.
 Owned key_object(const Program& p, uint32_t id) {
@@ -55,6 +70,20 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
   check(PyDict_Update(dict, fresh.get()));
 }
 
+// The attributes of a function, without the one that holds what is compiled for it.
+void write_function_dict(const Program& p, PyObject* function, uint32_t keys, uint32_t count, PyObject* const* values,
+                         OwnedList& graveyard) {
+  PyObject* dict = reinterpret_cast<PyFunctionObject*>(function)->func_dict;
+  if (!dict && count == 0) return;
+  Owned hold = instance_dict(function);
+  PyObject* tables = PyDict_GetItemWithError(hold.get(), runtime.tables);
+  if (!tables) return write_dict(p, hold.get(), keys, count, values, graveyard);
+  Owned kept = Owned::borrow(tables);
+  check(PyDict_DelItem(hold.get(), runtime.tables));
+  write_dict(p, hold.get(), keys, count, values, graveyard);
+  check(PyDict_SetItem(hold.get(), runtime.tables, kept.get()));
+}
+
 void write_odict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
                  OwnedList& graveyard) {
   Owned fresh = own(PyDict_New());
@@ -97,12 +126,6 @@ void write_set(const Program& p, const Instr& n, PyObject* obj, OwnedList& grave
   Owned elements = own(PySequence_List(fresh.get()));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
     check(PySet_Add(obj, PyList_GET_ITEM(elements.get(), i)));
-}
-
-void write_bytearray(const Program& p, const Instr& n, PyObject* obj) {
-  PyObject* content = p.statics[n.payload].obj;
-  check(PyByteArray_Resize(obj, PyBytes_GET_SIZE(content)));
-  memcpy(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content)));
 }
 
 void write_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values,
@@ -154,7 +177,8 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
     case Base::odict: write_odict(p, obj, n.keys, n.items, items, graveyard); break;
     case Base::deque: write_deque(p, n, obj, items, graveyard); break;
     case Base::set: write_set(p, n, obj, graveyard); break;
-    case Base::bytearray: write_bytearray(p, n, obj); break;
+    case Base::buffer: write_buffer(p, n, obj); break;
+    case Base::function: write_function(obj, n, items, graveyard); break;
     case Base::cell: {
       graveyard.push(PyCell_GET(obj));
       check(PyCell_Set(obj, n.items ? items[0] : nullptr));
@@ -165,7 +189,9 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
   if (kind.base == Base::registered) return;
   PyObject* const* fields = items + n.items;
   uint32_t field_key = n.keys + p.item_keys(n);
-  if (kind.has_dict) {
+  if (kind.base == Base::function) {
+    write_function_dict(p, obj, field_key, n.fields, fields, graveyard);
+  } else if (kind.has_dict) {
     Owned dict = instance_dict(obj);
     write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
   }
@@ -192,14 +218,9 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
     return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
   }
-  if (kind.base == Base::method) return own(PyMethod_New(values[0], values[1]));
-  if (kind.base == Base::partial) {
-    // The keywords are filled later, like any dict; __setstate__ takes the dict itself, where the constructor copies.
-    static PyObject* setstate = PyUnicode_InternFromString("__setstate__");
-    obj = own(PyObject_CallOneArg(reinterpret_cast<PyObject*>(n.type), values[0]));
-    Owned state = own(PyTuple_Pack(4, values[0], values[1], values[2], Py_None));
-    Owned done = own(PyObject_CallMethodOneArg(obj.get(), setstate, state.get()));
-    if (n.fields == 0) return obj;
+  if (is_made_of_parts(kind)) {
+    obj = construct_part(program_, n, values);
+    if (n.fields + n.slots == 0) return obj;
   } else if (kind.base == Base::tuple) {
     obj = own(PyTuple_New(n.items));
     for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(obj.get(), i, Py_NewRef(values[i]));
@@ -225,16 +246,16 @@ void Builder::node(uint32_t pc, uint32_t at) {
   const Instr& n = program_.code[pc];
   if (sources_.live && (n.flags & HANDED)) return push(at, Owned::borrow(sources_.live[pc]));
   if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
-  if (n.payload != NONE && n.kind->base == Base::none) {  // a sentinel is itself
-    Owned obj = static_object(program_.statics[n.payload]);
-    if (!obj) raise_error(PyExc_ReferenceError, "a sentinel of this GraphDef no longer exists");
+  if (n.own != NONE) {  // counts by identity: it is itself
+    Owned obj = static_object(program_.statics[n.own]);
+    if (!obj) raise_error(PyExc_ReferenceError, "an object of this GraphDef that counts by identity no longer exists");
     if (n.track != NONE) nodes_.set(n.track, obj.get());
     return push(at, std::move(obj));
   }
   if (n.whole) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {
-    Owned shell = make_shell(*n.kind, n.type);
+    Owned shell = make_node_shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
     if (n.track != NONE) nodes_.set(n.track, shell.get());
     if (recording_) built_.set(pc, shell.get());
     queue_.push_back(pc);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "parts.h"
 #include "path.h"
 #include "static_key.h"
 
@@ -48,9 +49,9 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   return result;
 }
 
-Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<bool> is_static)
-    : root_names_(Owned::borrow(root_names)), is_static_(std::move(is_static)) {
-  Recorder recorder({root_names_.get(), &is_static_, nullptr});
+Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags)
+    : root_names_(Owned::borrow(root_names)), root_flags_(std::move(root_flags)) {
+  Recorder recorder({root_names_.get(), &root_flags_, nullptr});
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); ++i) recorder.root(PyTuple_GET_ITEM(roots, i));
   recording_ = recorder.finish(nullptr);
 }
@@ -163,13 +164,11 @@ bool Trace::changed(uint32_t pc) {
                                     " inside the traced function, which cannot be written back");
   const Kind& kind = *n.kind;
   if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
-  if (kind.base == Base::bytearray) {
-    PyObject* content = p.statics[n.payload].obj;
-    if (PyByteArray_GET_SIZE(obj.get()) != PyBytes_GET_SIZE(content) ||
-        memcmp(PyByteArray_AS_STRING(obj.get()), PyBytes_AS_STRING(content),
-               static_cast<size_t>(PyBytes_GET_SIZE(content))) != 0)
-      return true;
-  }
+  if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
+    raise_graftax("StructureError", path_text(p, pc, root_names_.get()) +
+                                    ": the code or the name of this function was changed inside the traced function, which "
+                                    "cannot be written back");
+  if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
   Cursor cursor(obj.get(), kind);
   uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
   PyObject *value = nullptr, *key = nullptr;
@@ -427,10 +426,10 @@ void bind_writeback(nb::module_& m) {
       .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
 
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
-      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<bool> is_static) {
-        new (self) Trace(roots.ptr(), names.ptr(), std::move(is_static));
-      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("is_static"),
-           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], is_static: Sequence[bool]) -> None"))
+      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags) {
+        new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags));
+      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"),
+           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int]) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),

@@ -28,7 +28,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
 
 class Trace {
  public:
-  Trace(PyObject* roots, PyObject* root_names, std::vector<bool> is_static);
+  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags);
 
   nb::list leaf_paths() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
@@ -54,7 +54,7 @@ class Trace {
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 
   Owned root_names_;
-  std::vector<bool> is_static_;
+  std::vector<uint8_t> root_flags_;
   Recording recording_;
   OwnedList tracers_;
   OwnedList built_;

@@ -23,8 +23,9 @@ from jax.tree_util import default_registry
 BUILTIN = (list, tuple, dict, deque, set, bytearray)
 ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice, frozenset),
-    *(enum.Enum, type, np.dtype, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
+    *(enum.Enum, type, np.dtype, types.ModuleType, types.BuiltinFunctionType),
 )
+TABLES = "__graftax_tables__"  # what is compiled for a function hangs on it and is no part of its value
 
 
 # ── what a value is ──
@@ -44,6 +45,8 @@ def is_node(x: Any) -> bool:
         return False
     if isinstance(x, ATOMS):
         return False
+    if isinstance(x, types.CellType):
+        return True
     return isinstance(x, BUILTIN) or hasattr(x, "__dict__") or bool(slot_names(type(x)))
 
 
@@ -71,7 +74,7 @@ def slot_names(cls: type) -> list[str]:
 
 def fields(x: Any) -> list[tuple[str, Any]]:
     """Instance attributes in order: ``__dict__`` first, then the slots that are set."""
-    found = list(vars(x).items()) if hasattr(x, "__dict__") else []
+    found = [(k, v) for k, v in vars(x).items() if k != TABLES] if hasattr(x, "__dict__") else []
     for name in slot_names(type(x)):
         try:
             found.append((name, object.__getattribute__(x, name)))
@@ -90,6 +93,8 @@ def extras(x: Any) -> tuple[Any, ...]:
         return (frozenset(x),)
     if isinstance(x, bytearray):
         return (bytes(x),)
+    if isinstance(x, types.FunctionType):
+        return (x.__code__, x.__qualname__)
     return ()
 
 
@@ -101,7 +106,22 @@ def children(x: Any) -> list[tuple[str, Any, Any]]:
     elif isinstance(x, dict):
         items = OrderedDict.items(x) if isinstance(x, OrderedDict) else dict.items(x)
         found += [("key", key, child) for key, child in items]
+    elif isinstance(x, types.CellType):
+        found += [("item", 0, cell_content(x))] if cell_content(x) is not EMPTY else []
+    elif isinstance(x, types.FunctionType):
+        found += [("attr", "__defaults__", x.__defaults__), ("attr", "__kwdefaults__", x.__kwdefaults__)]
+        found += [("item", i, cell) for i, cell in enumerate(x.__closure__ or ())]
     return found + [("attr", name, child) for name, child in fields(x)]
+
+
+EMPTY = object()
+
+
+def cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return EMPTY
 
 
 def leaf_children(x: Any) -> list[Any]:
@@ -227,10 +247,30 @@ def deep_copy(x: Any, leaf: Callable[[Any], Any] = copy_leaf, memo: dict[int, tu
     cls = type(x)
     if isinstance(x, tuple):
         new = tuple.__new__(cls, [again(child) for child in x])
+    elif isinstance(x, types.CellType):
+        new = memo[id(x)] = (x, types.CellType())
+        new = new[1]
+        if cell_content(x) is not EMPTY:
+            new.cell_contents = again(x.cell_contents)
+        return new
+    elif isinstance(x, types.FunctionType):
+        cells = tuple(types.CellType() for _ in x.__closure__ or ())
+        new = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, cells or None)
+        new.__qualname__ = x.__qualname__
+        memo[id(x)] = (x, new)
+        for old, fresh in zip(x.__closure__ or (), cells, strict=True):
+            if id(old) in memo:
+                raise NotImplementedError("a cell that two functions share")
+            memo[id(old)] = (old, fresh)
+            if cell_content(old) is not EMPTY:
+                fresh.cell_contents = again(old.cell_contents)
+        new.__defaults__, new.__kwdefaults__ = again(x.__defaults__), again(x.__kwdefaults__)
     else:
         new = cls.__new__(cls)
         memo[id(x)] = (x, new)  # before the children: a cycle comes back here
-    if isinstance(x, list):
+    if isinstance(x, types.FunctionType):
+        pass
+    elif isinstance(x, list):
         list.extend(new, [again(child) for child in x])
     elif isinstance(x, deque):
         deque.__init__(new, [again(child) for child in x], x.maxlen)

@@ -55,7 +55,8 @@ def test_unflatten_makes_new_nodes(build):
     graph = build()
     leaves, graphdef = graftax.flatten(graph)
     first, second = graftax.unflatten(graphdef, leaves), graftax.unflatten(graphdef, leaves)
-    ids = [{id(node) for node in oracle.reachable(x)[0]} for x in (graph, first, second)]
+    # A module's function that is code and nothing else stays itself.
+    ids = [{id(node) for node in oracle.reachable(x)[0] if not callable(node)} for x in (graph, first, second)]
     assert not ids[0] & ids[1] and not ids[0] & ids[2] and not ids[1] & ids[2]
 
 

@@ -72,7 +72,7 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _entry(self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> _core.Entry:
         signature, options, table = self._plan.signature, self._options, self._table
         names = signature.root_names(layout)
-        leaves, graphdef = _core.record(roots, names, signature.flags(layout, options.static), layout)
+        leaves, graphdef = _core.record(roots, names, signature.root_flags(layout, options.static), layout)
         key = (graphdef, context)
         entry = table.entries.get(key)
         if entry is not None:
@@ -88,7 +88,7 @@ class Jitted(_core.Caller, Generic[P, R]):
         """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
         if isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error):
             names = self._plan.signature.root_names(layout)
-            leaves, graphdef = _core.record(roots, names, [False] * len(names), layout)
+            leaves, graphdef = _core.record(roots, names, self._plan.signature.root_flags(layout, ()), layout)
             for leaf, path in zip(leaves, leaf_names(graphdef, names), strict=True):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
@@ -97,7 +97,7 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _refuse_alias(self, roots: tuple[Any, ...], layout: tuple[Any, ...], first: int, second: int) -> None:
         names = self._plan.signature.root_names(layout)
-        _, graphdef = _core.record(roots, names, [False] * len(names), layout)
+        _, graphdef = _core.record(roots, names, self._plan.signature.root_flags(layout, ()), layout)
         paths = leaf_names(graphdef, names)
         raise StructureError(DONATED_TWICE.format(name=self._plan.name, first=paths[first], second=paths[second]))
 
@@ -110,7 +110,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
         roots, layout = bound
         names = self._plan.signature.root_names(layout)
-        flags = self._plan.signature.flags(layout, self._options.static)
+        flags = self._plan.signature.root_flags(layout, self._options.static)
         leaves, graphdef = _core.record(roots, names, flags, layout)
         return roots, layout, leaves, graphdef
 

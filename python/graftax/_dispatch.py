@@ -113,7 +113,7 @@ def trace(
     """Runs `function` on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
     signature, options = plan.signature, plan.options
     names = signature.root_names(layout)
-    tracing = _core.Trace(roots, names, signature.flags(layout, options.static))
+    tracing = _core.Trace(roots, names, signature.root_flags(layout, options.static))
     try:
         values = tracing.rebuild(leaves)
         try:

@@ -182,6 +182,13 @@ class Signature:
         chosen = {self.root_index(layout, w) for w in which}
         return [i in chosen for i in range(len(self.root_names(layout)))]
 
+    def root_flags(self, layout: tuple[Any, ...], static: Sequence[int | str]) -> list[int]:
+        """What the core is told of each root: declared static (1), a global (2), or neither (0)."""
+        flags: list[int] = [int(flag) for flag in self.flags(layout, static)]
+        for i in range(len(flags) - len(self.globals), len(flags)):
+            flags[i] |= 2
+        return flags
+
     def check(self, which: Sequence[int | str], option: str, name: str) -> None:
         """Raises when `which` names what the function cannot take."""
         for w in which:

@@ -112,7 +112,20 @@ def from_dict(flat: dict[Path, Any]) -> Any:
     return _Assembly(flat).build()
 
 
-_LEAF, _REF, _NODE, _NONE, _TUPLE_KEY = 0, 2, 4, 0xFFFFFFFF, 6  # as in core/graphdef.h
+_LEAF, _REF, _NODE, _NONE, _TUPLE_KEY, _FUNCTION = 0, 2, 4, 0xFFFFFFFF, 6, 11  # as in core/graphdef.h
+
+
+def _parts(base: str, detail: Any) -> tuple[str, ...]:
+    """The names of the items of a node that is made of parts."""
+    if base == "function":
+        return ("__defaults__", "__kwdefaults__", *(f"__closure__[{n!r}]" for n in detail.__code__.co_freevars))
+    return {
+        "method": ("__func__", "__self__"),
+        "partial": ("func", "args", "keywords"),
+        "weakref": ("referent", "__callback__"),
+        "proxy": ("mapping",),
+        "cell": ("cell_contents",),
+    }.get(base, ())
 
 
 class _Assembly:
@@ -174,7 +187,7 @@ class _Assembly:
         return self._node(path)
 
     def _emit(self, op: int, arg: int) -> None:
-        self.code.append([op, 0, arg, len(self.code) + 1, _NONE, 0, 0, 0, 0, _NONE, _NONE, None, None])
+        self.code.append([op, 0, arg, len(self.code) + 1, _NONE, 0, 0, 0, 0, _NONE, _NONE, None, None, _NONE])
 
     def _node(self, path: Path) -> list[tuple[Path, int | None]]:
         cls: type = self.classes[path]
@@ -190,8 +203,11 @@ class _Assembly:
             arg = len(ids)
         else:
             ids = [self._key(k.key) for k in items if isinstance(k, (DictKey, registry.NoneKey))]
-        if base in ("deque", "bytearray") and detail is not None:
+        if base in ("deque", "buffer", "value") and detail is not None:
             payload = self._key(detail)
+        if base == "function":
+            payload = len(self.statics)
+            self.statics.append((_FUNCTION, detail, 0, 0))
         if base == "registered":
             _, aux = cast(Any, detail).node_data()
             treedef = registry.one_level_treedef(cls, aux, len(items))
@@ -202,13 +218,13 @@ class _Assembly:
             track = self.tracks[path] = len(self.tracks)
         sizes = (len(items), len(fields), len(slots), len(extra))
         pc = len(self.code)
-        self.code.append([_NODE, 0, arg, 0, track, *sizes, first_key if ids else _NONE, payload, cls, treedef])
+        self.code.append([_NODE, 0, arg, 0, track, *sizes, first_key if ids else _NONE, payload, cls, treedef, _NONE])
         steps = [*extra, *items, *map(GetAttrKey, fields), *map(GetAttrKey, slots)]
         return [(path, pc), *((path + (step,), None) for step in reversed(steps))]
 
     def _sorted_children(self, path: Path, base: str) -> tuple[list[Any], list[Any], list[str]]:
         """The children of one node as (extra child, items, attribute names)."""
-        parts = {"method": ("__func__", "__self__"), "partial": ("func", "args", "keywords")}.get(base, ())
+        parts = _parts(base, self.flat.get(path + (_EXTRA,)))
         extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
         extra: list[Any] = []
         items: list[Any] = []
@@ -222,7 +238,7 @@ class _Assembly:
                 attributes.append(step.name)
         if parts:
             items.sort(key=lambda s: parts.index(s.name))
-        if len(items) != len(parts) and parts:
+        if len(items) != len(parts) and parts and base not in ("weakref", "cell"):
             raise StructureError(f"{path!r} is a {base} node and needs the entries {', '.join(parts)}")
         if extra_name and not extra:
             raise StructureError(f"{path!r} is a {base} node without its entry {path!r}.{extra_name}")

@@ -10,8 +10,10 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import gc
 import hashlib
+import inspect
 import io
 import logging
 import multiprocessing.process
@@ -24,6 +26,7 @@ import sys
 import threading
 import types
 import uuid
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
@@ -82,9 +85,11 @@ _OPAQUE = (
     socket.socket,
     asyncio.AbstractEventLoop,
     multiprocessing.process.BaseProcess,
-    types.FunctionType,
     types.BuiltinFunctionType,
-    types.MappingProxyType,
+    inspect.Signature,
+    inspect.Parameter,
+    jax.custom_jvp,
+    jax.custom_vjp,
     staticmethod,
     classmethod,
     property,
@@ -139,10 +144,16 @@ def describe(obj: Any, solid: type) -> Description:
         return _registered(obj, cls)
     if isinstance(obj, _OPAQUE):
         return Description("identity")
-    if solid in _REDUCE:
-        return Description("reduce", reduce=_REDUCE[solid])
-    if isinstance(obj, _BY_PICKLE):
-        return Description("reduce", reduce=_known_value)
+    reduce = _REDUCE.get(solid) or (_known_value if isinstance(obj, _BY_PICKLE) else None)
+    if reduce is None and _is_structseq(cls):
+        reduce = _structseq_value
+    if reduce is not None:
+        has_state = cls is not solid and (
+            cls.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in cls.__mro__[:-1])
+        )
+        if has_state and cls.__module__ not in _STDLIB:
+            return Description("value", handed=True, frozen=False, reduce=reduce)
+        return Description("reduce", reduce=reduce)
     if isinstance(obj, Iterator):
         return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
     if solid in _NODES and cls is not object:
@@ -184,16 +195,16 @@ def _has_methods(cls: type) -> bool:
 
 def _subclass_value(base: type) -> Callable[[Any], Any]:
     def value(obj: Any) -> tuple[Any, ...]:
-        return (base(obj), _attributes(obj))
+        return (base(obj),)
 
     return value
 
 
 def _known_value(obj: Any) -> tuple[Any, ...]:
-    """The full state of a date, a decimal and the like, without the name of its class: a local class has none."""
+    """The state of a date, a decimal and the like, without the name of its class: a local class has none."""
     content = io.BytesIO()
     _StatePickler(content, 4).dump(obj.__reduce_ex__(4)[1:])
-    return (content.getvalue(), _attributes(obj))
+    return (content.getvalue(),)
 
 
 class _StatePickler(pickle.Pickler):
@@ -208,38 +219,16 @@ class _StatePickler(pickle.Pickler):
         return None if found is obj else id(obj)
 
 
-_open = threading.local()  # attributes that lead back to their own object
+def _is_structseq(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and not hasattr(cls, "_fields")
 
 
-def _attributes(obj: Any) -> _core.GraphDef | None:
-    """What a subclass's instance has besides its value: the pickle of a known type may leave it out."""
-    attributes = getattr(obj, "__dict__", None)
-    inside: set[int] = _open.__dict__.setdefault("inside", set())
-    if not attributes or id(obj) in inside:
-        return None
-    inside.add(id(obj))
-    try:
-        leaves, graphdef = _core.flatten(attributes)
-    finally:
-        inside.discard(id(obj))
-    if leaves:
-        raise UnsupportedValueError(
-            f"this {type(obj).__qualname__} is compared by its value, and has an array among its attributes. "
-            "Pass the array by itself."
-        )
-    return graphdef
-
-
-def _set_value(obj: frozenset[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(map(_element_value, obj), key=lambda x: (type(x).__qualname__, repr(x))))
-
-
-def _element_value(x: Any) -> Any:
-    if isinstance(x, frozenset):
-        return ("frozenset", _set_value(cast(Any, x)))
-    if type(x) is tuple:
-        return tuple(map(_element_value, cast(Any, x)))
-    return (type(x).__qualname__, _known_value(x)) if isinstance(x, _BY_PICKLE) else x
+def _structseq_value(obj: Any) -> tuple[Any, ...]:
+    """All fields of a structseq, those too that are no items."""
+    items, more = obj.__reduce__()[1]
+    if any(isinstance(v, (jax.Array, np.ndarray)) for v in (*items, *more.values())):
+        raise UnsupportedValueError("a structseq with arrays cannot be compared. Pass them in a tuple or a namedtuple.")
+    return (*items, *more.values())
 
 
 def _slice_value(s: slice) -> tuple[Any, ...]:
@@ -255,12 +244,27 @@ def _numpy_value(obj: Any) -> tuple[Any, ...]:
 
 _REDUCE: dict[type, Callable[[Any], Any]] = {
     **{base: _subclass_value(base) for base in (int, float, complex, str, bytes)},
-    frozenset: _set_value,
     range: lambda r: (r.start, r.stop, r.step),
     slice: _slice_value,
-    array.array: lambda a: (a.typecode, a.tobytes()),
 }
-_NODES = {object, list, tuple, dict, set, bytearray, types.SimpleNamespace, OrderedDict, defaultdict, deque}
+_NODES = {
+    object,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    bytearray,
+    array.array,
+    types.SimpleNamespace,
+    OrderedDict,
+    defaultdict,
+    deque,
+    functools.partial,
+    weakref.ref,
+}
+_NAMELESS = (types.FunctionType, types.CellType, types.MethodType, types.MappingProxyType)  # written by kind
+_STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uuid", "zoneinfo")
 
 
 def numpy_role(dtype: np.dtype[Any]) -> bool | str:
@@ -360,7 +364,8 @@ def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
         pickle.dumps(state)
     except Exception:
         for path, op, cls, value in graphdef.instructions():
-            for part in (cls, value if op in ("static", "node") else None):
+            named = cls if cls not in _NAMELESS else None
+            for part in (named, value if op in ("static", "node") else None):
                 try:
                     pickle.dumps(part)
                 except Exception as error:
@@ -400,6 +405,16 @@ def _stable(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"enum {_stable(type(value))}.{value.name}"
     return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"
+
+
+def named_function(function: types.FunctionType) -> types.FunctionType | None:
+    """The function of the same code that the module and the qualified name of `function` lead to."""
+    found: Any = sys.modules.get(function.__module__ or "")
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    found = getattr(found, "_function", found) if isinstance(found, _core.Caller) else found
+    same = isinstance(found, types.FunctionType) and found.__code__ == function.__code__
+    return found if same and found.__globals__ is function.__globals__ else None
 
 
 def graphdef_from_state(state: object) -> _core.GraphDef:

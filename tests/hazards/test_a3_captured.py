@@ -4,8 +4,8 @@
 import functools
 import io
 import itertools
+import os
 import random
-import tempfile
 import threading
 import types
 import warnings
@@ -42,6 +42,10 @@ def closure(scale, w):
     return inner
 
 
+def around(inner):
+    return lambda x: inner(x)
+
+
 def with_default(scale, w):
     def inner(x, *, scale=scale, w=w):
         return w * x * scale
@@ -60,7 +64,7 @@ def with_attribute(scale, w):
 FRESH = {
     "lambda": lambda scale, w: lambda x: w * x * scale,
     "closure": closure,
-    "closure_in_a_closure": lambda scale, w: (lambda inner: lambda x: inner(x))(closure(scale, w)),
+    "closure_in_a_closure": lambda scale, w: around(closure(scale, w)),
     "default": with_default,
     "attribute": with_attribute,
     "partial": lambda scale, w: functools.partial(times, scale, w),
@@ -227,7 +231,7 @@ HIDDEN = {
     "count": (itertools.count, "list"),
     "text_file": (lambda: io.StringIO("a"), "Read the data"),
     "binary_file": (lambda: io.BytesIO(b"a"), "Read the data"),
-    "open_file": (lambda: tempfile.TemporaryFile("w+"), "Read the data"),
+    "open_file": (lambda: open(os.devnull), "Read the data"),  # noqa: SIM115
     "random": (lambda: random.Random(0), r"jax\.random"),
     "system_random": (random.SystemRandom, r"jax\.random"),
     "numpy_generator": (lambda: np.random.default_rng(0), r"jax\.random"),

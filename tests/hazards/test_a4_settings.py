@@ -17,21 +17,73 @@ from zoo import f32
 
 # ── a table of them all ──
 
+
+def names(text):
+    return text.split()
+
+
 # JAX traces anew when one of these changes, and so does a call of graftax, which is a call of `jax.jit` underneath.
-IN_JAXS_TRACE_CONTEXT = ["check_vma", "eager_constant_folding", "jax_accurate_erf_inv", "jax_allow_f16_reductions", "jax_auto_pcast", "jax_check_static_indices", "jax_custom_jvp3", "jax_custom_vjp3", "jax_debug_key_reuse", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit", "jax_embedded_constants_max_bytes", "jax_enable_pgle", "jax_enable_x64", "jax_error_checking_behavior_divide", "jax_error_checking_behavior_nan", "jax_error_checking_behavior_oob", "jax_explicit_x64_dtypes", "jax_no_execution", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_pallas_enable_debug_checks", "jax_pallas_use_mosaic_gpu", "jax_pgle_profiling_runs", "jax_ragged_dot_use_gpu_pallas_triton_lowering", "jax_raise_on_ppermute_sort_diff", "jax_random_seed_offset", "jax_remat3", "jax_remat_barrier_no_cotangents", "jax_remove_size_one_mesh_axis_from_type", "jax_scan3", "jax_softmax_custom_jvp", "jax_threefry_gpu_kernel_lowering", "jax_threefry_partitionable", "jax_use_direct_linearize", "jax_use_emit_pipeline_primitive", "jax_use_hlo_logistic_lowering", "jax_use_shardy_partitioner", "jax_use_simplified_jaxpr_constants", "jax_xla_profile_version"]
+IN_JAXS_TRACE_CONTEXT = names("""
+    check_vma eager_constant_folding jax_accurate_erf_inv jax_allow_f16_reductions jax_auto_pcast
+    jax_check_static_indices jax_custom_jvp3 jax_custom_vjp3 jax_debug_key_reuse jax_default_device
+    jax_default_matmul_precision jax_disable_jit jax_embedded_constants_max_bytes jax_enable_pgle jax_enable_x64
+    jax_error_checking_behavior_divide jax_error_checking_behavior_nan jax_error_checking_behavior_oob
+    jax_explicit_x64_dtypes jax_no_execution jax_numpy_dtype_promotion jax_numpy_rank_promotion
+    jax_pallas_enable_debug_checks jax_pallas_use_mosaic_gpu jax_pgle_profiling_runs
+    jax_ragged_dot_use_gpu_pallas_triton_lowering jax_raise_on_ppermute_sort_diff jax_random_seed_offset jax_remat3
+    jax_remat_barrier_no_cotangents jax_remove_size_one_mesh_axis_from_type jax_scan3 jax_softmax_custom_jvp
+    jax_threefry_gpu_kernel_lowering jax_threefry_partitionable jax_use_direct_linearize
+    jax_use_emit_pipeline_primitive jax_use_hlo_logistic_lowering jax_use_shardy_partitioner
+    jax_use_simplified_jaxpr_constants jax_xla_profile_version
+""")
 
 # They change what a trace means, and JAX does not look at them when it is called again: part of graftax's own key.
 IN_GRAFTAXS_KEY = ["jax_default_prng_impl", "jax_enable_custom_prng"]
 
 # `jax.jit` looks at them on every call, or in its key beside the trace context.
-BY_JAX_ON_EVERY_CALL = ["jax_array_garbage_collection_guard", "jax_check_tracer_leaks", "jax_debug_infs", "jax_debug_nans", "jax_log_compiles", "jax_memory_fitting_effort", "jax_memory_fitting_level", "jax_exec_time_optimization_effort", "jax_no_tracing", "jax_optimization_level", "jax_pallas_auto_assign_collective_ids", "jax_pallas_auto_assign_collective_ids_limit", "jax_thread_guard", "jax_transfer_guard", "jax_transfer_guard_device_to_device", "jax_transfer_guard_device_to_host", "jax_transfer_guard_host_to_device"]
+BY_JAX_ON_EVERY_CALL = names("""
+    jax_array_garbage_collection_guard jax_check_tracer_leaks jax_debug_infs jax_debug_nans jax_log_compiles
+    jax_memory_fitting_effort jax_memory_fitting_level jax_exec_time_optimization_effort jax_no_tracing
+    jax_optimization_level jax_pallas_auto_assign_collective_ids jax_pallas_auto_assign_collective_ids_limit
+    jax_thread_guard jax_transfer_guard jax_transfer_guard_device_to_device jax_transfer_guard_device_to_host
+    jax_transfer_guard_host_to_device
+""")
 
 # They raise or warn while a function is traced or compiled, or choose among ways to the same result. As with
 # `jax.jit`, what is compiled already is not compiled anew.
-WHILE_TRACING_ONLY = ["jax_bcoo_cusparse_lowering", "jax_captured_constants_report_frames", "jax_captured_constants_warn_bytes", "jax_compiler_enable_remat_pass", "jax_disable_bwd_checks", "jax_disable_most_optimizations", "jax_disable_vmap_shmap_error", "jax_disallow_mesh_context_manager", "jax_enable_checks", "jax_explain_cache_misses", "jax_high_dynamic_range_gumbel", "jax_hlo_source_file_canonicalization_regex", "jax_include_full_tracebacks_in_locations", "jax_legacy_prng_key", "jax_log_checkpoint_residuals", "jax_mosaic_allow_hlo", "jax_mosaic_unzip_debug_locations", "jax_mutable_array_checks", "jax_pallas_poison_buffers", "jax_ragged_dot_use_ragged_dot_instruction", "jax_refs_to_pins", "jax_traceback_in_locations_limit", "jax_use_magma", "jax_use_rgv3"]
+WHILE_TRACING_ONLY = names("""
+    jax_bcoo_cusparse_lowering jax_captured_constants_report_frames jax_captured_constants_warn_bytes
+    jax_compiler_enable_remat_pass jax_disable_bwd_checks jax_disable_most_optimizations jax_disable_vmap_shmap_error
+    jax_disallow_mesh_context_manager jax_enable_checks jax_explain_cache_misses jax_high_dynamic_range_gumbel
+    jax_hlo_source_file_canonicalization_regex jax_include_full_tracebacks_in_locations jax_legacy_prng_key
+    jax_log_checkpoint_residuals jax_mosaic_allow_hlo jax_mosaic_unzip_debug_locations jax_mutable_array_checks
+    jax_pallas_poison_buffers jax_ragged_dot_use_ragged_dot_instruction jax_refs_to_pins
+    jax_traceback_in_locations_limit jax_use_magma jax_use_rgv3
+""")
 
 # Where things run, where they are kept, what is logged: nothing that a function's result could show.
-IRRELEVANT = ["jax2tf_associative_scan_reductions", "jax2tf_default_native_serialization", "jax_backend_target", "jax_check_proxy_envs", "jax_compilation_cache_check_contents", "jax_compilation_cache_dir", "jax_compilation_cache_expect_pgle", "jax_compilation_cache_include_metadata_in_key", "jax_compilation_cache_max_size", "jax_compiler_detailed_logging_min_ops", "jax_cpu_collectives_implementation", "jax_cpu_enable_async_dispatch", "jax_cpu_get_global_topology_timeout_minutes", "jax_cpu_get_local_topology_timeout_minutes", "jax_cross_host_transfer_socket_address", "jax_cross_host_transfer_timeout_seconds", "jax_cross_host_transfer_transfer_size", "jax_cross_host_transport_addresses", "jax_cuda_visible_devices", "jax_debug_leaked_clients_on_clear_backends", "jax_debug_log_modules", "jax_distributed_debug", "jax_distributed_verify_secure_credentials", "jax_dump_ir_modes", "jax_dump_ir_to", "jax_enable_compilation_cache", "jax_enable_preemption_service", "jax_enable_recoverability", "jax_experimental_unsafe_xla_runtime_errors", "jax_export_calling_convention_version", "jax_export_deserialize_expired_versions", "jax_export_ignore_forward_compatibility", "jax_force_dcn_cross_host_transfers", "jax_include_debug_info_in_dumps", "jax_logging_level", "jax_mock_gpu_topology", "jax_mtls_ca_file", "jax_mtls_cert_file", "jax_mtls_key_file", "jax_mtls_peer_uri_prefix", "jax_num_cpu_devices", "jax_oneapi_visible_devices", "jax_pallas_verbose_errors", "jax_persistent_cache_enable_xla_caches", "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes", "jax_pgle_aggregation_percentile", "jax_pjrt_client_create_options", "jax_platform_name", "jax_platforms", "jax_pprint_use_color", "jax_raise_persistent_cache_errors", "jax_remove_custom_partitioning_ptr_from_cache_key", "jax_rocm_visible_devices", "jax_send_traceback_to_runtime", "jax_serialization_version", "jax_share_binary_between_hosts", "jax_share_binary_between_hosts_timeout_ms", "jax_sort_devices_by_process_index", "jax_source_url_schema", "jax_traceback_filtering", "jax_tracer_error_num_traceback_frames", "jax_use_cpp_shard_args", "jax_xla_backend", "mock_num_gpu_processes"]
+IRRELEVANT = names("""
+    jax2tf_associative_scan_reductions jax2tf_default_native_serialization jax_backend_target jax_check_proxy_envs
+    jax_compilation_cache_check_contents jax_compilation_cache_dir jax_compilation_cache_expect_pgle
+    jax_compilation_cache_include_metadata_in_key jax_compilation_cache_max_size jax_compiler_detailed_logging_min_ops
+    jax_cpu_collectives_implementation jax_cpu_enable_async_dispatch jax_cpu_get_global_topology_timeout_minutes
+    jax_cpu_get_local_topology_timeout_minutes jax_cross_host_transfer_socket_address
+    jax_cross_host_transfer_timeout_seconds jax_cross_host_transfer_transfer_size jax_cross_host_transport_addresses
+    jax_cuda_visible_devices jax_debug_leaked_clients_on_clear_backends jax_debug_log_modules jax_distributed_debug
+    jax_distributed_verify_secure_credentials jax_dump_ir_modes jax_dump_ir_to jax_enable_compilation_cache
+    jax_enable_preemption_service jax_enable_recoverability jax_experimental_unsafe_xla_runtime_errors
+    jax_export_calling_convention_version jax_export_deserialize_expired_versions
+    jax_export_ignore_forward_compatibility jax_force_dcn_cross_host_transfers jax_include_debug_info_in_dumps
+    jax_logging_level jax_mock_gpu_topology jax_mtls_ca_file jax_mtls_cert_file jax_mtls_key_file
+    jax_mtls_peer_uri_prefix jax_num_cpu_devices jax_oneapi_visible_devices jax_pallas_verbose_errors
+    jax_persistent_cache_enable_xla_caches jax_persistent_cache_min_compile_time_secs
+    jax_persistent_cache_min_entry_size_bytes jax_pgle_aggregation_percentile jax_pjrt_client_create_options
+    jax_platform_name jax_platforms jax_pprint_use_color jax_raise_persistent_cache_errors
+    jax_remove_custom_partitioning_ptr_from_cache_key jax_rocm_visible_devices jax_send_traceback_to_runtime
+    jax_serialization_version jax_share_binary_between_hosts jax_share_binary_between_hosts_timeout_ms
+    jax_sort_devices_by_process_index jax_source_url_schema jax_traceback_filtering
+    jax_tracer_error_num_traceback_frames jax_use_cpp_shard_args jax_xla_backend mock_num_gpu_processes
+""")
 
 CLASSES = (IN_JAXS_TRACE_CONTEXT, IN_GRAFTAXS_KEY, BY_JAX_ON_EVERY_CALL, WHILE_TRACING_ONLY, IRRELEVANT)
 STATES = {name: holder for name, holder in jax_config.config._value_holders.items() if hasattr(holder, "swap_local")}
@@ -66,9 +118,9 @@ def another_value(name):
 
 
 def test_every_setting_of_jax_is_classified_once():
-    names = [name for names in CLASSES for name in names]
-    assert sorted(names) == sorted(set(names))
-    assert sorted(set(jax.config.values) - set(names)) == []
+    classified = [name for group in CLASSES for name in group]
+    assert sorted(classified) == sorted(set(classified))
+    assert sorted(set(jax.config.values) - set(classified)) == []
 
 
 def test_what_is_said_to_be_in_jaxs_trace_context_is_there():
@@ -236,7 +288,7 @@ def test_the_transfer_guard_sees_numpy_arguments():
     f(device)
     with jax.transfer_guard_host_to_device("disallow_explicit"):
         assert f(device).shape == (2,)
-        with pytest.raises(Exception, match="[Dd]isallowed"):
+        with pytest.raises(Exception, match=r"[Dd]isallowed"):
             f(x)
 
 

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Program as plain tuples for pickle, and back: every index of a state is checked, so that a damaged one raises.
+#include "graphdef.h"
+#include "parts.h"
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
+
+[[noreturn]] void malformed(const char* what) {
+  raise_error(PyExc_ValueError, std::string("malformed GraphDef state: ") + what);
+}
+
+template <class T>
+T field(const nb::tuple& t, size_t i) {
+  if (i >= t.size()) malformed("a record is too short");
+  T out{};
+  if (!nb::try_cast<T>(t[i], out)) malformed("a field has the wrong type");
+  return out;
+}
+
+nb::tuple as_tuple(nb::handle h) {
+  if (!nb::isinstance<nb::tuple>(h)) malformed("a tuple was expected");
+  return nb::borrow<nb::tuple>(h);
+}
+
+// Has a node the payload and the number of items that its base is made of?
+bool parts_ok(const Program& p, const Instr& n) {
+  const Static* payload = n.payload == NONE ? nullptr : &p.statics[n.payload];
+  switch (n.kind->base) {
+    case Base::function:
+      return payload && payload->how == How::function &&
+             n.items == 2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(payload->obj))->co_nfreevars);
+    case Base::buffer:
+      if (n.kind->solid == &PyByteArray_Type) return payload && payload->how == How::bytes;
+      return payload && payload->how == How::tuple && payload->count == 2 && PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) &&
+             PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 1));
+    case Base::value: return payload != nullptr;
+    case Base::method: return n.items == 2;
+    case Base::partial: return n.items == 3;
+    case Base::weakref: return n.items <= 2;
+    case Base::proxy:
+    case Base::cell: return n.items == 1 || (n.items == 0 && n.kind->base == Base::cell);
+    default: return true;
+  }
+}
+
+// Every index in range and every subtree nested, so that no walk can leave the arrays.
+void validate(Program& p) {
+  auto key_ok = [&](uint32_t id) { if (id >= p.statics.size()) malformed("static id"); };
+  for (uint32_t id : p.keys) key_ok(id);
+  for (uint32_t i = 0; i < p.statics.size(); ++i) {
+    const Static& s = p.statics[i];
+    if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first)) malformed("tuple");
+    for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
+      if (p.elements[s.first + j] >= i) malformed("tuple element");
+  }
+  uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
+  for (const Instr& in : p.code)
+    if (in.op == Op::node && in.track != NONE) p.track_pc.push_back(NONE);
+  struct Open { uint32_t end, left; };
+  std::vector<Open> open;
+  uint32_t roots = 0;
+  for (uint32_t pc = 0; pc < n; ++pc) {
+    while (!open.empty() && open.back().left == 0) {
+      if (open.back().end != pc) malformed("subtree end");
+      open.pop_back();
+    }
+    if (open.empty()) ++roots;
+    else --open.back().left;
+    const Instr& in = p.code[pc];
+    switch (in.op) {
+      case Op::leaf: if (in.arg != leaf++) malformed("leaf order"); break;
+      case Op::stat: key_ok(in.arg); break;
+      case Op::ref: if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference"); break;
+      case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree");
+        p.code[in.arg].flags |= TARGET;
+        break;
+      case Op::node: {
+        if (in.track != NONE) {
+          if (in.track >= p.track_pc.size() || p.track_pc[in.track] != NONE) malformed("tracked index");
+          p.track_pc[in.track] = pc;
+        }
+        uint64_t keys = uint64_t{p.item_keys(in)} + in.fields + in.slots;
+        if (keys && (in.keys > p.keys.size() || keys > p.keys.size() - in.keys)) malformed("keys");
+        for (uint64_t k = p.item_keys(in); k < keys; ++k)
+          if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
+        if (in.payload != NONE) key_ok(in.payload);
+        if (in.own != NONE) key_ok(in.own);
+        if (!parts_ok(p, in)) malformed("the parts of a node");
+        if (in.kind->base == Base::registered && !in.treedef) malformed("treedef");
+        if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict)) malformed("extra child");
+        uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
+        if (in.next <= pc || in.next > n || children > n) malformed("subtree end");
+        open.push_back({in.next, static_cast<uint32_t>(children)});
+        break;
+      }
+      default: malformed("operation");
+    }
+  }
+  while (!open.empty() && open.back().left == 0) {
+    if (open.back().end != n) malformed("subtree end");
+    open.pop_back();
+  }
+  if (!open.empty() || roots != p.roots || leaf != p.leaves) malformed("counts");
+}
+
+}  // namespace
+
+namespace {
+
+// Builtin types that pickle has no name for.
+PyTypeObject* const nameless[] = {&PyFunction_Type, &PyCell_Type, &PyMethod_Type, &PyDictProxy_Type};
+
+nb::object type_state(PyTypeObject* type) {
+  for (PyTypeObject* t : nameless)
+    if (t == type) return nb::str(t->tp_name);
+  return borrowed(reinterpret_cast<PyObject*>(type));
+}
+
+PyTypeObject* type_from_state(nb::handle state) {
+  if (PyType_Check(state.ptr())) return reinterpret_cast<PyTypeObject*>(state.ptr());
+  for (PyTypeObject* t : nameless)
+    if (nb::isinstance<nb::str>(state) && utf8(state.ptr()) == t->tp_name) return t;
+  malformed("type");
+}
+
+}  // namespace
+
+Owned program_state(const Program& p) {
+  nb::list code, statics, keys, elements;
+  for (const Instr& n : p.code)
+    code.append(nb::make_tuple(static_cast<int>(n.op), n.flags, n.arg, n.next, n.track, n.items, n.fields, n.slots,
+                               n.has_extra, n.keys, n.payload, type_state(n.type),
+                               borrowed(n.treedef), n.own));
+  for (const Static& s : p.statics) {
+    Owned value = static_object(s);
+    if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
+    if (s.how == How::function) {  // pickled by name, where its name leads to it
+      Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", value.get()));
+      if (named.get() != Py_None) value = std::move(named);
+    }
+    statics.append(nb::make_tuple(static_cast<int>(s.how), borrowed(value.get()), s.first, s.count));
+  }
+  for (uint32_t k : p.keys) keys.append(k);
+  for (uint32_t e : p.elements) elements.append(e);
+  nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, borrowed(p.layout), nb::tuple(code), nb::tuple(statics),
+                                 nb::tuple(keys), nb::tuple(elements));
+  return Owned::steal(out.release().ptr());
+}
+
+Program program_from_state(PyObject* state_obj) {
+  nb::tuple state = as_tuple(state_obj);
+  if (state.size() != 8 || field<int>(state, 0) != 1) malformed("unknown version");
+  Program p;
+  p.roots = field<uint32_t>(state, 1);
+  p.leaves = field<uint32_t>(state, 2);
+  if (!nb::object(state[3]).is_none()) {
+    if (!nb::isinstance<nb::tuple>(state[3])) malformed("layout");
+    p.layout = p.keep(Owned::borrow(nb::object(state[3]).ptr()));
+  }
+  for (nb::handle h : as_tuple(state[7])) p.elements.push_back(nb::cast<uint32_t>(h));
+  for (nb::handle h : as_tuple(state[5])) {
+    nb::tuple t = as_tuple(h);
+    int how = field<int>(t, 0);
+    nb::object value = t[1];
+    if (how < 0 || how > static_cast<int>(How::function) || how == static_cast<int>(How::copied)) malformed("static");
+    if (static_cast<How>(how) == How::function) {
+      if (!PyFunction_Check(value.ptr())) malformed("function");
+      add_function(p, value.ptr());
+    } else if (static_cast<How>(how) == How::tuple) {
+      Static s;
+      s.how = How::tuple;
+      s.type = &PyTuple_Type;
+      if (!PyTuple_CheckExact(value.ptr())) malformed("tuple key");
+      s.obj = p.keep(Owned::borrow(value.ptr()));
+      s.first = field<uint32_t>(t, 2);
+      s.count = field<uint32_t>(t, 3);
+      if (uint64_t{s.first} + s.count > p.elements.size()) malformed("tuple key");
+      s.hash = 17;
+      for (uint32_t i = 0; i < s.count; ++i) {
+        uint32_t e = p.elements[s.first + i];
+        if (e >= p.statics.size()) malformed("tuple key");
+        s.hash = static_cast<Py_hash_t>(static_cast<size_t>(s.hash) * 31 + static_cast<size_t>(p.statics[e].hash));
+      }
+      p.statics.push_back(s);
+    } else {
+      const Kind& kind = kind_of(value.ptr());
+      if (kind.base == Base::statics || kind.base == Base::numpy) add_static(p, value.ptr(), kind);
+      else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());
+      else add_key(p, value.ptr());
+    }
+  }
+  for (nb::handle h : as_tuple(state[6])) p.keys.push_back(nb::cast<uint32_t>(h));
+  for (nb::handle h : as_tuple(state[4])) {
+    nb::tuple t = as_tuple(h);
+    Instr n;
+    int op = field<int>(t, 0);
+    if (op < 0 || op > static_cast<int>(Op::node)) malformed("operation");
+    n.op = static_cast<Op>(op);
+    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED));
+    n.arg = field<uint32_t>(t, 2);
+    n.next = field<uint32_t>(t, 3);
+    n.track = field<uint32_t>(t, 4);
+    n.items = field<uint32_t>(t, 5);
+    n.fields = field<uint32_t>(t, 6);
+    n.slots = field<uint32_t>(t, 7);
+    n.has_extra = field<uint32_t>(t, 8);
+    n.keys = field<uint32_t>(t, 9);
+    n.payload = field<uint32_t>(t, 10);
+    if (n.op == Op::node) {
+      nb::object type = t[11];
+      n.type = p.keep_type(type_from_state(type));
+      n.kind = &kind_of_type(n.type);
+      p.keep_kind(*n.kind);
+      if (!n.kind->is_node()) malformed("a type is not a node any more");
+      n.own = field<uint32_t>(t, 13);
+      if (!nb::object(t[12]).is_none()) n.treedef = p.keep(Owned::borrow(nb::object(t[12]).ptr()));
+    }
+    if (n.op == Op::same) p.has_same = true;
+    p.code.push_back(n);
+  }
+  validate(p);
+  p.finish();
+  return p;
+}
+
+}  // namespace graftax

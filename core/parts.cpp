@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parts.h"
+
+#include <cstring>
+
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+// bytes for a bytearray, (type code, bytes) for an array.array.
+Owned buffer_content(PyObject* obj) {
+  if (PyByteArray_Check(obj)) return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
+  Owned code = own(PyObject_GetAttrString(obj, "typecode"));
+  Owned bytes = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.array_array_type), "tobytes", "O", obj));
+  return own(PyTuple_Pack(2, code.get(), bytes.get()));
+}
+
+bool buffer_matches(PyObject* content, PyObject* obj) {
+  if (PyByteArray_Check(obj))
+    return PyByteArray_GET_SIZE(obj) == PyBytes_GET_SIZE(content) &&
+           memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
+  Owned now = buffer_content(obj);
+  int equal = PyObject_RichCompareBool(now.get(), content, Py_EQ);
+  check(equal);
+  return equal;
+}
+
+// The plain value of an instance of a subclass of str, int, float, complex or bytes, without asking the subclass; for
+// other solid bases (dates, paths, fractions) what the registry's function makes of it.
+Owned plain_value(PyObject* obj, const Kind& kind) {
+  if (kind.solid == &PyUnicode_Type) return own(PyUnicode_FromObject(obj));
+  if (kind.solid == &PyLong_Type) return own(PyLong_Type.tp_as_number->nb_positive(obj));
+  if (kind.solid == &PyFloat_Type) return own(PyFloat_FromDouble(PyFloat_AS_DOUBLE(obj)));
+  if (kind.solid == &PyComplex_Type) {
+    auto* z = reinterpret_cast<PyComplexObject*>(obj);
+    return own(PyComplex_FromCComplex(z->cval));
+  }
+  if (kind.solid == &PyBytes_Type) return own(PyBytes_FromStringAndSize(PyBytes_AS_STRING(obj), PyBytes_GET_SIZE(obj)));
+  return own(PyObject_CallOneArg(kind.reduce, obj));
+}
+
+bool has_plain_base(const Kind& kind) {
+  PyTypeObject* s = kind.solid;
+  return s == &PyUnicode_Type || s == &PyLong_Type || s == &PyFloat_Type || s == &PyComplex_Type || s == &PyBytes_Type;
+}
+
+// What a function is apart from its children.
+struct FunctionView {
+  Owned code;
+  PyObject* globals = nullptr;
+  PyObject* name = nullptr;
+  PyObject* qualname = nullptr;
+};
+
+FunctionView view(PyObject* function) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(function);
+  return {Owned::borrow(f->func_code), f->func_globals, f->func_name, f->func_qualname};
+}
+
+FunctionView view(const Static& s) {
+  if (!s.weak) return view(s.obj);
+  FunctionView v{static_object(s)};
+  PyObject* holder = PyTuple_GET_ITEM(s.snapshot, 0);
+  if (PyWeakref_Check(holder)) {
+    Static module;
+    module.weak = true;
+    module.obj = holder;
+    Owned alive = static_object(module);
+    v.globals = alive ? PyModule_GetDict(alive.get()) : nullptr;
+  } else {
+    v.globals = holder;
+  }
+  v.name = PyTuple_GET_ITEM(s.snapshot, 1);
+  v.qualname = PyTuple_GET_ITEM(s.snapshot, 2);
+  return v;
+}
+
+bool equal_objects(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!a || !b) return false;
+  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+  check(equal);
+  return equal;
+}
+
+bool equal_views(const FunctionView& a, const FunctionView& b) {
+  return a.globals && a.globals == b.globals && equal_objects(a.code.get(), b.code.get()) && equal_objects(a.name, b.name) &&
+         equal_objects(a.qualname, b.qualname);
+}
+
+// A function with the code, globals and names of `function`, and nothing else of it.
+Owned bare_twin(PyObject* function) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(function);
+  Owned out = own(PyFunction_NewWithQualName(f->func_code, f->func_globals, f->func_qualname));
+  auto* g = reinterpret_cast<PyFunctionObject*>(out.get());
+  auto set = [](PyObject*& place, PyObject* value) {
+    if (place == value) return;
+    Py_XINCREF(value);
+    Owned old = Owned::steal(std::exchange(place, value));
+  };
+  set(g->func_name, f->func_name);
+  set(g->func_doc, f->func_doc);
+  set(g->func_module, f->func_module);
+  set(g->func_annotations, f->func_annotations);
+  return out;
+}
+
+// A function of a module or a class that is code and nothing else: it needs no twin, and is rebuilt as itself.
+bool is_plain(PyObject* function) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(function);
+  if (f->func_closure || f->func_kwdefaults) return false;
+  if (f->func_dict && PyDict_GET_SIZE(f->func_dict) != PyDict_Contains(f->func_dict, runtime.tables)) return false;
+  for (Py_ssize_t i = 0; f->func_defaults && i < PyTuple_GET_SIZE(f->func_defaults); ++i)
+    if (!kind_of(PyTuple_GET_ITEM(f->func_defaults, i)).immortal_value) return false;
+  return PyUnicode_FindChar(f->func_qualname, '<', 0, PyUnicode_GET_LENGTH(f->func_qualname), 1) == -1;
+}
+
+Owned dead_reference(PyTypeObject* type) {
+  Owned nobody = own(PySet_New(nullptr));
+  Owned args = own(PyTuple_Pack(1, nobody.get()));
+  if (type == &_PyWeakref_ProxyType || type == &_PyWeakref_CallableProxyType)
+    return own(PyWeakref_NewProxy(nobody.get(), nullptr));
+  return own(_PyWeakref_RefType.tp_new(type, args.get(), nullptr));
+}
+
+}  // namespace
+
+uint32_t add_function(Program& p, PyObject* obj) {
+  Static s;
+  s.how = How::function;
+  s.type = &PyFunction_Type;
+  s.obj = p.keep(is_plain(obj) ? Owned::borrow(obj) : bare_twin(obj));
+  Py_hash_t code = PyObject_Hash(PyFunction_GET_CODE(obj));
+  if (code == -1) raise_python();
+  s.hash = code ^ static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(PyFunction_GET_GLOBALS(obj)) >> 4);
+  p.statics.push_back(s);
+  return static_cast<uint32_t>(p.statics.size() - 1);
+}
+
+uint32_t add_payload(Program& p, PyObject* obj, const Kind& kind) {
+  switch (kind.base) {
+    case Base::function: return add_function(p, obj);
+    case Base::deque: {
+      Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
+      return maxlen.get() == Py_None ? NONE : add_static(p, maxlen.get(), kind_of(maxlen.get()));
+    }
+    case Base::buffer: {
+      Owned content = buffer_content(obj);
+      return add_key(p, content.get());
+    }
+    case Base::value: {
+      Owned plain = plain_value(obj, kind);
+      return add_static(p, plain.get(), kind_of(plain.get()));
+    }
+    default: return NONE;
+  }
+}
+
+bool payload_matches(const Program& p, const Instr& n, PyObject* obj) {
+  switch (n.kind->base) {
+    case Base::function: return function_matches(p.statics[n.payload], obj);
+    case Base::buffer: return buffer_matches(p.statics[n.payload].obj, obj);
+    case Base::value: return static_matches(p, n.payload, plain_value(obj, *n.kind).get());
+    case Base::deque: {
+      Owned maxlen = own(PyObject_GetAttrString(obj, "maxlen"));
+      return n.payload == NONE ? maxlen.get() == Py_None : static_matches(p, n.payload, maxlen.get());
+    }
+    default: return true;
+  }
+}
+
+bool function_matches(const Static& s, PyObject* function) { return equal_views(view(s), view(function)); }
+
+bool functions_equal(const Static& a, const Static& b) { return equal_views(view(a), view(b)); }
+
+void weaken_function(Program& p, Static& s) {
+  FunctionView v = view(s);
+  Owned holder;
+  PyObject* name = PyDict_GetItemString(v.globals, "__name__");
+  PyObject* module = name ? PyDict_GetItemWithError(PyImport_GetModuleDict(), name) : nullptr;
+  if (module && PyModule_Check(module) && PyModule_GetDict(module) == v.globals) holder = own(PyWeakref_NewRef(module, nullptr));
+  else holder = Owned::borrow(v.globals);
+  Owned code = own(PyWeakref_NewRef(v.code.get(), nullptr));
+  s.snapshot = p.keep(own(PyTuple_Pack(3, holder.get(), v.name, v.qualname)));
+  s.obj = p.keep(std::move(code));
+  s.weak = true;
+}
+
+PyObject* code_item_name(PyObject* code, Py_ssize_t i) {
+  static PyObject* const fixed[] = {PyUnicode_InternFromString("__defaults__"), PyUnicode_InternFromString("__kwdefaults__")};
+  if (i < 2) return fixed[i];
+  Owned names = own(PyCode_GetFreevars(reinterpret_cast<PyCodeObject*>(code)));
+  return i - 2 < PyTuple_GET_SIZE(names.get()) ? PyTuple_GET_ITEM(names.get(), i - 2) : nullptr;
+}
+
+PyObject* function_item_name(const Program& p, const Instr& n, uint32_t i) {
+  FunctionView v = view(p.statics[n.payload]);
+  return v.code ? code_item_name(v.code.get(), i) : nullptr;
+}
+
+Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
+  switch (n.kind->base) {
+    case Base::function: {
+      PyObject* function = live ? live : p.statics[n.payload].obj;
+      return !live && is_plain(function) ? Owned::borrow(function) : bare_twin(function);
+    }
+    case Base::value: {
+      if (!has_plain_base(*n.kind))
+        raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
+                      " with arrays among its attributes cannot be rebuilt. Keep the arrays in an object of their own.");
+      Owned args = own(PyTuple_Pack(1, p.statics[n.payload].obj));
+      return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
+    }
+    case Base::buffer:
+      if (n.kind->solid == runtime.array_array_type) {
+        Owned args = own(PyTuple_Pack(1, PyTuple_GET_ITEM(p.statics[n.payload].obj, 0)));
+        return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
+      }
+      [[fallthrough]];
+    default: return make_shell(*n.kind, n.type);
+  }
+}
+
+Owned construct_part(const Program& p, const Instr& n, PyObject* const* items) {
+  switch (n.kind->base) {
+    case Base::method: return own(PyMethod_New(items[0], items[1]));
+    case Base::partial: {
+      // The keywords are filled later, like any dict; __setstate__ takes the dict itself, where the constructor copies.
+      static PyObject* setstate = PyUnicode_InternFromString("__setstate__");
+      Owned obj = own(PyObject_CallOneArg(reinterpret_cast<PyObject*>(n.type), items[0]));
+      Owned state = own(PyTuple_Pack(4, items[0], items[1], items[2], Py_None));
+      Owned done = own(PyObject_CallMethodOneArg(obj.get(), setstate, state.get()));
+      return obj;
+    }
+    case Base::proxy: return own(PyDictProxy_New(items[0]));
+    case Base::weakref: {
+      if (n.items == 0) return dead_reference(n.type);
+      if (n.type == &_PyWeakref_ProxyType || n.type == &_PyWeakref_CallableProxyType)
+        return own(PyWeakref_NewProxy(items[0], nullptr));
+      Owned args = own(PyTuple_New(n.items));
+      for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(args.get(), i, Py_NewRef(items[i]));
+      return own(_PyWeakref_RefType.tp_new(n.type, args.get(), nullptr));
+    }
+    case Base::set: {  // a frozenset
+      Owned elements = own(PyList_New(0));
+      for (uint32_t i = 0; i < n.arg; ++i) {
+        Owned element = static_object(p.statics[p.keys[n.keys + i]]);
+        if (!element) raise_error(PyExc_ReferenceError, "an element of this GraphDef no longer exists");
+        check(PyList_Append(elements.get(), element.get()));
+      }
+      Owned args = own(PyTuple_Pack(1, elements.get()));
+      return own(PyFrozenSet_Type.tp_new(n.type, args.get(), nullptr));
+    }
+    default: raise_error(PyExc_SystemError, "this node is not made of parts");
+  }
+}
+
+void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard) {
+  auto* f = reinterpret_cast<PyFunctionObject*>(function);
+  if (function_item(function, 0) != items[0]) {
+    graveyard.push(f->func_defaults);
+    check(PyFunction_SetDefaults(function, items[0]));
+  }
+  if (function_item(function, 1) != items[1]) {
+    graveyard.push(f->func_kwdefaults);
+    check(PyFunction_SetKwDefaults(function, items[1]));
+  }
+  if (n.items == 2) return;
+  bool same = f->func_closure && PyTuple_GET_SIZE(f->func_closure) == static_cast<Py_ssize_t>(n.items) - 2;
+  for (uint32_t i = 2; same && i < n.items; ++i) same = PyTuple_GET_ITEM(f->func_closure, i - 2) == items[i];
+  if (same) return;
+  Owned cells = own(PyTuple_New(n.items - 2));
+  for (uint32_t i = 2; i < n.items; ++i) {
+    if (!PyCell_Check(items[i])) raise_error(PyExc_TypeError, "the closure of a function is made of cells");
+    PyTuple_SET_ITEM(cells.get(), i - 2, Py_NewRef(items[i]));
+  }
+  graveyard.push(f->func_closure);
+  check(PyFunction_SetClosure(function, cells.get()));
+}
+
+void write_buffer(const Program& p, const Instr& n, PyObject* obj) {
+  PyObject* content = p.statics[n.payload].obj;
+  if (PyByteArray_Check(obj)) {
+    check(PyByteArray_Resize(obj, PyBytes_GET_SIZE(content)));
+    memcpy(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content)));
+    return;
+  }
+  auto* type = reinterpret_cast<PyObject*>(runtime.array_array_type);
+  check(PySequence_DelSlice(obj, 0, PySequence_Size(obj)));
+  Owned done = own(PyObject_CallMethod(type, "frombytes", "OO", obj, PyTuple_GET_ITEM(content, 1)));
+}
+
+}  // namespace graftax

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What some nodes are besides their children (their payload): a function's code and globals, a buffer's content, the
+// value of a subclass of str. How it is recorded, compared, and how such a node is made.
+#pragma once
+
+#include "graphdef.h"
+
+namespace graftax {
+
+// Adds the payload of `obj` to the program's pool; NONE for nodes that are their children and nothing else.
+uint32_t add_payload(Program& program, PyObject* obj, const Kind& kind);
+
+// The static of a function apart from its children. `obj` is never kept: a bare twin without closure and defaults is.
+uint32_t add_function(Program& program, PyObject* obj);
+
+// Is `obj` apart from its children what node `n` was recorded from?
+bool payload_matches(const Program& program, const Instr& n, PyObject* obj);
+
+bool function_matches(const Static& s, PyObject* function);
+bool functions_equal(const Static& a, const Static& b);
+// Lets a function's static hold its code and its module weakly. False where its code cannot be held that way.
+void weaken_function(Program& program, Static& s);
+
+// The name of item `i` of a function: "__defaults__", "__kwdefaults__", then the names of its free variables; borrowed,
+// null when the code is gone.
+PyObject* function_item_name(const Program& program, const Instr& n, uint32_t i);
+PyObject* code_item_name(PyObject* code, Py_ssize_t i);
+
+// An empty mutable node: its content is written later. `live` is the object that was recorded, or null.
+Owned make_node_shell(const Program& program, const Instr& n, PyObject* live);
+
+// An immutable node of one of the bases method, partial, weakref, proxy, set (frozenset) from its items.
+Owned construct_part(const Program& program, const Instr& n, PyObject* const* items);
+
+void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard);
+void write_buffer(const Program& program, const Instr& n, PyObject* obj);
+
+}  // namespace graftax

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weak references: rebuilt to the rebuilt object, wherever their referent is; dead ones stay dead."""
+
+import gc
+import weakref
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+x = jnp.arange(3.0)
+
+
+class Node:
+    def __init__(self, w=None, parent=None):
+        self.w = w
+        self.parent = weakref.ref(parent) if parent is not None else None
+        self.children = []
+
+
+def family():
+    root = Node(x)
+    root.children = [Node(x + 1, root), Node(x + 2, root)]
+    return root
+
+
+def test_a_weak_parent_is_the_rebuilt_parent():
+    @graftax.jit
+    def f(root):
+        for child in root.children:
+            assert child.parent() is root
+            child.w = child.w + child.parent().w
+        return root.children[0].parent()
+
+    root, plain = family(), family()
+    for _ in range(3):
+        assert f(root) is root
+        for child in plain.children:
+            child.w = child.w + child.parent().w
+    assert [c.w.tolist() for c in root.children] == [c.w.tolist() for c in plain.children]
+    assert f.cache_info().traces == 1
+
+
+def test_a_referent_outside_the_arguments_is_traced_and_written_to():
+    root = family()
+
+    @graftax.jit
+    def f(child):
+        child.parent().w = child.parent().w * 2
+        return child.parent().w.sum()
+
+    assert [float(f(root.children[0])) for _ in range(2)] == [6, 12]
+    assert root.w.tolist() == (4 * x).tolist()
+    assert f.cache_info().traces == 1
+
+
+def test_a_dead_reference_stays_dead_and_is_another_key():
+    node = Node()
+    jitted = graftax.jit(lambda ref, y: y if ref() is None else y + 1)
+    ref = weakref.ref(node)
+    assert jitted(ref, x).tolist() == (x + 1).tolist()
+    del node
+    assert jitted(ref, x).tolist() == x.tolist()
+    assert jitted(ref, x).tolist() == x.tolist()
+    assert jitted.cache_info().traces == 2
+
+
+def test_a_static_referent_counts_by_its_state():
+    node = Node()
+    node.k = 1
+    jitted = graftax.jit(lambda ref, y: y * ref().k)
+    assert jitted(weakref.ref(node), x).tolist() == x.tolist()
+    node.k = 2
+    assert jitted(weakref.ref(node), x).tolist() == (2 * x).tolist()
+
+
+def test_a_returned_reference_refers_to_the_callers_object():
+    root = family()
+    ref = graftax.jit(lambda r: [weakref.ref(r)])(root)[0]
+    assert ref() is root
+    made = graftax.jit(lambda y: (lambda n: [n, weakref.ref(n)])(Node(y)))(x)
+    assert made[1]() is made[0] and made[0].w.tolist() == x.tolist()
+
+
+def test_weak_containers_keep_their_content():
+    values = weakref.WeakValueDictionary()
+    node = Node(x)
+    values["a"] = node
+    get = graftax.jit(lambda d: d["a"].w.sum() * len(d))
+    assert float(get(values)) == 3
+    node.w = x + 1
+    assert float(get(values)) == 6
+    assert get.cache_info().traces == 1
+
+    @graftax.jit
+    def write(d, y):
+        d["b"] = d["a"]
+        d["a"].w = d["a"].w * y
+
+    write(values, jnp.float32(2))
+    assert values["b"] is node and node.w.tolist() == (2 * (x + 1)).tolist()
+    del node
+    gc.collect()
+    assert len(values) == 0
+
+
+def test_weak_sets_and_weak_keys_of_objects_without_arrays():
+    a, b = Node(), Node()
+    a.k, b.k = 1, 2
+    members = weakref.WeakSet([a, b])
+    total = graftax.jit(lambda s, y: sum(n.k for n in s) * y)
+    assert total(members, x).tolist() == (3 * x).tolist()
+    b.k = 5
+    assert total(members, x).tolist() == (6 * x).tolist()
+    table = weakref.WeakKeyDictionary({a: x})
+    look = graftax.jit(lambda t, n: t[n] * n.k)
+    assert look(table, a).tolist() == x.tolist()
+    table[a] = x + 1
+    assert look(table, a).tolist() == (x + 1).tolist()
+    assert look.cache_info().traces == 1
+
+
+def test_an_array_below_a_weak_key_is_a_clear_error():
+    node = Node(x)
+    with pytest.raises(graftax.UnsupportedValueError, match="dict key"):
+        graftax.jit(lambda t: 0)(weakref.WeakKeyDictionary({node: 1}))
+
+
+def test_a_proxy_is_its_referent():
+    node = Node(x)
+    jitted = graftax.jit(lambda p: p.w.sum())
+    assert float(jitted(weakref.proxy(node))) == 3
+    node.w = x + 1
+    assert float(jitted(weakref.proxy(node))) == 6
+    assert jitted.cache_info().traces == 1
+
+
+def test_nothing_is_kept_alive_by_a_reference():
+    node = Node(x)
+    seen = weakref.ref(node)
+    jitted = graftax.jit(lambda ref: ref().w)
+    jitted(weakref.ref(node))
+    del node
+    gc.collect()
+    assert seen() is None
