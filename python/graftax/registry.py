@@ -195,16 +195,20 @@ def _has_methods(cls: type) -> bool:
 
 def _subclass_value(base: type) -> Callable[[Any], Any]:
     def value(obj: Any) -> tuple[Any, ...]:
-        return (base(obj),)
+        attributes = getattr(obj, "__dict__", {})
+        return (
+            base(obj),
+            *(x for k, v in attributes.items() for x in (k, v if type(v) in _PLAIN else f"object at {id(v)}")),
+        )
 
     return value
 
 
-def _known_value(obj: Any) -> tuple[Any, ...]:
+def _known_value(obj: Any) -> bytes:
     """The state of a date, a decimal and the like, without the name of its class: a local class has none."""
     content = io.BytesIO()
     _StatePickler(content, 4).dump(obj.__reduce_ex__(4)[1:])
-    return (content.getvalue(),)
+    return content.getvalue()
 
 
 class _StatePickler(pickle.Pickler):
