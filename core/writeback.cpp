@@ -348,7 +348,10 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     }
   }
   Recording recorded = recorder.finish(nullptr);
-  out->program = std::move(recorded.program);
+  // What the caller's graph holds is alive whenever this is applied, and may lead back to the function.
+  out->program = weakened_inputs(recorded.program, p);
+  for (const Write& w : out->writes)
+    if (w.deleted) out->program.owned.push(w.deleted);
   restore();
   nb::list out_leaves;
   for (size_t i = 0; i < recorded.leaves.size(); ++i) out_leaves.append(nb::borrow(recorded.leaves[i]));

@@ -248,7 +248,16 @@ def test_the_eq_of_an_extension_types_subclass_never_makes_a_wrong_hit(equal):
         try:
             assert f([thing], f32(1)) is thing or equal(thing, thing) is True
         except ValueError as error:
-            assert "__eq__" in str(error) and "x[0]" in " ".join([str(error), *getattr(error, "__notes__", ())])
+            assert str(error) in ("my own __eq__", "no truth value")
+
+
+def test_an_eq_that_raises_is_named_with_its_path():
+    cls = odd((ast.Name,), raising)
+    f = graftax.jit(lambda x, w: w)
+    f([cls(id="a")], f32(1))
+    with pytest.raises(ValueError, match="my own __eq__") as caught:
+        f([cls(id="b")], f32(1))
+    assert "x[0]" in " ".join(getattr(caught.value, "__notes__", ()))
 
 
 def test_a_hash_that_raises_is_the_users_exception():
