@@ -19,7 +19,6 @@ struct Entry {
   Owned compiled;  // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
   Owned outcomes;  // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;  // the table's clock at the last call
-  std::vector<bool> donated;   // by leaf; empty when nothing is
   bool packed = false;         // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   uint32_t arguments = 0;      // roots that are arguments; what the function captures comes after them
 
@@ -307,20 +306,6 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   raise_python();
 }
 
-// One buffer cannot be donated and used a second time. XLA says so only once the donation has begun.
-void check_aliases(CallerObject* self, const Roots& roots, const Entry& entry, const Walk& walk) {
-  IdLease seen;
-  for (uint32_t i = 0; i < walk.leaves.size() && i < entry.donated.size(); ++i) {
-    if (Py_TYPE(walk.leaves[i]) != runtime.array_type) continue;  // NumPy is copied, tracers are not donated
-    if (seen->insert(walk.leaves[i], i)) continue;
-    uint32_t first = *seen->find(walk.leaves[i]);
-    if (!entry.donated[i] && !entry.donated[first]) continue;
-    Owned all = tuple_of(roots.values);
-    Owned never = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_refuse_alias", "OOII", all.get(),
-                                          roots.layout.get(), first, i));
-  }
-}
-
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
@@ -348,7 +333,6 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   OwnedList copies;
   if (walk.has_numpy) copy_numpy(walk.leaves, copies);
   OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
-  if (!entry.donated.empty()) check_aliases(self, roots, entry, walk);
   Owned flat_result;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get()});
@@ -513,12 +497,12 @@ void bind_call(nb::module_& m) {
   nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
                     "What is compiled for one structure of one function.")
       .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
-                          std::vector<bool> donated, uint32_t arguments, bool packed) {
+                          uint32_t arguments, bool packed) {
         new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
-                         Owned::borrow(outcomes.ptr()), 0, std::move(donated), packed, arguments};
-      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("donated"), nb::arg("arguments"), nb::arg("packed"),
+                         Owned::borrow(outcomes.ptr()), 0, packed, arguments};
+      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("arguments"), nb::arg("packed"),
            nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
-                   "donated: Sequence[bool], arguments: int, packed: bool) -> None"))
+                   "arguments: int, packed: bool) -> None"))
       .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); },
                    nb::sig("def compiled(self) -> Any"))

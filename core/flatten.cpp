@@ -67,7 +67,7 @@ void Recorder::add_static_leaf(PyObject* obj, const Kind& kind) {
   emit(Op::stat, id, obj);
 }
 
-void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static) {
+void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags) {
   if (options_.inputs) {
     if (uint32_t* index = options_.inputs->leaves->find(obj)) {
       emit(Op::forward, *index, obj);
@@ -87,20 +87,52 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static) {
     add_static_leaf(obj, kind);
     return;
   }
-  emit(Op::leaf, out_.program.leaves++, obj);
-  out_.leaves.push(obj);
   if (!stack_.empty()) stack_.back().closed = false;
+  bool one_leaf = kind.base == Base::array && (kind.tracked || options_.aliases);
+  if (one_leaf) {
+    if (uint32_t* before = seen_->find(obj)) {
+      emit(Op::leaf, out_.program.code[*before].arg, obj);
+      out_.program.code.back().flags |= ALIAS;
+      return;
+    }
+    seen_->insert(obj, position());
+  }
+  emit(Op::leaf, out_.program.leaves++, obj);
+  out_.program.code.back().flags |= flags;
+  out_.leaves.push(obj);
 }
 
-void Recorder::visit(PyObject* obj, bool in_static, bool repeated) {
+// The path of the value being visited: the steps of every open node.
+std::string Recorder::open_path() const {
+  std::string path = here();
+  for (const Frame& f : stack_) {
+    Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key(), {}};
+    if (s.base == Base::function && s.stage == Cursor::Stage::items)
+      s.key = code_item_name(PyFunction_GET_CODE(f.cursor.object()), s.index);
+    if (f.cursor.started()) path += step_text(s);
+  }
+  return path;
+}
+
+bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
+  if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
+  if (below.in_dynamic) return true;
+  if (!options_.dynamic) return false;
+  Owned answer = own(PyObject_CallFunction(options_.dynamic, "s", open_path().c_str()));
+  return answer.get() == Py_True;
+}
+
+void Recorder::visit(PyObject* obj, Below below) {
   const Kind& kind = kind_of(obj);
   switch (kind.base) {
-    case Base::array: return add_leaf(obj, kind, in_static);
+    case Base::array: return add_leaf(obj, kind, below.in_static);
     case Base::numpy:
-      if (numpy_is_dynamic(obj, true) && !in_static) return add_leaf(obj, kind, false);
+      if (numpy_is_dynamic(obj, true) && !below.in_static) return add_leaf(obj, kind, false);
       if (options_.inputs) return add_leaf(obj, kind, false);
       return add_static_leaf(obj, kind);
     case Base::statics:
+      if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
+      if (kind.shape && options_.shapes && !below.in_static) return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value)
         Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj,
                                       options_.inputs ? Py_True : Py_False)));
@@ -111,17 +143,17 @@ void Recorder::visit(PyObject* obj, bool in_static, bool repeated) {
         Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", obj));
         if (named.get() == obj) return add_static_leaf(obj, kind);  // a module's or a class's own function
       }
-      return open(obj, kind, in_static, repeated, true);
+      return open(obj, kind, below, true);
     default:
       if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind)) {
         Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
         if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
       }
-      return open(obj, kind, in_static, repeated, true);
+      return open(obj, kind, below, true);
   }
 }
 
-void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeated, bool with_identity) {
+void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_identity) {
   Program& p = out_.program;
   auto pc = static_cast<uint32_t>(p.code.size());
   uint32_t track = NONE;
@@ -153,7 +185,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
         p.has_same = true;
         return;
       }
-      repeated = true;
+      below.repeated = true;
     } else {
       seen_->insert(obj, pc);
     }
@@ -162,7 +194,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
       p.track_pc.push_back(pc);
     }
   }
-  if (repeated && ++expanded_ > max_expanded)
+  if (below.repeated && ++expanded_ > max_expanded)
     raise_graftax("StructureError", "immutable nodes with arrays are reached again and again: more than " +
                                     std::to_string(max_expanded) + " nodes once expanded. Put one mutable object (a list) "
                                     "around what is shared.");
@@ -190,10 +222,11 @@ void Recorder::open(PyObject* obj, const Kind& kind, bool in_static, bool repeat
   }
   bool closed = !kind.tracked && with_identity && kind.base != Base::set;
   // A function among aux data or in a static field is opened like any other: only what is declared static is not.
-  if (kind.base == Base::function && !root_is_static()) in_static = false;
+  if (kind.base == Base::function && !root_is_static()) below.in_static = false;
+  below.in_dynamic = below.in_dynamic || kind.dynamic;
   p.code.push_back(n);
   out_.live.push(obj);
-  stack_.push_back({std::move(cursor), pc, in_static, repeated, closed});
+  stack_.push_back({std::move(cursor), pc, below, closed});
 }
 
 // Takes the next child of the innermost open node, or closes it.
@@ -203,10 +236,10 @@ void Recorder::step() {
   if (!top.cursor.next(child, key)) return close();
   Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
   const Kind& kind = top.cursor.kind();
-  bool in_static = top.in_static, repeated = top.repeated;
+  Below below = top.below;
   auto stage = top.cursor.stage();
   if (stage == Cursor::Stage::extra) {
-    in_static = true;
+    below.in_static = true;
   } else if (stage != Cursor::Stage::items) {
     if (stage == Cursor::Stage::slots) ++top.slots;
     if (!PyUnicode_CheckExact(key)) raise_graftax("StructureError", "an attribute name is no string");
@@ -214,12 +247,12 @@ void Recorder::step() {
     if (kind.static_fields) {
       int is_static = PySet_Contains(kind.static_fields, key);
       check(is_static);
-      in_static = in_static || is_static;
+      below.in_static = below.in_static || is_static;
     }
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   }
-  visit(child, in_static, repeated);
+  visit(child, below);
 }
 
 void Recorder::close() {
@@ -323,14 +356,7 @@ void Recorder::run() {
       step();
     }
   } catch (nb::python_error& e) {
-    // The path is known here: the steps of every open node.
-    std::string path = here();
-    for (Frame& f : stack_) {
-      Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key(), {}};
-      if (s.base == Base::function && s.stage == Cursor::Stage::items)
-        s.key = code_item_name(PyFunction_GET_CODE(f.cursor.object()), s.index);
-      if (f.cursor.started()) path += step_text(s);
-    }
+    std::string path = open_path();
     stack_.clear();
     field_keys_.clear();
     field_base_.clear();
@@ -347,7 +373,7 @@ bool Recorder::root_has(RootFlag flag) const {
 void Recorder::root(PyObject* obj) {
   try {
     if (root_has(GLOBAL_ROOT) && PyFunction_Check(obj)) emit(Op::stat, add_identity(out_.program, obj), obj);
-    else visit(obj, root_is_static(), false);
+    else visit(obj, {root_is_static(), root_has(DYNAMIC_ROOT), false});
   } catch (nb::python_error& e) {
     raise_at_path(e, here());
   }
@@ -355,7 +381,7 @@ void Recorder::root(PyObject* obj) {
 }
 
 void Recorder::content(PyObject* obj) {
-  open(obj, kind_of(obj), false, false, false);
+  open(obj, kind_of(obj), {}, false);
   run();
 }
 
@@ -456,6 +482,8 @@ void Recorder::keys_count_by_identity() {
 
 Recording Recorder::finish(PyObject* layout) {
   Program& p = out_.program;
+  p.aliases = options_.aliases;
+  p.shapes = options_.shapes;
   if (layout) p.layout = p.keep(Owned::borrow(layout));
   if (!options_.inputs) mark();
   keys_count_by_identity();

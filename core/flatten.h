@@ -19,12 +19,16 @@ struct Inputs {
 enum RootFlag : uint8_t {
   STATIC_ROOT = 1,  // no array may be below it
   GLOBAL_ROOT = 2,  // a function in it counts by identity
+  DYNAMIC_ROOT = 4, // Python numbers in it are traced
 };
 
 struct RecordOptions {
   PyObject* root_names = nullptr;          // for messages
   const std::vector<uint8_t>* root_flags = nullptr;  // RootFlag, by root
   const Inputs* inputs = nullptr;          // set for an Outcome
+  bool aliases = false;                    // one array in two places is one leaf
+  bool shapes = false;                     // a ShapeDtypeStruct is a leaf
+  PyObject* dynamic = nullptr;             // path -> is the Python number there traced?
 };
 
 // A finished recording. `live[pc]` is the object that instruction pc stands for.
@@ -50,23 +54,30 @@ class Recorder {
   PyObject* keep(Owned obj) { return out_.program.keep(std::move(obj)); }
 
  private:
+  struct Below {  // what holds for everything below a node
+    bool in_static = false;   // arrays are static, by identity
+    bool in_dynamic = false;  // Python numbers are traced
+    bool repeated = false;    // it is below an immutable node that was expanded before
+  };
+
   struct Frame {
     Cursor cursor;
     uint32_t pc;
-    bool in_static;    // arrays below are static, by identity
-    bool repeated;     // below an immutable node that was expanded before
+    Below below;
     bool closed;       // nothing tracked and no leaf so far
     uint32_t slots = 0;
   };
 
-  void visit(PyObject* obj, bool in_static, bool repeated);
-  void open(PyObject* obj, const Kind& kind, bool in_static, bool repeated, bool with_identity);
+  void visit(PyObject* obj, Below below);
+  void open(PyObject* obj, const Kind& kind, Below below, bool with_identity);
   void step();
   void close();
   void close_value(uint32_t pc);
   void run();
   void emit(Op op, uint32_t arg, PyObject* obj);
-  void add_leaf(PyObject* obj, const Kind& kind, bool in_static);
+  void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags = 0);
+  bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
+  std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();
   void keys_count_by_identity();

@@ -49,7 +49,7 @@ Py_hash_t mix(Py_hash_t h, size_t x) {
 Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
   h = mix(h, static_cast<size_t>(n.op));
   switch (n.op) {
-    case Op::leaf: return h;
+    case Op::leaf: return mix(h, n.flags & (ALIAS | NUMBER) ? n.flags & (ALIAS | NUMBER) : 0);
     case Op::stat: return mix(h, static_cast<size_t>(p.statics[n.arg].hash));
     case Op::node: {
       h = mix(h, reinterpret_cast<size_t>(n.type));
@@ -87,7 +87,7 @@ bool sets_equal(const Program& a, const Instr& x, const Program& b, const Instr&
 bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Instr& y) {
   if (x.op != y.op) return false;
   if (x.op == Op::stat) return statics_equal(a, x.arg, b, y.arg);
-  if (x.op != Op::node) return x.arg == y.arg;
+  if (x.op != Op::node) return x.arg == y.arg && ((x.flags ^ y.flags) & (ALIAS | NUMBER)) == 0;
   if (x.type != y.type || x.kind->base != y.kind->base || x.track != y.track || x.items != y.items ||
       x.fields != y.fields || x.slots != y.slots || x.has_extra != y.has_extra || x.arg != y.arg ||
       (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) || (x.flags & HANDED) != (y.flags & HANDED))
@@ -155,6 +155,8 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   out.roots = p.roots;
   out.leaves = p.leaves;
   out.has_same = p.has_same;
+  out.aliases = p.aliases;
+  out.shapes = p.shapes;
   out.kinds = p.kinds;
   out.hash = p.hash;
   for (Instr& n : out.code) {
@@ -407,6 +409,8 @@ void bind_graphdef(nb::module_& m) {
       .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
            nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
            "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
+      .def("_leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
+           nb::sig("def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
       .def("fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
            nb::sig("def fingerprint(self) -> str"),
            "A text that equal structures share in every process: classes and functions count by qualified name.")

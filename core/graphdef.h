@@ -23,6 +23,8 @@ enum Flag : uint8_t {
   HANDED = 1,  // handed over as itself, never rebuilt
   CLOSED = 2,  // immutable all the way down and without arrays: no identity, no leaves
   TARGET = 4,  // some `same` points here
+  ALIAS = 8,   // leaf: the array of an earlier leaf, met again
+  NUMBER = 16, // leaf: a Python number that is traced
 };
 
 struct Instr {
@@ -68,6 +70,8 @@ struct Program {
   uint32_t roots = 0;
   uint32_t leaves = 0;
   bool has_same = false;
+  bool aliases = false;  // one array in two places is one leaf: for donation
+  bool shapes = false;   // a ShapeDtypeStruct stands for an array
   Py_hash_t hash = 0;
 
   PyObject* keep(Owned obj) {

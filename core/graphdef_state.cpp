@@ -73,7 +73,9 @@ void validate(Program& p) {
     else --open.back().left;
     const Instr& in = p.code[pc];
     switch (in.op) {
-      case Op::leaf: if (in.arg != leaf++) malformed("leaf order"); break;
+      case Op::leaf:
+        if (in.flags & ALIAS ? in.arg >= leaf : in.arg != leaf++) malformed("leaf order");
+        break;
       case Op::stat: key_ok(in.arg); break;
       case Op::ref: if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference"); break;
       case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree");
@@ -201,7 +203,7 @@ Program program_from_state(PyObject* state_obj) {
     int op = field<int>(t, 0);
     if (op < 0 || op > static_cast<int>(Op::node)) malformed("operation");
     n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED));
+    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER));
     n.arg = field<uint32_t>(t, 2);
     n.next = field<uint32_t>(t, 3);
     n.track = field<uint32_t>(t, 4);

@@ -55,8 +55,11 @@ Owned watch(PyTypeObject* type) {
 
 // The nearest base that no class statement made: it decides how instances are laid out.
 PyTypeObject* solid_base(PyTypeObject* type) {
-  while ((type->tp_flags & Py_TPFLAGS_HEAPTYPE) && type->tp_dealloc == runtime.python_dealloc && type->tp_base)
-    type = type->tp_base;
+  auto no_layout_of_its_own = [](PyTypeObject* t) {
+    if ((t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_dealloc == runtime.python_dealloc) return true;
+    return t->tp_base == &PyBaseObject_Type && t->tp_basicsize == t->tp_base->tp_basicsize && t->tp_itemsize == 0;  // Generic
+  };
+  while (type->tp_base && no_layout_of_its_own(type)) type = type->tp_base;
   return type;
 }
 
@@ -176,23 +179,28 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
   kind.sentinel = PyTuple_GET_ITEM(answer.get(), 6) == Py_True;
   if (role == "array") {
     kind.base = Base::array;
+  } else if (role == "ref") {  // mutable: has an identity
+    kind.base = Base::array;
+    kind.tracked = true;
   } else if (role == "numpy") {
     kind.base = Base::numpy;
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "identity") {
     make_static(kind, How::identity, false);
-  } else if (role == "equal") {
+  } else if (role == "equal" || role == "shape") {
     make_static(kind, How::equal, false);
+    kind.shape = role == "shape";
   } else if (role == "reduce") {
     make_static(kind, How::reduce, false);
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "refused") {
     kind.base = Base::refused;
-  } else if (role == "registered" || role == "node" || role == "value") {
+  } else if (role == "registered" || role == "node" || role == "value" || role == "dynamic") {
+    kind.dynamic = role == "dynamic";
     Base base = role == "value" ? Base::value : base_of_solid(solid);
     kind.base = role == "registered" ? Base::registered : base;
     if (role == "value") kind.reduce = Py_NewRef(reduce);
-    if (role == "node" && base == Base::statics) raise_error(PyExc_TypeError, "describe() called an opaque type a node");
+    if (role != "registered" && base == Base::statics) raise_error(PyExc_TypeError, "describe() called an opaque type a node");
     kind.solid = solid;
     kind.has_dict = kind.type->tp_dictoffset != 0;
     if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
@@ -277,6 +285,14 @@ const Kind& kind_of(PyObject* obj) {
   kind->type = Py_TYPE(obj);
   if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
   return remember(std::move(kind));
+}
+
+void forget_kind(PyTypeObject* type) {
+  front[front_slot(type)] = {};
+  auto it = table().find(type);
+  if (it == table().end()) return;
+  Entry gone = std::move(it->second);
+  table().erase(it);
 }
 
 const Kind& kind_of_type(PyTypeObject* type) {

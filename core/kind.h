@@ -63,6 +63,8 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_dict = false;
   bool has_del = false;
   bool sentinel = false;     // the class has no methods: an instance without fields counts by identity
+  bool shape = false;        // a jax.ShapeDtypeStruct: a leaf where nothing is run
+  bool dynamic = false;      // Python numbers below it are traced
   bool immortal_value = false;     // a builtin immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
   std::vector<Slot> slots;
@@ -85,6 +87,9 @@ const Kind& kind_of_type(PyTypeObject* type);
 
 // The kind if it is known already, else null. Runs no Python code.
 const Kind* known_kind(PyTypeObject* type);
+
+// The next instance is looked at anew.
+void forget_kind(PyTypeObject* type);
 
 void init_kinds();
 
@@ -173,6 +178,10 @@ inline Py_ssize_t raw_size(PyObject* obj, Base base) {
 
 // The names of the items of a bound method, a partial, a weak reference or a proxy; null for other bases.
 const char* const* part_names(Base base);
+
+inline bool is_number(PyObject* obj, const Kind& kind) {
+  return kind.base == Base::statics && (kind.how == How::integer || kind.how == How::floating || kind.how == How::complex || PyBool_Check(obj));
+}
 
 inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);

@@ -10,8 +10,10 @@ namespace graftax {
 namespace {
 
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
-nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout) {
-  Recorder recorder({names.is_none() ? nullptr : names.ptr(), &root_flags, nullptr});
+nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout, bool aliases,
+                 bool shapes, nb::object dynamic) {
+  Recorder recorder({names.is_none() ? nullptr : names.ptr(), &root_flags, nullptr, aliases, shapes,
+                     dynamic.is_none() ? nullptr : dynamic.ptr()});
   for (nb::handle r : roots) recorder.root(r.ptr());
   Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
   nb::list leaves;
@@ -21,8 +23,10 @@ nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& 
 
 void bind_flatten(nb::module_& m) {
   m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("root_flags"), nb::arg("layout").none(),
+        nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
         nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], "
-                "layout: tuple[Any, ...] | None) -> tuple[list[Any], GraphDef]"),
+                "layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, "
+                "dynamic: Callable[[str], bool] | None = None) -> tuple[list[Any], GraphDef]"),
         "Walks the roots together and returns (leaves, GraphDef).");
   m.def("weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),
         "An equal GraphDef that holds its identity statics weakly, where their type allows it.");
@@ -81,6 +85,9 @@ void bind_kinds(nb::module_& m) {
     runtime.array_type = reinterpret_cast<PyTypeObject*>(array_type.release().ptr());
   }, nb::arg("registry"), nb::arg("errors"), nb::arg("flatten_one_level"), nb::arg("array_type"),
      "Hands over, once, what the core asks Python for.");
+  m.def("forget_kind", [](nb::handle type) {
+    if (PyType_Check(type.ptr())) forget_kind(reinterpret_cast<PyTypeObject*>(type.ptr()));
+  }, nb::arg("type"), nb::sig("def forget_kind(type: type) -> None"), "Looks at the next instance of a class anew.");
   m.def("kind_info", [](nb::handle type) {
     static const char* names[] = {"array", "numpy", "static", "refused", "object", "list", "tuple", "dict", "odict",
                                   "defaultdict", "deque", "set", "buffer", "value", "cell", "function", "method",
@@ -97,7 +104,7 @@ void bind_kinds(nb::module_& m) {
 
 }  // namespace graftax
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_main, m) {
   using namespace graftax;
   m.doc() = "The engine of graftax: walks object graphs. See core/README.md.";
   nanobind::set_leak_warnings(false);  // caches live as long as the process
@@ -108,4 +115,12 @@ NB_MODULE(_core, m) {
   bind_unflatten(m);
   bind_writeback(m);
   bind_call(m);
+}
+
+// The caches are one for the process. Python 3.12 and later refuse by themselves; before, a second interpreter would
+// take over nanobind's own state, and the main one would break.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main();
+  PyErr_SetString(PyExc_ImportError, "module graftax._core does not support loading in subinterpreters");
+  return nullptr;
 }

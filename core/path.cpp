@@ -154,7 +154,15 @@ std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
 Owned leaf_paths(const Program& p) {
   nb::list out;
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
-    if (p.code[pc].op == Op::leaf) out.append(nb::steal(path_tuple(p, root, steps).release()));
+    if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS)) out.append(nb::steal(path_tuple(p, root, steps).release()));
+  });
+  return Owned::steal(out.release().ptr());
+}
+
+Owned leaf_places(const Program& p) {
+  nb::list out;
+  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
+    if (p.code[pc].op == Op::leaf) out.append(nb::make_tuple(p.code[pc].arg, nb::steal(path_tuple(p, root, steps).release())));
   });
   return Owned::steal(out.release().ptr());
 }

@@ -42,23 +42,31 @@ class Replayer {
     for (const Static& key : p_.statics) {
       if (key.how != How::state || defines_eq(key.type)) continue;
       uint32_t* track = ids_->find(key.obj);
-      if (track && p_.code[p_.track_pc[*track]].own == NONE) return false;
+      if (track && *track != NONE && p_.code[p_.track_pc[*track]].own == NONE) return false;
     }
     return true;
+  }
+
+  bool may_be_leaf(const Instr& in, PyObject* obj, const Kind& kind) const {
+    if (kind.base == Base::array) return true;
+    if (kind.base == Base::numpy) return numpy_is_dynamic(obj, false);  // recording says why not, and where
+    if (in.flags & NUMBER) return is_number(obj, kind);
+    return kind.shape && p_.shapes;
   }
 
   bool match(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
     switch (in.op) {
       case Op::leaf: {
+        bool one_leaf = p_.aliases;
         if (Py_TYPE(obj) != runtime.array_type) {
           const Kind* kind = known_kind(Py_TYPE(obj));
-          if (!kind || kind->base > Base::numpy) return false;
-          if (kind->base == Base::numpy) {
-            if (!numpy_is_dynamic(obj, false)) return false;  // recording it will say why, and where
-            walk_.has_numpy = true;
-          }
+          if (!kind || !may_be_leaf(in, obj, *kind)) return false;
+          walk_.has_numpy = walk_.has_numpy || kind->base == Base::numpy;
+          one_leaf = kind->base == Base::array && (one_leaf || kind->tracked);
         }
+        if (in.flags & ALIAS) return walk_.leaves[in.arg] == obj;
+        if (one_leaf && !ids_->insert(obj, NONE)) return false;
         walk_.leaves.push(obj);
         return true;
       }
@@ -131,7 +139,7 @@ class Replayer {
     uint32_t pc = top.child;
     const Instr& in = p_.code[pc];
     top.child = in.op == Op::node ? in.next : pc + 1;
-    if (in.op == Op::leaf && Py_TYPE(child) == runtime.array_type) {
+    if (in.op == Op::leaf && Py_TYPE(child) == runtime.array_type && !p_.aliases) {
       walk_.leaves.push(child);
       return true;
     }

@@ -31,6 +31,14 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     else builder.build_children(w.pc, values);
   }
   builder.drain();
+  // A key's own __hash__ may raise: it does so here, before the first write.
+  for (const Write& w : outcome.writes) {
+    const Instr& n = p.code[w.pc];
+    for (uint32_t i = 0, keys = w.raw ? 0 : p.item_keys(n); i < keys; ++i) {
+      Owned key = static_object(p.statics[p.keys[n.keys + i]]);
+      if (key && !PyUnicode_CheckExact(key.get()) && PyObject_Hash(key.get()) == -1) raise_python();
+    }
+  }
   OwnedList graveyard;
   for (size_t i = 0; i < outcome.writes.size(); ++i) {
     const Write& w = outcome.writes[i];
@@ -49,9 +57,10 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   return result;
 }
 
-Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags)
+Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
+             PyObject* dynamic)
     : root_names_(Owned::borrow(root_names)), root_flags_(std::move(root_flags)) {
-  Recorder recorder({root_names_.get(), &root_flags_, nullptr});
+  Recorder recorder({root_names_.get(), &root_flags_, nullptr, aliases, shapes, dynamic});
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); ++i) recorder.root(PyTuple_GET_ITEM(roots, i));
   recording_ = recorder.finish(nullptr);
 }
@@ -59,7 +68,7 @@ Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_fl
 nb::list Trace::leaf_paths() const {
   nb::list out;
   for (uint32_t pc = 0; pc < recording_.program.code.size(); ++pc)
-    if (recording_.program.code[pc].op == Op::leaf)
+    if (recording_.program.code[pc].op == Op::leaf && !(recording_.program.code[pc].flags & ALIAS))
       out.append(path_text(recording_.program, pc, root_names_.get()));
   return out;
 }
@@ -192,6 +201,36 @@ bool Trace::changed(uint32_t pc) {
   return i != count;
 }
 
+// Was an attribute of an immutable object replaced or deleted (below its own __setattr__)? One that was added is what
+// cached_property does: it is dropped, and computed again.
+void Trace::refuse_changed_frozen() {
+  const Program& p = recording_.program;
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->base == Base::registered) continue;
+    PyObject* obj = expected(pc);
+    if (Py_TYPE(obj) != n.type) continue;
+    Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();
+    uint32_t child = pc + 1, first = n.has_extra + n.items, key_at = n.keys + p.item_keys(n);
+    for (uint32_t i = 0; i < first; ++i) child = p.after(child);
+    for (uint32_t i = 0; i < n.fields + n.slots; ++i, child = p.after(child)) {
+      PyObject* name = p.statics[p.keys[key_at + i]].obj;
+      PyObject* value = nullptr;
+      if (i < n.fields) {
+        value = PyDict_GetItemWithError(dict.get(), name);
+      } else {
+        for (const Slot& slot : n.kind->slots)
+          if (slot.name == name) value = slot_value(obj, slot);
+      }
+      if (value == expected(child)) continue;
+      if (value && p.code[child].op == Op::stat && static_matches(p, p.code[child].arg, value)) continue;
+      raise_graftax("MutationError", path_text(p, child, root_names_.get()) + ": this attribute of an immutable " + n.type->tp_name +
+                                     " was changed inside the traced function. It has no identity that the change could "
+                                     "be brought back to: make the class mutable, or return the changed object.");
+    }
+  }
+}
+
 // Is a donated leaf at `pc`, or below it without another tracked node between? Then what holds it must be written.
 bool Trace::holds_donated(uint32_t pc) const {
   const Program& p = recording_.program;
@@ -283,6 +322,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     if (donated[i]) donated_.push_back(tracers_[i]);
   std::sort(donated_.begin(), donated_.end());
 
+  refuse_changed_frozen();
   struct Change {
     uint32_t track;
     Owned delta, deleted;
@@ -326,7 +366,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves, &*keys};
-  Recorder recorder({nullptr, nullptr, &inputs});
+  Recorder recorder({nullptr, nullptr, &inputs, false, false, nullptr});
   recorder.root(result.ptr());
 
   auto out = std::make_unique<Outcome>();
@@ -429,10 +469,12 @@ void bind_writeback(nb::module_& m) {
       .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
 
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
-      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags) {
-        new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags));
-      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"),
-           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int]) -> None"))
+      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
+                          nb::object dynamic) {
+        new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags), aliases, shapes, dynamic.is_none() ? nullptr : dynamic.ptr());
+      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"), nb::arg("aliases"), nb::arg("shapes"), nb::arg("dynamic").none(),
+           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], "
+                   "aliases: bool, shapes: bool, dynamic: Callable[[str], bool] | None) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),

@@ -28,7 +28,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
 
 class Trace {
  public:
-  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags);
+  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes, PyObject* dynamic);
 
   nb::list leaf_paths() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
@@ -49,6 +49,7 @@ class Trace {
   bool holds_donated(uint32_t pc) const;
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
+  void refuse_changed_frozen();
   void restore_node(uint32_t pc);
   void restore_raw(uint32_t track, OwnedList& graveyard);
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
     {"_core"},
-    {"registry", "path", "_errors", "_compat", "interop", "_setup"},
+    {"registry", "path", "_errors", "_compat", "interop", "marks", "_setup"},
     {"graph", "flatform", "tree", "module"},
     {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
     {"_call"},
@@ -31,7 +31,7 @@ LAYERS = [
     {"graftax"},
     {"__main__", "_demo", "_bench"},
 ]
-PUBLIC = {"jit", "filter_jit", "flatten", "unflatten", "to_dict", "from_dict"}
+PUBLIC = {"jit", "filter_jit", "flatten", "unflatten", "to_dict", "from_dict", "Static", "Dynamic", "register_static"}
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
 NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 

@@ -79,7 +79,13 @@ def test_a_returned_reference_refers_to_the_callers_object():
     root = family()
     ref = graftax.jit(lambda r: [weakref.ref(r)])(root)[0]
     assert ref() is root
-    made = graftax.jit(lambda y: (lambda n: [n, weakref.ref(n)])(Node(y)))(x)
+
+    @graftax.jit
+    def make(y):
+        node = Node(y)
+        return [node, weakref.ref(node)]
+
+    made = make(x)
     assert made[1]() is made[0] and made[0].w.tolist() == x.tolist()
 
 

@@ -23,7 +23,10 @@ from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten
 from .graph import unflatten as unflatten
+from .marks import Dynamic as Dynamic
+from .marks import Static as Static
 from .path import Path as Path
 from .path import Ref as Ref
+from .registry import register_static as register_static
 
 __version__ = "0.1.0"

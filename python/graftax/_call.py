@@ -22,8 +22,8 @@ import jax.core
 from . import _core
 from ._aot import Lowered
 from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
-from ._errors import CHANGE_LOST, DELETED, DONATED_TWICE, GraftaxError, LostChangeWarning, StructureError
-from ._options import Options
+from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
+from ._options import Options, split_patterns
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 
@@ -44,7 +44,8 @@ class Jitted(_core.Caller, Generic[P, R]):
         name = getattr(function, "__name__", type(function).__name__)
         signature = Signature.of(plain, len(prefix), options.captured)
         signature.check(options.static, "static_argnums/static_argnames", name)
-        signature.check(options.donate, "donate_argnums/donate_argnames", name)
+        signature.check(split_patterns(options.donate)[0], "donate_argnums/donate_argnames", name)
+        signature.check(split_patterns(options.dynamic)[0], "dynamic", name)
         table = table_of(plain, may_hang, options)
         self._configure(plain, prefix, table, signature.binding)
         # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
@@ -70,9 +71,8 @@ class Jitted(_core.Caller, Generic[P, R]):
     # ---- a structure not met before
 
     def _entry(self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> _core.Entry:
-        signature, options, table = self._plan.signature, self._options, self._table
-        names = signature.root_names(layout)
-        leaves, graphdef = _core.record(roots, names, signature.root_flags(layout, options.static), layout)
+        signature, table = self._plan.signature, self._table
+        leaves, graphdef, names = self._plan.record(roots, layout)
         key = (graphdef, context)
         entry = table.entries.get(key)
         if entry is not None:
@@ -87,19 +87,12 @@ class Jitted(_core.Caller, Generic[P, R]):
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
         """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
         if isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error):
-            names = self._plan.signature.root_names(layout)
-            leaves, graphdef = _core.record(roots, names, self._plan.signature.root_flags(layout, ()), layout)
+            leaves, graphdef, names = self._plan.record(roots, layout)
             for leaf, path in zip(leaves, leaf_names(graphdef, names), strict=True):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break
         return error
-
-    def _refuse_alias(self, roots: tuple[Any, ...], layout: tuple[Any, ...], first: int, second: int) -> None:
-        names = self._plan.signature.root_names(layout)
-        _, graphdef = _core.record(roots, names, self._plan.signature.root_flags(layout, ()), layout)
-        paths = leaf_names(graphdef, names)
-        raise StructureError(DONATED_TWICE.format(name=self._plan.name, first=paths[first], second=paths[second]))
 
     # ---- asked for by name
 
@@ -109,9 +102,7 @@ class Jitted(_core.Caller, Generic[P, R]):
             self._function(*self._prefix, *args, **kwargs)  # raises the function's own TypeError
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
         roots, layout = bound
-        names = self._plan.signature.root_names(layout)
-        flags = self._plan.signature.root_flags(layout, self._options.static)
-        leaves, graphdef = _core.record(roots, names, flags, layout)
+        leaves, graphdef, _ = self._plan.record(roots, layout, shapes=True)
         return roots, layout, leaves, graphdef
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
@@ -124,7 +115,7 @@ class Jitted(_core.Caller, Generic[P, R]):
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Any, _core.GraphDef, list[_core.Outcome], Any]:
         roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, None, may_pack=False)
+        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, None, staged=True)
         staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
         return staged, graphdef, entry.outcomes, layout
 
@@ -133,12 +124,12 @@ class Jitted(_core.Caller, Generic[P, R]):
         roots, layout, leaves, graphdef = self._prepare(args, kwargs)
         outcomes: list[_core.Outcome] = []
         donated, _ = leaf_options(self._plan, layout, graphdef)
-        flat = flat_function(self._plan, layout, donated, outcomes, by_value=True)
+        flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
         shapes, _, code = _core.run_active(self, roots, outcomes, jax.eval_shape, flat, *leaves)
         walked = _core.walk(graphdef, roots)
         if walked is None:
             raise GraftaxError("the arguments changed during eval_shape")
-        known = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        known = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
         return outcomes[_core.decode(code)].apply(shapes, known, walked[1])
 
     def clear_cache(self) -> None:

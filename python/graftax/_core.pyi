@@ -12,6 +12,9 @@ from typing import Any
 def setup(registry: object, errors: object, flatten_one_level: object, array_type: object) -> None:
     """Hands over, once, what the core asks Python for."""
 
+def forget_kind(type: type) -> None:
+    """Looks at the next instance of a class anew."""
+
 def kind_info(type: type) -> tuple[str, bool, list[str]]:
     """(base, has an identity, slot names) of a class."""
 
@@ -57,6 +60,8 @@ class GraphDef:
         The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.
         """
 
+    def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]: ...
+
     def fingerprint(self) -> str:
         """
         A text that equal structures share in every process: classes and functions count by qualified name.
@@ -72,7 +77,7 @@ class GraphDef:
         One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the leaf's index, the static's value, the first path of the node met again, or what the node needs beside its children.
         """
 
-def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None) -> tuple[list[Any], GraphDef]:
+def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[str], bool] | None = None) -> tuple[list[Any], GraphDef]:
     """Walks the roots together and returns (leaves, GraphDef)."""
 
 def weaken(graphdef: GraphDef) -> GraphDef:
@@ -115,7 +120,7 @@ class Trace:
     One trace: the caller's graph rebuilt around tracers, and what became of it.
     """
 
-    def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int]) -> None: ...
+    def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], aliases: bool, shapes: bool, dynamic: Callable[[str], bool] | None) -> None: ...
 
     def leaf_paths(self) -> list[str]: ...
 
@@ -151,7 +156,7 @@ class Caller:
 class Entry:
     """What is compiled for one structure of one function."""
 
-    def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], donated: Sequence[bool], arguments: int, packed: bool) -> None: ...
+    def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], arguments: int, packed: bool) -> None: ...
 
     @property
     def used(self) -> int:

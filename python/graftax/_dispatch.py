@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
@@ -17,15 +18,18 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 from . import _core
 from ._errors import (
     CHANGED_BEHIND,
+    DONATED_AND_KEPT,
     GLOBAL_ASSIGNED,
     MUTATION_FORBIDDEN,
     ConcurrentChangeError,
     GraftaxError,
     MutationError,
+    StructureError,
     rename_leaves,
 )
-from ._options import Options
+from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
+from .path import matcher
 
 _NUMBERING = threading.Lock()
 _MANY = 32  # leaves
@@ -55,19 +59,45 @@ class Plan:
         self.signature = signature
         self.options = options
         self.on_trace = on_trace
+        self.donate, patterns = split_patterns(options.donate)
+        self.donate_path = matcher(patterns) if patterns else None
+        self.dynamic, patterns = split_patterns(options.dynamic)
+        self.dynamic_path = matcher(patterns) if patterns else None
+
+    def record(
+        self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False
+    ) -> tuple[list[Any], _core.GraphDef, tuple[str, ...]]:
+        """(leaves, GraphDef, one name a root) of the roots of a call."""
+        names = self.signature.root_names(layout)
+        flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+        leaves, graphdef = _core.record(roots, names, flags, layout, self.options.donates, shapes, self.dynamic_path)
+        return leaves, graphdef, names
+
+    def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
+        names = self.signature.root_names(layout)
+        flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+        return _core.Trace(roots, names, flags, self.options.donates, shapes, self.dynamic_path)
 
 
 def flat_function(
-    plan: Plan, layout: Layout, donated: Sequence[bool], outcomes: list[_core.Outcome], by_value: bool
+    plan: Plan,
+    layout: Layout,
+    donated: Sequence[bool],
+    outcomes: list[_core.Outcome],
+    by_value: bool,
+    shapes: bool = False,
 ) -> Callable[..., Flat]:
-    """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome)."""
+    """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome).
+
+    With `shapes` nothing will run, and the roots may hold `jax.ShapeDtypeStruct` in place of arrays.
+    """
 
     def flat(*leaves: Any) -> Flat:
         active = _core.active_call(outcomes)
         if active is None:
             raise GraftaxError(f"{plan.name} was traced outside of a call")
         caller, roots = active
-        outcome, out = trace(plan, caller._function, roots, layout, leaves, donated, by_value)
+        outcome, out = trace(plan, caller._function, roots, layout, leaves, donated, by_value, shapes)
         with _NUMBERING:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
@@ -109,11 +139,11 @@ def trace(
     leaves: Sequence[Any],
     donated: Sequence[bool],
     by_value: bool,
+    shapes: bool,
 ) -> tuple[_core.Outcome, list[Any]]:
     """Runs `function` on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
     signature, options = plan.signature, plan.options
-    names = signature.root_names(layout)
-    tracing = _core.Trace(roots, names, signature.root_flags(layout, options.static))
+    tracing = plan.tracing(roots, layout, shapes)
     try:
         values = tracing.rebuild(leaves)
         try:
@@ -143,10 +173,16 @@ def trace(
 
 def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
     """One name a leaf: `params['w']`, `model.layers[0].bias`."""
-    paths = graphdef.leaf_paths()
-    if len(root_names) == 1:
-        return [root_names[0] + keystr(p) for p in paths]
-    return [root_names[p[0]] + keystr(p[1:]) for p in paths]
+    return [place_name(path, root_names) for path in graphdef.leaf_paths()]
+
+
+_IN_CELL = GetAttrKey("cell_contents")
+
+
+def place_name(path: tuple[Any, ...], root_names: tuple[str, ...]) -> str:
+    """The text of a path, as messages print it: a closure cell is what is in it."""
+    root, rest = (0, path) if len(root_names) == 1 else (path[0], path[1:])
+    return root_names[root] + keystr(tuple(k for k in rest if k != _IN_CELL))
 
 
 def build_entry(
@@ -157,32 +193,35 @@ def build_entry(
     graphdef: _core.GraphDef,
     leaves: list[Any],
     context: Any,
-    may_pack: bool = True,
+    staged: bool = False,
 ) -> _core.Entry:
     """Makes the jit object for one structure. Nothing is traced yet, unless out_shardings has a structure.
 
     With many leaves the flat function takes one tuple of them, where no option speaks of single leaves: JAX traces a
-    thousand arguments half as fast as a tuple of a thousand.
+    thousand arguments half as fast as a tuple of a thousand. A `staged` entry is lowered or traced, not called.
     """
     options = plan.options
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, layout, graphdef)
-    flat = flat_function(plan, layout, donated, outcomes, options.by_value)
+    flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged)
     if options.out_shardings is not None:
         spec = options.out_shardings
         if is_prefix(spec):
             probed: list[_core.Outcome] = []
-            probe = flat_function(plan, layout, donated, probed, options.by_value)
+            probe = flat_function(plan, layout, donated, probed, options.by_value, staged)
             _core.run_active(caller, roots, probed, jax.eval_shape, probe, *leaves)
             outcome = probed[-1]
             paths = outcome.leaf_paths()[: outcome.result_leaves]
             spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p) for p in paths)
         jit_options["out_shardings"] = (spec, None, None)
-    packed = may_pack and len(leaves) >= _MANY and not donated and options.in_shardings is None
+    packed = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
+    quiet = Quiet() if options.donate_word in ("all", "all-except-first") and not staged else None
+    if quiet is not None:
+        flat = quiet.around(flat)
     compiled: Any = jax.jit(pack(flat) if packed else flat, **jit_options)
-    if options.donate_word in ("all", "all-except-first"):
-        compiled = quiet(compiled)
-    return _core.Entry(graphdef, context, compiled, outcomes, donated, plan.signature.arguments(layout), packed)
+    if quiet is not None:
+        compiled = quiet.run(compiled)
+    return _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), packed)
 
 
 def pack(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
@@ -196,17 +235,44 @@ def pack(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
     return packed
 
 
-def quiet(compiled: Any) -> Any:
-    """Runs a jitted function without JAX's warning of donated buffers that it could not reuse."""
+class Quiet:
+    """Silences JAX's warning of donated buffers that it could not reuse, from a trace until its call has returned.
 
-    @functools.wraps(compiled)
-    def run(*leaves: Any) -> Any:
-        with warnings.catch_warnings():
+    Only a trace leads to a compilation, so a call that needs none pays nothing.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def around(self, flat: Callable[..., Flat]) -> Callable[..., Flat]:
+        """`flat`, with the filter set up once it is traced."""
+
+        @functools.wraps(flat)
+        def traced(*leaves: Any) -> Flat:
+            stack = contextlib.ExitStack()
+            stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return compiled(*leaves)
+            self._local.__dict__.setdefault("stacks", []).append(stack)
+            return flat(*leaves)
 
-    run.lower, run.trace = compiled.lower, compiled.trace  # type: ignore[attr-defined]
-    return run
+        traced.__wrapped__ = flat.__wrapped__  # type: ignore[attr-defined]
+        return traced
+
+    def run(self, compiled: Any) -> Any:
+        """`compiled`, with the filter taken down at the end."""
+
+        @functools.wraps(compiled)
+        def run(*leaves: Any) -> Any:
+            stacks: list[contextlib.ExitStack] = self._local.__dict__.setdefault("stacks", [])
+            depth = len(stacks)
+            try:
+                return compiled(*leaves)
+            finally:
+                while len(stacks) > depth:
+                    stacks.pop().close()
+
+        run.lower, run.trace = compiled.lower, compiled.trace  # type: ignore[attr-defined]
+        return run
 
 
 def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[list[bool], dict[str, Any]]:
@@ -214,12 +280,10 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
     options, out = plan.options, dict[str, Any]()
     donated: list[bool] = []
     if options.donates or options.in_shardings is not None:
-        flags = donated_roots(plan, layout)
-        paths = graphdef.leaf_paths()
-        one_root = len(flags) == 1
-        where = [(0, p) if one_root else (p[0], p[1:]) for p in paths]
+        one_root = len(plan.signature.root_names(layout)) == 1
+        where = [(0, p) if one_root else (p[0], p[1:]) for p in graphdef.leaf_paths()]
         if options.donates:
-            donated = [flags[root] for root, _ in where]
+            donated = donated_leaves(plan, layout, graphdef)
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
             places = sharding_places(plan, layout, [root for root, _ in where])
@@ -236,10 +300,24 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
     return donated, out
 
 
+def donated_leaves(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
+    """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
+    roots, names = donated_roots(plan, layout), plan.signature.root_names(layout)
+    donated: dict[int, tuple[bool, str]] = {}
+    for leaf, path in graphdef._leaf_places():  # pyright: ignore[reportPrivateUsage]
+        name = place_name(path, names)
+        flag = roots[0 if len(names) == 1 else path[0]] or (plan.donate_path is not None and plan.donate_path(name))
+        if donated.setdefault(leaf, (flag, name))[0] != flag:
+            first, second = donated[leaf][1], name
+            gone, kept = (second, first) if flag else (first, second)
+            raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=gone, kept=kept))
+    return [donated[i][0] for i in range(len(donated))]
+
+
 def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
     """One flag a root: are its arrays donated?"""
     signature, options = plan.signature, plan.options
-    flags = signature.flags(layout, options.donate)
+    flags = signature.flags(layout, plan.donate)
     if options.donate_word != "none":
         first = options.donate_word.endswith("except-first")
         arguments = signature.arguments(layout)

@@ -87,11 +87,12 @@ CHANGED_BEHIND = (
 )
 STATIC_CHANGES = (
     "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "
-    "numbers are static: make it a jax.Array, for example jnp.asarray(value), to compile once."
+    "numbers are static: to compile once, trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or "
+    "make it a jax.Array."
 )
-DONATED_TWICE = (
-    "{name} cannot donate one array that it is given twice: {first} and {second} are the same array. Pass a copy "
-    "(jnp.copy) for one of them, put both into one list that is shared, or do not donate it."
+DONATED_AND_KEPT = (
+    "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
+    "once), pass a copy (jnp.copy) for one of them, or donate neither."
 )
 DELETED = (
     "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from ._call import Jitted
-from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers
+from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,6 +31,7 @@ def jit(
     mutation: str = "propagate",
     cache_size: int = 512,
     donate: Any = None,
+    dynamic: Any = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -52,9 +53,13 @@ def jit(
         mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
         cache_size: how many structures are kept compiled; the least recently used goes first.
         static_argnums, static_argnames: arguments that must hold no array (whatever is no array is static anyway).
-        donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names and positions of arguments
-            whose arrays may be reused for outputs. The words with "warn" let JAX warn of what it could not reuse.
+        donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names, positions or patterns of key
+            paths of arguments (`"state.opt"`, `"**.moments"`) whose arrays may be reused for outputs. An array given
+            twice is passed once, where both places are donated. The words with "warn" let JAX warn of what it could
+            not reuse.
         donate_argnums, donate_argnames: the same, in JAX's spelling.
+        dynamic: names, positions or patterns of key paths of Python numbers to trace. Others are static, and each
+            new value compiles anew. `graftax.Dynamic` does the same for a value wherever it stands.
         in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
         keep_unused, inline, compiler_options: as in `jax.jit`.
 
@@ -73,6 +78,7 @@ def jit(
         mutation=mutation,
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
+        dynamic=one_or_more(dynamic),
         **donation(donate, donate_argnums, donate_argnames),
         in_shardings=freeze(in_shardings),
         out_shardings=freeze(out_shardings),
@@ -94,6 +100,7 @@ def filter_jit(
     /,
     *,
     donate: Any = "none",
+    dynamic: Any = None,
     cache_size: int = 512,
     keep_unused: bool = False,
     inline: bool = False,
@@ -106,13 +113,14 @@ def filter_jit(
 
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
-        donate, cache_size, keep_unused, inline, compiler_options: as in `jit`.
+        donate, dynamic, cache_size, keep_unused, inline, compiler_options: as in `jit`.
     """
     options = Options(
         mutation="discard",
         warn_lost=True,
         captured=False,
         cache_size=cache_size,
+        dynamic=one_or_more(dynamic),
         keep_unused=keep_unused,
         inline=inline,
         compiler_options=tuple(sorted((compiler_options or {}).items())),

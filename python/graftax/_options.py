@@ -12,6 +12,7 @@ class FilterJitOptions(TypedDict, total=False):
     """The keyword arguments of `filter_jit`."""
 
     donate: str | int | Sequence[str | int] | None
+    dynamic: str | int | Sequence[str | int] | None
     cache_size: int
     keep_unused: bool
     inline: bool
@@ -45,6 +46,7 @@ class Options:
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
     donate_word: str = "none"
+    dynamic: tuple[int | str, ...] = ()
     in_shardings: Any = None
     out_shardings: Any = None
     keep_unused: bool = False
@@ -76,6 +78,13 @@ def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
     return tuple(out)
 
 
+def one_or_more(chosen: Any) -> tuple[int | str, ...]:
+    """An option that takes one name or position, or several, as a tuple."""
+    if chosen is None:
+        return ()
+    return (chosen,) if isinstance(chosen, (int, str)) else tuple(chosen)
+
+
 def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
     """`donate=` (a word, names or positions) together with JAX's spellings, as fields of `Options`."""
     chosen = names_and_numbers(numbers, names)
@@ -83,7 +92,13 @@ def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
         return {"donate": chosen}
     if isinstance(donate, str) and donate in DONATE:
         return {"donate": chosen, "donate_word": donate}
-    return {"donate": (*chosen, *([donate] if isinstance(donate, (int, str)) else donate))}
+    return {"donate": (*chosen, *one_or_more(donate))}
+
+
+def split_patterns(chosen: Sequence[int | str]) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
+    """Positions and names of arguments apart from patterns of key paths (`state.opt`, `**.bias`)."""
+    patterns = tuple(c for c in chosen if isinstance(c, str) and not c.isidentifier())
+    return tuple(c for c in chosen if c not in patterns), patterns
 
 
 def freeze(value: Any) -> Any:

@@ -182,9 +182,12 @@ class Signature:
         chosen = {self.root_index(layout, w) for w in which}
         return [i in chosen for i in range(len(self.root_names(layout)))]
 
-    def root_flags(self, layout: tuple[Any, ...], static: Sequence[int | str]) -> list[int]:
-        """What the core is told of each root: declared static (1), a global (2), or neither (0)."""
-        flags: list[int] = [int(flag) for flag in self.flags(layout, static)]
+    def root_flags(
+        self, layout: tuple[Any, ...], static: Sequence[int | str], dynamic: Sequence[int | str] = ()
+    ) -> list[int]:
+        """What the core is told of each root: declared static (1), a global (2), with traced numbers (4)."""
+        pairs = zip(self.flags(layout, static), self.flags(layout, dynamic), strict=True)
+        flags = [int(s) + 4 * int(d) for s, d in pairs]
         for i in range(len(flags) - len(self.globals), len(flags)):
             flags[i] |= 2
         return flags

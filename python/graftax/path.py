@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
@@ -41,6 +43,26 @@ class Path(tuple[Any, ...]):
 
     def _types(self) -> list[tuple[type, type]]:
         return [(type(k), type(getattr(k, "key", None))) for k in self]
+
+
+_STEP = re.compile(r"\*\*|\*|[^*]+")
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """A test of key paths as messages print them (`state.layers[0].w`, `params['w']`).
+
+    A pattern covers a path and everything below it. `*` stands for one name, key or index, `**` for any number of
+    steps: `model.layers[*].bias`, `**.bias`. Quotes around keys may be left out.
+    """
+    parts: list[str] = []
+    for pattern in patterns:
+        wild: dict[str, str] = {"**": r".*", "*": r"[^.\[\]]*"}
+        text = pattern.replace("'", "").replace('"', "")
+        parts.append("".join(wild[p] if p in wild else re.escape(p) for p in cast("list[str]", _STEP.findall(text))))
+    if not parts:
+        return lambda path: False
+    compiled = re.compile(rf"(?:{'|'.join(parts)})(?:[.\[].*)?", re.DOTALL)
+    return lambda path: compiled.fullmatch(path.replace("'", "").replace('"', "")) is not None
 
 
 class Ref:

@@ -39,10 +39,14 @@ from jax import tree_util
 from . import _core
 from ._compat import ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
+from .marks import Dynamic, Static
 
 
 class Description(NamedTuple):
-    """How the core is to treat one type. Roles: array, numpy, identity, equal, reduce, refused, registered, node."""
+    """How the core is to treat one type.
+
+    Roles: array, ref, numpy, shape, identity, equal, reduce, refused, registered, node, value, dynamic.
+    """
 
     role: str
     frozen: bool = True
@@ -99,7 +103,7 @@ _OPAQUE = (
     tree_util.PyTreeDef,
 )
 
-_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.ShapeDtypeStruct)
+_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -130,13 +134,24 @@ def describe(obj: Any, solid: type) -> Description:
     cls = type(obj)
     if isinstance(obj, (type, types.ModuleType, enum.Enum)):
         return Description("identity")
-    if issubclass(cls, jax.core.Tracer) or isinstance(obj, (jax.Array, *ref_types)):
+    if isinstance(obj, ref_types):
+        return Description("ref")
+    if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
         return Description("array")
+    if issubclass(cls, Dynamic):
+        return Description("dynamic", frozen=False, handed=True)
+    if issubclass(cls, Static):
+        return Description("node", frozen=False, handed=True, static_fields=frozenset({"value"}))
+    if cls in _STATIC_CLASSES:
+        by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
+        return Description("equal" if by_value else "identity")
     for types_refused, reason in _REFUSED:
         if isinstance(obj, types_refused):
             return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
         return Description("numpy", reduce=_numpy_value)
+    if isinstance(obj, jax.ShapeDtypeStruct):
+        return Description("shape")
     if isinstance(obj, _BY_EQUALITY):
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
@@ -163,6 +178,30 @@ def describe(obj: Any, solid: type) -> Description:
     if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
         return Description("equal")
     return Description("identity")
+
+
+_STATIC_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def register_static(cls: type) -> type:
+    """Makes every instance of a class one static value, which is never opened.
+
+    Instances are compared with the class's own `__eq__` and `__hash__`, or by identity where it has none; a change in
+    place is not seen. The class is registered with JAX too (`jax.tree_util.register_static`). A decorator.
+
+    Args:
+        cls: a class that is not registered with JAX yet.
+
+    Returns:
+        the class.
+
+    Raises:
+        ValueError: where the class is registered with JAX already.
+    """
+    tree_util.register_static(cls)
+    _STATIC_CLASSES.add(cls)
+    _core.forget_kind(cls)
+    return cls
 
 
 def _registered(obj: Any, cls: type) -> Description:
@@ -289,7 +328,7 @@ def numpy_role(dtype: np.dtype[Any]) -> bool | str:
 
 def check_opaque(obj: Any, is_output: bool) -> None:
     """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
-    if isinstance(obj, (type, types.ModuleType)):
+    if isinstance(obj, (type, types.ModuleType)) or type(obj) in _STATIC_CLASSES:
         return
     if is_output and _reaches_tracer(obj, depth=3):
         raise UnsupportedValueError(

@@ -147,10 +147,9 @@ def test_a_donated_array_below_an_immutable_node_is_written_back(wrap):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array))
 
 
-@pytest.mark.parametrize("donate", [(0, 1), 0])
-def test_one_array_donated_and_given_twice_is_an_error_with_both_paths(donate):
+def test_one_array_donated_and_kept_is_an_error_with_both_paths():
     y = x + 1
-    f = graftax.jit(lambda a, b: (a["w"] + 1, b + 2), donate_argnums=donate)
+    f = graftax.jit(lambda a, b: (a["w"] + 1, b + 2), donate_argnums=0)
     with pytest.raises(graftax.StructureError, match=r"a\['w'\].* b "):
         f({"w": y}, y)
     assert not y.is_deleted()

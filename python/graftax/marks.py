@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Static` and `Dynamic`: say of one value, wherever it stands, whether it is traced."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Static(Generic[T]):
+    """Keeps a value out of the trace: what is in it is part of the compilation key, arrays too.
+
+    NumPy arrays in it count by value, JAX arrays by identity. The function gets the `Static` itself, and reads `value`.
+
+    Example:
+        >>> @graftax.jit
+        ... def f(x, table):
+        ...     return x * table.value.max()  # a number when f is traced
+        >>> f(jnp.ones(2), graftax.Static(np.arange(3.0)))
+        Array([2., 2.], dtype=float32)
+    """
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Static({self.value!r})"
+
+
+class Dynamic(Generic[T]):
+    """Traces the Python numbers in a value, so that another number is no new compilation.
+
+    The function gets the `Dynamic` itself, and reads `value`. As in plain Python, `value` may be assigned.
+
+    Example:
+        >>> @graftax.jit
+        ... def f(x, rate):
+        ...     return x * rate.value
+        >>> f(jnp.ones(2), graftax.Dynamic(0.1)), f(jnp.ones(2), graftax.Dynamic(0.2))  # compiled once
+    """
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Dynamic({self.value!r})"
