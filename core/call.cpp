@@ -194,10 +194,21 @@ bool layout_matches(const Program& program, PyObject* layout) {
 struct Settings {
   PyObject* disable_jit = nullptr;  // objects with an attribute `value`
   PyObject* prng_impl = nullptr;
+  PyObject* others = nullptr;       // tuple of such objects, whose value is a bool
   PyObject* value = nullptr;        // the interned name
 } settings;
 
 Owned setting(PyObject* state) { return own(PyObject_GetAttr(state, settings.value)); }
+
+// What a trace depends on and JAX's own key does not show. The usual case builds nothing.
+Owned context_of_call() {
+  Owned prng_impl = setting(settings.prng_impl);
+  long long set = 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(settings.others); ++i)
+    if (setting(PyTuple_GET_ITEM(settings.others, i)).get() == Py_True) set |= 1LL << i;
+  if (set == 0) return prng_impl;
+  return own(Py_BuildValue("(OL)", prng_impl.get(), set));
+}
 
 Owned tuple_of(const OwnedList& list) {
   Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
@@ -316,7 +327,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
     return nullptr;
   }
-  Owned context = setting(settings.prng_impl);
+  Owned context = context_of_call();
   Owned table = Owned::borrow(self->table);
   Walk walk;
   Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk);
@@ -563,11 +574,14 @@ void bind_call(nb::module_& m) {
   m.def("decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
         nb::sig("def decode(code: tuple[object, ...]) -> int"),
         "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");
-  m.def("use_settings", [](nb::object disable_jit, nb::object prng_impl) {
+  m.def("use_settings", [](nb::object disable_jit, nb::object prng_impl, nb::tuple others) {
     settings.disable_jit = disable_jit.release().ptr();
     settings.prng_impl = prng_impl.release().ptr();
+    settings.others = others.release().ptr();
     settings.value = PyUnicode_InternFromString("value");
-  }, nb::arg("disable_jit"), nb::arg("prng_impl"), "Where to read JAX's settings: objects with an attribute `value`.");
+  }, nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
+     nb::sig("def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None"),
+     "Where to read JAX's settings: objects with an attribute `value`. The others are booleans.");
 }
 
 }  // namespace graftax

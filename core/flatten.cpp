@@ -28,7 +28,7 @@ std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
 
 }  // namespace
 
-bool numpy_is_dynamic(PyObject* obj, const Kind&) {
+bool numpy_is_dynamic(PyObject* obj, bool refuse) {
   // The dtype objects of native numeric types are singletons: seen once, a pointer comparison after.
   static std::vector<PyObject*> numeric;
   static PyObject* name = PyUnicode_InternFromString("dtype");
@@ -36,7 +36,7 @@ bool numpy_is_dynamic(PyObject* obj, const Kind&) {
   for (PyObject* known : numeric)
     if (known == dtype.get()) return true;
   Owned answer = own(PyObject_CallMethod(runtime.registry, "numpy_role", "O", dtype.get()));
-  if (PyUnicode_Check(answer.get())) raise_error(PyExc_TypeError, utf8(answer.get()));
+  if (refuse && PyUnicode_Check(answer.get())) raise_graftax("UnsupportedValueError", utf8(answer.get()));
   if (answer.get() != Py_True) return false;
   if (numeric.size() < 64) numeric.push_back(Py_NewRef(dtype.get()));
   return true;
@@ -128,7 +128,7 @@ void Recorder::visit(PyObject* obj, Below below) {
   switch (kind.base) {
     case Base::array: return add_leaf(obj, kind, below.in_static);
     case Base::numpy:
-      if (numpy_is_dynamic(obj, kind) && !below.in_static) return add_leaf(obj, kind, false);
+      if (numpy_is_dynamic(obj, true) && !below.in_static) return add_leaf(obj, kind, false);
       if (options_.inputs) return add_leaf(obj, kind, false);
       return add_static_leaf(obj, kind);
     case Base::statics:

@@ -115,7 +115,7 @@ struct Walk {
 // Walks the roots in lockstep with `program`. False (and an empty walk) when they do not match.
 bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk);
 
-// Is this NumPy array or scalar traced (numeric), rather than static by value? Raises for what is refused.
-bool numpy_is_dynamic(PyObject* obj, const Kind& kind);
+// Is this NumPy array or scalar traced (numeric), rather than static by value? What is refused raises, or is false.
+bool numpy_is_dynamic(PyObject* obj, bool refuse);
 
 }  // namespace graftax

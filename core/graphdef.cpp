@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graphdef.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 
@@ -141,7 +142,10 @@ uint32_t only_static_that_differs(const Program& a, const Program& b) {
   return found;
 }
 
-Program weakened(const Program& p) {
+namespace {
+
+// `chosen`: the statics that are weakened; without it all that can be.
+Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   Program out;
   out.code = p.code;
   out.statics = p.statics;
@@ -163,6 +167,11 @@ Program weakened(const Program& p) {
   for (Static& s : out.statics) {
     out.keep_type(s.type);
     if (s.snapshot && (s.how != How::function || s.weak)) out.owned.push(s.snapshot);
+    if (chosen && !(*chosen)[static_cast<size_t>(&s - out.statics.data())]) {
+      out.owned.push(s.obj);
+      if (s.snapshot && s.how == How::function) out.owned.push(s.snapshot);
+      continue;
+    }
     if (s.state) s.state = std::make_shared<Program>(weakened(*s.state));
     if (s.how == How::function && !s.weak) {
       weaken_function(out, s);
@@ -183,6 +192,24 @@ Program weakened(const Program& p) {
   }
   if (p.layout) out.layout = out.keep(Owned::borrow(p.layout));
   return out;
+}
+
+}  // namespace
+
+Program weakened(const Program& p) { return weak_copy(p, nullptr); }
+
+Program weakened_inputs(const Program& p, const Program& inputs) {
+  std::vector<PyObject*> known;
+  for (const Static& s : inputs.statics)
+    if (s.how == How::identity && !s.weak) known.push_back(s.obj);
+  std::sort(known.begin(), known.end());
+  std::vector<bool> chosen(p.statics.size());
+  for (const Instr& n : p.code) {
+    if (n.op != Op::stat) continue;
+    const Static& s = p.statics[n.arg];
+    chosen[n.arg] = s.how == How::identity && std::binary_search(known.begin(), known.end(), s.obj);
+  }
+  return weak_copy(p, &chosen);
 }
 
 bool is_dead(const Program& p) {

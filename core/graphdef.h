@@ -109,6 +109,9 @@ uint32_t only_static_that_differs(const Program& a, const Program& b);
 // A copy whose identity statics are held weakly where their type allows it, without the parts that only speed up.
 Program weakened(const Program& program);
 
+// The same for those leaves alone that stand among the identity statics of `inputs` too.
+Program weakened_inputs(const Program& program, const Program& inputs);
+
 // True when a static that was held weakly is gone: the program can never match again.
 bool is_dead(const Program& program);
 

@@ -179,7 +179,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
   for (nb::handle h : as_tuple(state[5])) {
     nb::tuple t = as_tuple(h);
     int how = field<int>(t, 0);
-    nb::object value = t[1];
+    nb::object value = field<nb::object>(t, 1);
     if (how < 0 || how > static_cast<int>(How::context)) malformed("static");
     if (static_cast<How>(how) == How::function) {
       if (!PyFunction_Check(value.ptr())) malformed("function");
@@ -192,7 +192,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
       s.obj = p.keep(Owned::borrow(value.ptr()));
       s.first = field<uint32_t>(t, 2);
       s.count = field<uint32_t>(t, 3);
-      if (uint64_t{s.first} + s.count > p.elements.size()) malformed("tuple key");
+      if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr())) malformed("tuple key");
       s.hash = 17;
       for (uint32_t i = 0; i < s.count; ++i) {
         uint32_t e = p.elements[s.first + i];
@@ -228,13 +228,13 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     n.keys = field<uint32_t>(t, 9);
     n.payload = field<uint32_t>(t, 10);
     if (n.op == Op::node) {
-      nb::object type = t[11];
+      nb::object type = field<nb::object>(t, 11), treedef = field<nb::object>(t, 12);
       n.type = p.keep_type(type_from_state(type));
       n.kind = &kind_of_type(n.type);
       p.keep_kind(*n.kind);
       if (!n.kind->is_node()) malformed("a type is not a node any more");
       n.own = field<uint32_t>(t, 13);
-      if (!nb::object(t[12]).is_none()) n.treedef = p.keep(Owned::borrow(nb::object(t[12]).ptr()));
+      if (!treedef.is_none()) n.treedef = p.keep(Owned::borrow(treedef.ptr()));
     }
     if (n.op == Op::same) p.has_same = true;
     p.code.push_back(n);

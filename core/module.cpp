@@ -104,7 +104,7 @@ void bind_kinds(nb::module_& m) {
 
 }  // namespace graftax
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_main, m) {
   using namespace graftax;
   m.doc() = "The engine of graftax: walks object graphs. See core/README.md.";
   nanobind::set_leak_warnings(false);  // caches live as long as the process
@@ -115,4 +115,12 @@ NB_MODULE(_core, m) {
   bind_unflatten(m);
   bind_writeback(m);
   bind_call(m);
+}
+
+// The caches are one for the process. Python 3.12 and later refuse by themselves; before, a second interpreter would
+// take over nanobind's own state, and the main one would break.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main();
+  PyErr_SetString(PyExc_ImportError, "module graftax._core does not support loading in subinterpreters");
+  return nullptr;
 }

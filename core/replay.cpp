@@ -49,7 +49,7 @@ class Replayer {
 
   bool may_be_leaf(const Instr& in, PyObject* obj, const Kind& kind) const {
     if (kind.base == Base::array) return true;
-    if (kind.base == Base::numpy) return numpy_is_dynamic(obj, kind);
+    if (kind.base == Base::numpy) return numpy_is_dynamic(obj, false);  // recording says why not, and where
     if (in.flags & NUMBER) return is_number(obj, kind);
     return kind.shape && p_.shapes;
   }

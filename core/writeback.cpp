@@ -415,7 +415,10 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     }
   }
   Recording recorded = recorder.finish(nullptr);
-  out->program = std::move(recorded.program);
+  // What the caller's graph holds is alive whenever this is applied, and may lead back to the function.
+  out->program = weakened_inputs(recorded.program, p);
+  for (const Write& w : out->writes)
+    if (w.deleted) out->program.owned.push(w.deleted);
   for (Write& w : out->writes)
     for (uint32_t c = w.pc + 1, i = 0; !w.raw && i < out->program.children(w.pc); ++i, c = out->program.after(c))
       w.context = w.context || is_context(out->program, c);

@@ -218,5 +218,7 @@ def decode(code: tuple[object, ...]) -> int:
     The number of an Outcome from its code: None is 0, () is 1, lowest bit first.
     """
 
-def use_settings(disable_jit: object, prng_impl: object) -> None:
-    """Where to read JAX's settings: objects with an attribute `value`."""
+def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None:
+    """
+    Where to read JAX's settings: objects with an attribute `value`. The others are booleans.
+    """

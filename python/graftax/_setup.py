@@ -13,4 +13,5 @@ def setup() -> None:
     _core.use_settings(
         disable_jit=_compat.config_state("disable_jit", False),
         prng_impl=_compat.config_state("default_prng_impl", "threefry2x32"),
+        others=(_compat.config_state("enable_custom_prng", False),),  # decides what `jax.random.PRNGKey` makes
     )

@@ -49,6 +49,7 @@ class FunctionTable(_core.Table):
     def clear(self) -> None:
         self.entries.clear()
         self._forget_all()
+        self.advice = Advice()  # it remembers the last structure
         self.misses = self.found = self.traces = 0
 
 

@@ -175,7 +175,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
         return Description("reduce", reduce=_treedef_value)
-    reduce = _REDUCE.get(solid) or (pickle.dumps if isinstance(obj, _BY_PICKLE) else None)
+    reduce = _REDUCE.get(solid) or (_known_value if isinstance(obj, _BY_PICKLE) else None)
     if reduce is None and _is_structseq(cls):
         reduce = _structseq_value
     if reduce is not None:
@@ -243,6 +243,25 @@ def _subclass_value(base: type) -> Callable[[Any], Any]:
         )
 
     return value
+
+
+def _known_value(obj: Any) -> bytes:
+    """The state of a date, a decimal and the like, without the name of its class: a local class has none."""
+    content = io.BytesIO()
+    _StatePickler(content, 4).dump(obj.__reduce_ex__(4)[1:])
+    return content.getvalue()
+
+
+class _StatePickler(pickle.Pickler):
+    """Spells a class that has no name to import it by as a number."""
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, type):
+            return None
+        found: Any = sys.modules.get(obj.__module__)
+        for part in obj.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return None if found is obj else id(obj)
 
 
 def _is_structseq(cls: type) -> bool:
