@@ -276,7 +276,13 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
     bool same_context = e.context.get() == context ||
                         (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
     if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
-    if (!replay(e.program, roots.values.data(), roots.values.size(), walk)) continue;
+    try {
+      if (!replay(e.program, roots.values.data(), roots.values.size(), walk)) continue;
+    } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
+      if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
+      walk.clear();
+      continue;
+    }
     ++table.hits;
     promote(table, hold.get());
     return hold;

@@ -128,7 +128,11 @@ void Recorder::visit(PyObject* obj, Below below) {
   switch (kind.base) {
     case Base::array: return add_leaf(obj, kind, below.in_static);
     case Base::numpy:
-      if (numpy_is_dynamic(obj, true) && !below.in_static) return add_leaf(obj, kind, false);
+      if (numpy_is_dynamic(obj, true)) {
+        if (!below.in_static || options_.inputs) return add_leaf(obj, kind, false);
+        return add_static_leaf(obj, kind);
+      }
+      if (Py_TYPE(obj) == runtime.ndarray_type && !below.in_static) return open(obj, text_array_kind(), below, true);
       if (options_.inputs) return add_leaf(obj, kind, false);
       return add_static_leaf(obj, kind);
     case Base::statics:
@@ -145,7 +149,18 @@ void Recorder::visit(PyObject* obj, Below below) {
         if (named.get() == obj) return add_static_leaf(obj, kind);  // a module's or a class's own function
       }
       return open(obj, kind, below, true);
+    case Base::builtin: {  // a function of a module, or one whose object cannot be opened, is itself
+      Owned self = own(PyObject_GetAttrString(obj, "__self__"));
+      if (!PyModule_Check(self.get()) && kind_of(self.get()).is_node()) return open(obj, kind, below, true);
+      Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj, options_.inputs ? Py_True : Py_False)));
+      emit(Op::stat, add_identity(out_.program, obj), obj);
+      return;
+    }
     default:
+      if (options_.inputs && options_.inputs->keys->find(obj) && !options_.inputs->nodes->find(obj) && !defines_eq(Py_TYPE(obj))) {
+        emit(Op::stat, add_identity(out_.program, obj), obj);  // an element of the caller's own set, by identity
+        return;
+      }
       if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind)) {
         Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
         if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
@@ -386,7 +401,7 @@ void Recorder::root(PyObject* obj) {
 }
 
 void Recorder::content(PyObject* obj) {
-  open(obj, kind_of(obj), {}, false);
+  open(obj, Py_TYPE(obj) == runtime.ndarray_type ? text_array_kind() : kind_of(obj), {}, false);
   run();
 }
 
@@ -439,6 +454,9 @@ void Recorder::mark() {
     const Instr& in = p.code[pc];
     if (in.op != Op::node || !in.kind->handed) continue;
     if (has_array[pc]) {
+      if (in.kind->base == Base::value && is_remade(*in.kind))
+        raise_graftax("UnsupportedValueError", path_text(p, pc, options_.root_names) + ": a " + in.type->tp_name +
+                      " with arrays among its attributes cannot be rebuilt. Keep the arrays in an object of their own.");
       if (in.kind->has_del)
         raise_graftax("UnsupportedValueError", path_text(p, pc, options_.root_names) + ": " + in.type->tp_name +
                       " has arrays below and defines __del__, which would run for the copy that the traced function gets. "

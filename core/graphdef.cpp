@@ -166,10 +166,12 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   }
   for (Static& s : out.statics) {
     out.keep_type(s.type);
-    if (s.snapshot && (s.how != How::function || s.weak)) out.owned.push(s.snapshot);
+    bool to_rebuild = s.how != How::reduce && !s.weak;  // what only a rebuild asks for
+    if (s.snapshot && !to_rebuild) out.owned.push(s.snapshot);
+    if (s.snapshot && to_rebuild && !chosen) s.snapshot = nullptr;
     if (chosen && !(*chosen)[static_cast<size_t>(&s - out.statics.data())]) {
       out.owned.push(s.obj);
-      if (s.snapshot && s.how == How::function) out.owned.push(s.snapshot);
+      if (s.snapshot && to_rebuild) out.owned.push(s.snapshot);
       continue;
     }
     if (s.state) s.state = std::make_shared<Program>(weakened(*s.state));

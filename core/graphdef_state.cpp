@@ -42,10 +42,15 @@ bool parts_ok(const Program& p, const Instr& n) {
              n.items == 2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(payload->obj))->co_nfreevars);
     case Base::buffer:
       if (n.kind->solid == &PyByteArray_Type) return payload && payload->how == How::bytes;
+      if (n.kind->solid == runtime.ndarray_type)
+        return payload && payload->how == How::tuple && payload->count == 3 && PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) &&
+               PyTuple_Check(PyTuple_GET_ITEM(payload->obj, 1)) && PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 2));
       return payload && payload->how == How::tuple && payload->count == 2 && PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) &&
              PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 1));
     case Base::value: return payload != nullptr;
-    case Base::method: return n.items == 2;
+    case Base::method:
+    case Base::builtin: return n.items == 2;
+    case Base::exception:
     case Base::partial: return n.items == 3;
     case Base::weakref: return n.items <= 2;
     case Base::proxy:
@@ -230,7 +235,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     if (n.op == Op::node) {
       nb::object type = field<nb::object>(t, 11), treedef = field<nb::object>(t, 12);
       n.type = p.keep_type(type_from_state(type));
-      n.kind = &kind_of_type(n.type);
+      n.kind = n.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(n.type);
       p.keep_kind(*n.kind);
       if (!n.kind->is_node()) malformed("a type is not a node any more");
       n.own = field<uint32_t>(t, 13);

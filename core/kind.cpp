@@ -63,6 +63,17 @@ PyTypeObject* solid_base(PyTypeObject* type) {
   return type;
 }
 
+bool is_dict_view(PyTypeObject* type) {
+  return type == &PyDictKeys_Type || type == &PyDictValues_Type || type == &PyDictItems_Type || type == &PyODictKeys_Type ||
+         type == &PyODictValues_Type || type == &PyODictItems_Type;
+}
+
+// An exception type that adds nothing to the layout of BaseException.
+bool is_plain_exception(PyTypeObject* type) {
+  auto* base = reinterpret_cast<PyTypeObject*>(PyExc_BaseException);
+  return PyType_IsSubtype(type, base) && type->tp_basicsize == base->tp_basicsize;
+}
+
 Base base_of_solid(PyTypeObject* solid) {
   if (solid == &PyList_Type) return Base::list;
   if (solid == &PyTuple_Type) return Base::tuple;
@@ -78,7 +89,9 @@ Base base_of_solid(PyTypeObject* solid) {
   if (solid == runtime.partial_type) return Base::partial;
   if (solid == &_PyWeakref_RefType || solid == &_PyWeakref_ProxyType || solid == &_PyWeakref_CallableProxyType)
     return Base::weakref;
-  if (solid == &PyDictProxy_Type) return Base::proxy;
+  if (solid == &PyDictProxy_Type || is_dict_view(solid)) return Base::proxy;
+  if (solid == &PyCFunction_Type || solid == runtime.method_wrapper_type) return Base::builtin;
+  if (is_plain_exception(solid)) return Base::exception;
   if (solid == &PyBaseObject_Type || solid == runtime.namespace_type) return Base::none;
   return Base::statics;
 }
@@ -122,6 +135,7 @@ bool can_change(PyTypeObject* solid, Base base) {
     case Base::tuple:
     case Base::method:
     case Base::weakref:
+    case Base::builtin:
     case Base::proxy: return false;
     case Base::set: return solid == &PySet_Type;
     default: return true;
@@ -151,8 +165,8 @@ bool resolve_builtin(Kind& kind) {
     kind.base = base;
     kind.solid = t;
     kind.tracked = can_change(t, base);
-    kind.handed = base == Base::function || base == Base::partial;  // == compares them by identity
-    kind.has_dict = base == Base::partial || base == Base::function;
+    kind.handed = base == Base::function || base == Base::partial || base == Base::builtin || base == Base::exception;  // == compares them by identity
+    kind.has_dict = base == Base::partial || base == Base::function || base == Base::exception;
   }
   return true;
 }
@@ -184,6 +198,8 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     kind.tracked = true;
   } else if (role == "numpy") {
     kind.base = Base::numpy;
+    kind.tracked = !frozen;
+    kind.solid = kind.type;
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "identity") {
     make_static(kind, How::identity, false);
@@ -235,11 +251,15 @@ const char* const* part_names(Base base) {
   static const char* const partial[] = {"func", "args", "keywords", nullptr};
   static const char* const weakref[] = {"referent", "__callback__", nullptr};
   static const char* const proxy[] = {"mapping", nullptr};
+  static const char* const builtin[] = {"__name__", "__self__", nullptr};
+  static const char* const exception[] = {"args", "__cause__", "__context__", nullptr};
   switch (base) {
     case Base::method: return method;
     case Base::partial: return partial;
     case Base::weakref: return weakref;
     case Base::proxy: return proxy;
+    case Base::builtin: return builtin;
+    case Base::exception: return exception;
     default: return nullptr;
   }
 }
@@ -277,6 +297,8 @@ Owned sample_of(PyTypeObject* type) {
     args = own(PyTuple_Pack(1, nobody.get()));
   } else if (solid == runtime.array_array_type) {
     args = own(Py_BuildValue("(s)", "b"));
+  } else if (solid == runtime.ndarray_type) {
+    args = own(Py_BuildValue("(i)", 0));
   }
   return own(solid->tp_new(type, args.get(), nullptr));
 }
@@ -289,6 +311,17 @@ const Kind& kind_of(PyObject* obj) {
   kind->type = Py_TYPE(obj);
   if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
   return remember(std::move(kind));
+}
+
+const Kind& text_array_kind() {
+  static std::shared_ptr<Kind>* text = nullptr;
+  if (!text) {
+    const Kind& array = kind_of_type(runtime.ndarray_type);
+    text = new std::shared_ptr<Kind>(std::make_shared<Kind>(array));
+    (*text)->base = Base::buffer;
+    (*text)->tracked = true;
+  }
+  return **text;
 }
 
 void forget_kind(PyTypeObject* type) {
@@ -370,6 +403,8 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       items_ = mapping_of(obj);
       size_ = 1;
       break;
+    case Base::builtin:
+    case Base::exception:
     case Base::partial: {
       const char* const* names = part_names(kind.base);
       while (names[size_]) ++size_;
@@ -431,6 +466,8 @@ bool Cursor::intact() const {
     case Base::partial:
     case Base::weakref:
     case Base::proxy:
+    case Base::builtin:
+    case Base::exception:
     case Base::deque: return true;
     default: return raw_size(obj_.get(), kind_->base) == size_ || kind_->base == Base::set;
   }
@@ -448,6 +485,9 @@ void init_kinds() {
   runtime.array_array_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("array").attr("array")).release().ptr());
   runtime.tables = PyUnicode_InternFromString("__graftax_tables__");
+  runtime.ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+  runtime.method_wrapper_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("MethodWrapperType")).release().ptr());
   runtime.empty_tuple = PyTuple_New(0);
   nb::dict scope;
   scope["__builtins__"] = nb::module_::import_("builtins");

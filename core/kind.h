@@ -28,8 +28,10 @@ enum class Base : uint8_t {
   function,    // a Python function: defaults, keyword defaults, cells; its code and globals are static
   method,      // a bound method: function and instance
   partial,     // a functools.partial: function, arguments, keywords
+  builtin,     // a bound method of a builtin type: its name and its object
   weakref,     // a weak reference: its referent (and its callback), or nothing once that is gone
-  proxy,       // a mappingproxy: the mapping behind it
+  proxy,       // a mappingproxy or a view of a dict: the mapping behind it
+  exception,   // args, cause and context; its traceback is not part of the value
   registered,  // opened by the flatten function registered with JAX
 };
 
@@ -88,6 +90,7 @@ inline bool is_made_of_parts(const Kind& kind) {
     case Base::method:
     case Base::partial:
     case Base::weakref:
+    case Base::builtin:
     case Base::proxy: return true;
     case Base::set: return kind.solid == &PyFrozenSet_Type;
     default: return false;
@@ -107,6 +110,9 @@ const Kind& kind_of_type(PyTypeObject* type);
 
 // The kind if it is known already, else null. Runs no Python code.
 const Kind* known_kind(PyTypeObject* type);
+
+// NumPy arrays of text, bytes and dates: their content is static, and can be changed in place.
+const Kind& text_array_kind();
 
 // The next instance is looked at anew.
 void forget_kind(PyTypeObject* type);
@@ -255,6 +261,8 @@ inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
     case Base::partial:
     case Base::weakref:
     case Base::proxy:
+    case Base::builtin:
+    case Base::exception:
     case Base::registered:
       if (i_ >= size_) return false;
       child = PySequence_Fast_GET_ITEM(items_.get(), i_);

@@ -91,8 +91,9 @@ void bind_kinds(nb::module_& m) {
   m.def("kind_info", [](nb::handle type) {
     static const char* names[] = {"array", "numpy", "static", "refused", "object", "list", "tuple", "dict", "odict",
                                   "defaultdict", "deque", "set", "buffer", "value", "cell", "function", "method",
-                                  "partial", "weakref", "proxy", "registered"};
-    const Kind& kind = kind_of_type(reinterpret_cast<PyTypeObject*>(type.ptr()));
+                                  "partial", "builtin", "weakref", "proxy", "exception", "registered"};
+    auto* cls = reinterpret_cast<PyTypeObject*>(type.ptr());
+    const Kind& kind = cls == runtime.ndarray_type ? text_array_kind() : kind_of_type(cls);
     nb::list slots;
     for (const Slot& s : kind.slots) slots.append(nb::borrow(s.name));
     return nb::make_tuple(names[static_cast<int>(kind.base)], kind.tracked, slots);

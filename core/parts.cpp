@@ -11,6 +11,7 @@ namespace {
 
 // bytes for a bytearray, (type code, bytes) for an array.array.
 Owned buffer_content(PyObject* obj) {
+  if (PyObject_TypeCheck(obj, runtime.ndarray_type)) return own(PyObject_CallOneArg(text_array_kind().reduce, obj));
   if (PyByteArray_Check(obj)) return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
   Owned code = own(PyObject_GetAttrString(obj, "typecode"));
   Owned bytes = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.array_array_type), "tobytes", "O", obj));
@@ -138,6 +139,8 @@ uint32_t add_function(Program& p, PyObject* obj) {
   return static_cast<uint32_t>(p.statics.size() - 1);
 }
 
+bool is_remade(const Kind& kind) { return !has_plain_base(kind); }
+
 uint32_t add_payload(Program& p, PyObject* obj, const Kind& kind) {
   switch (kind.base) {
     case Base::function: return add_function(p, obj);
@@ -151,7 +154,13 @@ uint32_t add_payload(Program& p, PyObject* obj, const Kind& kind) {
     }
     case Base::value: {
       Owned plain = plain_value(obj, kind);
-      return add_static(p, plain.get(), kind_of(plain.get()));
+      uint32_t id = add_static(p, plain.get(), kind_of(plain.get()));
+      if (!has_plain_base(kind)) {  // to rebuild with: not `obj`, whose attributes may hold arrays
+        Owned bare = Owned::steal(PyObject_CallMethod(runtime.registry, "remade", "O", obj));
+        if (bare) p.statics[id].snapshot = p.keep(std::move(bare));
+        else PyErr_Clear();
+      }
+      return id;
     }
     default: return NONE;
   }
@@ -203,13 +212,18 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
   switch (n.kind->base) {
     case Base::function: return bare_twin(live ? live : p.statics[n.payload].obj);
     case Base::value: {
-      if (!has_plain_base(*n.kind))
+      if (!has_plain_base(*n.kind)) {
+        PyObject* original = live ? live : p.statics[n.payload].snapshot;
+        if (original) return own(PyObject_CallMethod(runtime.registry, "remade", "O", original));
         raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
-                      " with arrays among its attributes cannot be rebuilt. Keep the arrays in an object of their own.");
+                      "  cannot be rebuilt from a pickle. Flatten it in this process.");
+      }
       Owned args = own(PyTuple_Pack(1, p.statics[n.payload].obj));
       return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
     }
     case Base::buffer:
+      if (n.kind->solid == runtime.ndarray_type)
+        return own(PyObject_CallMethod(runtime.registry, "text_array", "(O)", p.statics[n.payload].obj));
       if (n.kind->solid == runtime.array_array_type) {
         Owned args = own(PyTuple_Pack(1, PyTuple_GET_ITEM(p.statics[n.payload].obj, 0)));
         return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
@@ -230,7 +244,15 @@ Owned construct_part(const Program& p, const Instr& n, PyObject* const* items) {
       Owned done = own(PyObject_CallMethodOneArg(obj.get(), setstate, state.get()));
       return obj;
     }
-    case Base::proxy: return own(PyDictProxy_New(items[0]));
+    case Base::builtin: return own(PyObject_GetAttr(items[1], items[0]));
+    case Base::proxy: {
+      if (n.type == &PyDictProxy_Type) return own(PyDictProxy_New(items[0]));
+      bool ordered = n.type == &PyODictKeys_Type || n.type == &PyODictValues_Type || n.type == &PyODictItems_Type;
+      bool keys = n.type == &PyDictKeys_Type || n.type == &PyODictKeys_Type;
+      bool values = n.type == &PyDictValues_Type || n.type == &PyODictValues_Type;
+      auto* dict = reinterpret_cast<PyObject*>(ordered ? runtime.odict_type : &PyDict_Type);
+      return own(PyObject_CallMethod(dict, keys ? "keys" : values ? "values" : "items", "O", items[0]));
+    }
     case Base::weakref: {
       if (n.items == 0) return dead_reference(n.type);
       if (n.type == &_PyWeakref_ProxyType || n.type == &_PyWeakref_CallableProxyType)
@@ -276,11 +298,29 @@ void write_function(PyObject* function, const Instr& n, PyObject* const* items, 
   check(PyFunction_SetClosure(function, cells.get()));
 }
 
+void write_exception(PyObject* exception, PyObject* const* items, OwnedList& graveyard) {
+  static PyObject* const args = PyUnicode_InternFromString("args");
+  graveyard.push_stolen(own(PyObject_GenericGetAttr(exception, args)));
+  check(PyObject_GenericSetAttr(exception, args, items[0]));
+  auto or_none = [](PyObject* value) { return value == Py_None ? nullptr : Py_NewRef(value); };
+  graveyard.push_stolen(Owned::steal(PyException_GetCause(exception)));
+  graveyard.push_stolen(Owned::steal(PyException_GetContext(exception)));
+  // Setting a cause also says that the context is not to be shown: that stays as it is.
+  char suppress = reinterpret_cast<PyBaseExceptionObject*>(exception)->suppress_context;
+  PyException_SetCause(exception, or_none(items[1]));
+  PyException_SetContext(exception, or_none(items[2]));
+  reinterpret_cast<PyBaseExceptionObject*>(exception)->suppress_context = suppress;
+}
+
 void write_buffer(const Program& p, const Instr& n, PyObject* obj) {
   PyObject* content = p.statics[n.payload].obj;
   if (PyByteArray_Check(obj)) {
     check(PyByteArray_Resize(obj, PyBytes_GET_SIZE(content)));
     memcpy(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content)));
+    return;
+  }
+  if (PyObject_TypeCheck(obj, runtime.ndarray_type)) {
+    Owned written = own(PyObject_CallMethod(runtime.registry, "write_text_array", "OO", obj, content));
     return;
   }
   auto* type = reinterpret_cast<PyObject*>(runtime.array_array_type);

@@ -32,10 +32,14 @@ PyObject* code_item_name(PyObject* code, Py_ssize_t i);
 // An empty mutable node: its content is written later. `live` is the object that was recorded, or null.
 Owned make_node_shell(const Program& program, const Instr& n, PyObject* live);
 
-// An immutable node of one of the bases method, partial, weakref, proxy, set (frozenset) from its items.
+// An immutable node of one of the bases method, builtin, partial, weakref, proxy, set (frozenset) from its items.
 Owned construct_part(const Program& program, const Instr& n, PyObject* const* items);
 
 void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard);
+// Is a value of this kind rebuilt by its class's own constructor (dates, fractions, paths)?
+bool is_remade(const Kind& kind);
+
+void write_exception(PyObject* exception, PyObject* const* items, OwnedList& graveyard);
 void write_buffer(const Program& program, const Instr& n, PyObject* obj);
 
 }  // namespace graftax

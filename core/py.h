@@ -153,6 +153,8 @@ struct Runtime {
   PyTypeObject* namespace_type = nullptr;
   PyTypeObject* partial_type = nullptr;
   PyTypeObject* array_array_type = nullptr;
+  PyTypeObject* ndarray_type = nullptr;
+  PyTypeObject* method_wrapper_type = nullptr;
   PyObject* tables = nullptr;           // the attribute of a function that holds its compiled entries
   destructor python_dealloc = nullptr;  // tp_dealloc of every class made by a class statement
 };

@@ -105,6 +105,14 @@ Owned state_root(PyObject* key) {
   return static_object(ref);
 }
 
+// One object as a key: weak references are one where their referent is.
+bool same_key(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!PyWeakref_CheckRef(a) || !PyWeakref_CheckRef(b)) return false;
+  Owned x = state_root(a), y = state_root(b);
+  return x && x.get() == y.get();
+}
+
 std::shared_ptr<Program> state_of(PyObject* key) {
   static thread_local bool inside = false;
   if (inside) return nullptr;
@@ -234,7 +242,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     return true;
   }
   if (s.how == How::state) {
-    if (s.obj != obj && !defines_eq(s.type)) return false;
+    if (!same_key(s.obj, obj) && !defines_eq(s.type)) return false;
     if (!s.state) return s.obj == obj;
     Owned key = Owned::borrow(obj);
     std::shared_ptr<Program> state = s.state;
@@ -269,7 +277,7 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
   }
   if (x.how == How::reduce) return plain_equal(x.snapshot, y.snapshot, 0);
   if (x.how == How::state) {
-    if (x.obj != y.obj && !defines_eq(x.type)) return false;
+    if (!same_key(x.obj, y.obj) && !defines_eq(x.type)) return false;
     return x.state && y.state ? *x.state == *y.state : x.obj == y.obj;
   }
   if (x.obj == y.obj && is_value(x.how)) return true;

@@ -192,9 +192,12 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
     }
     case Base::odict: write_odict(p, obj, n.keys, n.items, items, graveyard); break;
     case Base::deque: write_deque(p, n, obj, items, graveyard); break;
-    case Base::set: write_set(p, n, obj, graveyard); break;
+    case Base::set:
+      if (kind.solid == &PySet_Type) write_set(p, n, obj, graveyard);
+      break;
     case Base::buffer: write_buffer(p, n, obj); break;
     case Base::function: write_function(obj, n, items, graveyard); break;
+    case Base::exception: write_exception(obj, items, graveyard); break;
     case Base::cell: {
       graveyard.push(PyCell_GET(obj));
       check(PyCell_Set(obj, n.items ? items[0] : nullptr));

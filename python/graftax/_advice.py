@@ -13,6 +13,7 @@ from . import _core
 from ._errors import BIG_CAPTURED, STATIC_CHANGES, CapturedArrayWarning, RecompileWarning
 
 _BIG = 1 << 20  # bytes
+_BY_VALUE = (int, float, complex, str, bytes, type(None))
 _PATIENCE = 8  # versions that differ from the one before in the same static
 
 
@@ -63,3 +64,14 @@ class Advice:
         shown = ", ".join(values[-3:])
         message = STATIC_CHANGES.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
         warnings.warn(message, RecompileWarning, stacklevel=3)
+
+
+def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> None:
+    """Adds to an error that a static's own `__eq__` raised where the statics are that are compared in that way."""
+    places: list[str] = []
+    for path, op, _, value in graphdef.instructions():
+        if op == "static" and type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
+            root, rest = (path[0], path[1:]) if len(root_names) > 1 else (0, path)
+            places.append(f"{root_names[cast(int, root)] + keystr(cast(Any, rest))} ({type(value).__qualname__})")
+    if places:
+        error.add_note(f"graftax was comparing {', '.join(places[:4])} with earlier calls")

@@ -21,6 +21,7 @@ import jax
 import jax.core
 
 from . import _core
+from ._advice import note_comparison
 from ._aot import Lowered, Staging, Traced
 from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
 from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
@@ -78,7 +79,11 @@ class Jitted(_core.Caller, Generic[P, R]):
         signature, table = self._plan.signature, self._table
         leaves, graphdef, names = self._plan.record(roots, layout)
         key = (graphdef, context)
-        entry = table.entries.get(key)
+        try:
+            entry = table.entries.get(key)
+        except Exception as error:  # a static's own __eq__ raised
+            note_comparison(error, graphdef, names)
+            raise
         if entry is not None:
             table.found += 1
             return entry

@@ -95,7 +95,6 @@ _OPAQUE = (
     socket.socket,
     asyncio.AbstractEventLoop,
     multiprocessing.process.BaseProcess,
-    types.BuiltinFunctionType,
     inspect.Signature,
     inspect.Parameter,
     jax.custom_jvp,
@@ -108,7 +107,6 @@ _OPAQUE = (
     staticmethod,
     classmethod,
     property,
-    BaseException,
     _core.GraphDef,
     _core.Caller,
     jax.custom_batching.custom_vmap,
@@ -118,6 +116,7 @@ _BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
+_SUBCLASS_OF_ARRAY = "inside a compiled program it would be a plain array, without what the subclass adds. Pass numpy.asarray(...) of it."
 _HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
 _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
     ((random.Random,), _HIDDEN_STATE + "Use jax.random with an explicit key."),
@@ -130,6 +129,7 @@ _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
         (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
         _HIDDEN_STATE + "Turn it into a list first.",
     ),
+    ((memoryview,), "it shows memory that others may change. Pass bytes(...) or numpy.asarray(...) of it."),
     ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
     ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
 )
@@ -163,7 +163,9 @@ def describe(obj: Any, solid: type) -> Description:
         if isinstance(obj, types_refused):
             return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
-        return Description("numpy", reduce=_numpy_value)
+        if isinstance(obj, np.ndarray) and cls not in (np.ndarray, np.memmap):
+            return Description("refused", reason=_SUBCLASS_OF_ARRAY)
+        return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=_numpy_value)
     if isinstance(obj, jax.ShapeDtypeStruct):
         return Description("shape")
     if isinstance(obj, _BY_EQUALITY):
@@ -175,6 +177,10 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
         return Description("reduce", reduce=_treedef_value)
+    if isinstance(obj, BaseException):
+        if solid.__basicsize__ == BaseException.__basicsize__:
+            return Description("node", frozen=False, handed=True)
+        return Description("reduce", frozen=False, reduce=_exception_value)
     reduce = _REDUCE.get(solid) or (_known_value if isinstance(obj, _BY_PICKLE) else None)
     if reduce is None and _is_structseq(cls):
         reduce = _structseq_value
@@ -262,6 +268,35 @@ class _StatePickler(pickle.Pickler):
         for part in obj.__qualname__.split("."):
             found = getattr(found, part, None)
         return None if found is obj else id(obj)
+
+
+def remade(obj: Any) -> Any:
+    """A new instance of the class of a date, a fraction or the like, of equal value, without its attributes."""
+    make, args = obj.__reduce_ex__(4)[:2]
+    return make(*args)
+
+
+def _exception_value(error: BaseException) -> tuple[Any, ...]:
+    """What an exception is that has fields of its own in C (OSError, UnicodeError and the like)."""
+    parts = (*error.args, *(x for item in vars(error).items() for x in item))
+    if any(isinstance(x, (jax.Array, np.ndarray)) for x in parts):
+        raise UnsupportedValueError(
+            f"a {type(error).__name__} with arrays cannot be compared. Pass the arrays beside it."
+        )
+    return tuple(x if type(x) in _PLAIN else f"{type(x).__qualname__} at {id(x)}" for x in parts)
+
+
+def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, Any]:
+    """A new NumPy array of text, bytes or dates from (dtype, shape, bytes)."""
+    dtype, shape, data = content
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int, ...], bytes]) -> None:
+    new = text_array(content)
+    if array.shape != new.shape:
+        array.shape = new.shape
+    array[...] = new
 
 
 def _is_structseq(cls: type) -> bool:

@@ -188,7 +188,7 @@ def test_jit_of_a_jitted_function_is_one_jit():
     "hide",
     [
         lambda y: slice(y[0], None),
-        lambda y: ValueError(y),
+        lambda y: UnicodeDecodeError("u", b"", 0, 1, "r").__class__.__new__(UnicodeDecodeError, y),
     ],
 )
 def test_a_tracer_hidden_in_an_opaque_result_is_an_error(hide):
@@ -198,6 +198,7 @@ def test_a_tracer_hidden_in_an_opaque_result_is_an_error(hide):
 
 def test_a_function_and_a_proxy_made_inside_come_out_with_arrays():
     assert graftax.jit(lambda y: lambda: y + 1)(x)().tolist() == (x + 1).tolist()
+    assert graftax.jit(lambda y: ValueError(y))(x).args[0].tolist() == x.tolist()
     assert graftax.jit(lambda y: types.MappingProxyType({"a": y}))(x)["a"].tolist() == x.tolist()
 
 

@@ -164,7 +164,7 @@ KINDS = [
         lambda v, w, n: v.__setitem__(0, n),
         statics=("a", "b"),
         **texts,
-        note="Static, by value.",
+        note="Static, by value; a change in place comes back.",
     ),
     Kind(
         "NumPy array of bytes",

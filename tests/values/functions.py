@@ -81,12 +81,12 @@ def a_nested(w, n):
 
 
 def a_decorated(w, n):
-    def function(a):
-        return a, n
+    def function():
+        return w, n
 
     @functools.wraps(function)
     def wrapper():
-        return function(w)
+        return function() if w is not None else None
 
     wrapper.calls = [n]
     return wrapper
