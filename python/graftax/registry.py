@@ -116,7 +116,10 @@ _BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
-_SUBCLASS_OF_ARRAY = "inside a compiled program it would be a plain array, without what the subclass adds. Pass numpy.asarray(...) of it."
+_SUBCLASS_OF_ARRAY = (
+    "inside a compiled program it would be a plain array, without what the subclass adds. "
+    "Pass numpy.asarray(...) of it."
+)
 _HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
 _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
     ((random.Random,), _HIDDEN_STATE + "Use jax.random with an explicit key."),
@@ -163,7 +166,7 @@ def describe(obj: Any, solid: type) -> Description:
         if isinstance(obj, types_refused):
             return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
-        if isinstance(obj, np.ndarray) and cls not in (np.ndarray, np.memmap):
+        if isinstance(obj, np.ndarray) and cls not in (np.ndarray, np.memmap, np.recarray):
             return Description("refused", reason=_SUBCLASS_OF_ARRAY)
         return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=_numpy_value)
     if isinstance(obj, jax.ShapeDtypeStruct):
@@ -295,7 +298,7 @@ def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, A
 def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int, ...], bytes]) -> None:
     new = text_array(content)
     if array.shape != new.shape:
-        array.shape = new.shape
+        array.resize(new.shape, refcheck=False)
     array[...] = new
 
 
