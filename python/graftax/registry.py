@@ -298,7 +298,7 @@ def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, A
 def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int, ...], bytes]) -> None:
     new = text_array(content)
     if array.shape != new.shape:
-        array.resize(new.shape, refcheck=False)
+        array.shape = new.shape  # pyright: ignore[reportDeprecated]  (as the function did)
     array[...] = new
 
 
