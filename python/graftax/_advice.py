@@ -72,6 +72,6 @@ def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: 
     for path, op, _, value in graphdef.instructions():
         if op == "static" and type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
             root, rest = (path[0], path[1:]) if len(root_names) > 1 else (0, path)
-            places.append(f"{root_names[cast(int, root)] + keystr(cast(Any, rest))} ({type(value).__qualname__})")
+            places.append(f"{root_names[cast(int, root)] + keystr(rest)} ({type(value).__qualname__})")
     if places:
         error.add_note(f"graftax was comparing {', '.join(places[:4])} with earlier calls")
