@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
+import jax
 import numpy as np
 
 from . import _core
 from ._difference import Difference, describe
-from ._dispatch import leaf_names
-from ._errors import COMPILED_FOR_OTHERS, NOT_KEPT, StructureError, UnpicklableError, rename_leaves
+from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options
+from ._errors import COMPILED_FOR_OTHERS, NOT_KEPT, GraftaxError, StructureError, UnpicklableError, rename_leaves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,6 +92,54 @@ class Compiled(_Stage[P, R]):
             raise staging.caller._explain(error, roots, layout) from error.__cause__  # pyright: ignore[reportPrivateUsage]
         outcome = staging.outcomes[_core.decode(code)]
         return cast(R, outcome.apply([*result, *written], leaves, nodes))
+
+
+class Stageable(_core.Caller, Generic[P, R]):
+    """A callable that can be traced and lowered without being run."""
+
+    _plan: Plan
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(roots, layout) of these arguments. Raises the function's own TypeError where it does not take them."""
+        bound = self._bind(*args, **kwargs)
+        if bound is None:
+            self._function(*self._prefix, *args, **kwargs)
+            raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
+        return bound
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        roots, layout = self._bound(args, kwargs)
+        leaves, graphdef, _ = self._plan.record(roots, layout, shapes=True)
+        return roots, layout, leaves, graphdef
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
+        """Lowers the function for these arguments without running it."""
+        return Lowered(*self._staged("lower", args, kwargs))
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
+        """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
+        return Traced(*self._staged("trace", args, kwargs))
+
+    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
+        plan = self._plan
+        roots, layout, leaves, graphdef = self._prepare(args, kwargs)
+        entry = build_entry(plan, self, roots, layout, graphdef, leaves, None, staged=True)
+        staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
+        names = plan.signature.root_names(layout)
+        return Staging(self, plan.name, graphdef, layout, names, entry.outcomes), staged
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
+        roots, layout, leaves, graphdef = self._prepare(args, kwargs)
+        outcomes: list[_core.Outcome] = []
+        donated, _ = leaf_options(self._plan, layout, graphdef)
+        flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
+        shapes, _, code = _core.run_active(self, roots, outcomes, jax.eval_shape, flat, *leaves)
+        walked = _core.walk(graphdef, roots)
+        if walked is None:
+            raise GraftaxError("the arguments changed during eval_shape")
+        known = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        return outcomes[_core.decode(code)].apply(shapes, known, walked[1])
 
 
 def own_copies(leaves: list[Any]) -> list[Any]:

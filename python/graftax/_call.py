@@ -15,16 +15,16 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 import jax
 import jax.core
 
 from . import _core
 from ._advice import note_comparison
-from ._aot import Lowered, Staging, Traced
-from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options, place_of
-from ._errors import CHANGE_LOST, DELETED, GraftaxError, LostChangeWarning
+from ._aot import Stageable
+from ._dispatch import Plan, build_entry, leaf_names, place_of
+from ._errors import CHANGE_LOST, DELETED, LostChangeWarning
 from ._options import Options, split_patterns
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
@@ -35,10 +35,9 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Jitted(_core.Caller, Generic[P, R]):
+class Jitted(Stageable[P, R]):
     """A function compiled by graftax: what `graftax.jit` returns."""
 
-    _plan: Plan
     __wrapped__: Callable[P, R]
     __self__: Any  # of a bound method
     _method_of: Jitted[Any, R]  # of a bound method: the one on the class
@@ -104,48 +103,6 @@ class Jitted(_core.Caller, Generic[P, R]):
         return error
 
     # ---- asked for by name
-
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """(roots, layout) of these arguments. Raises the function's own TypeError where it does not take them."""
-        bound = self._bind(*args, **kwargs)
-        if bound is None:
-            self._function(*self._prefix, *args, **kwargs)
-            raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
-        return bound
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-        roots, layout = self._bound(args, kwargs)
-        leaves, graphdef, _ = self._plan.record(roots, layout, shapes=True)
-        return roots, layout, leaves, graphdef
-
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
-        """Lowers the function for these arguments without running it."""
-        return Lowered(*self._staged("lower", args, kwargs))
-
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
-        """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
-        return Traced(*self._staged("trace", args, kwargs))
-
-    def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
-        plan = self._plan
-        roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        entry = build_entry(plan, self, roots, layout, graphdef, leaves, None, staged=True)
-        staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
-        names = plan.signature.root_names(layout)
-        return Staging(self, plan.name, graphdef, layout, names, entry.outcomes), staged
-
-    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
-        roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        outcomes: list[_core.Outcome] = []
-        donated, _ = leaf_options(self._plan, layout, graphdef)
-        flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
-        shapes, _, code = _core.run_active(self, roots, outcomes, jax.eval_shape, flat, *leaves)
-        walked = _core.walk(graphdef, roots)
-        if walked is None:
-            raise GraftaxError("the arguments changed during eval_shape")
-        known = [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
-        return outcomes[_core.decode(code)].apply(shapes, known, walked[1])
 
     def clear_cache(self) -> None:
         """Drops every compiled entry of the function under these options."""

@@ -17,6 +17,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
 from ._errors import (
+    ATTRIBUTE_SET,
     CHANGED_BEHIND,
     DONATED_AND_KEPT,
     GLOBAL_ASSIGNED,
@@ -97,7 +98,7 @@ def flat_function(
         if active is None:
             raise GraftaxError(f"{plan.name} was traced outside of a call")
         caller, roots = active
-        outcome, out = trace(plan, caller._function, roots, layout, leaves, donated, by_value, shapes)
+        outcome, out = trace(plan, caller, roots, layout, leaves, donated, by_value, shapes)
         with _NUMBERING:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
@@ -133,7 +134,7 @@ def place_of(function: types.FunctionType, packed: bool = False) -> types.Functi
 
 def trace(
     plan: Plan,
-    function: types.FunctionType,
+    caller: _core.Caller,
     roots: tuple[Any, ...],
     layout: Layout,
     leaves: Sequence[Any],
@@ -141,13 +142,16 @@ def trace(
     by_value: bool,
     shapes: bool,
 ) -> tuple[_core.Outcome, list[Any]]:
-    """Runs `function` on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
+    """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
     signature, options = plan.signature, plan.options
     tracing = plan.tracing(roots, layout, shapes)
+    attributes = dict(vars(caller))
     try:
         values = tracing.rebuild(leaves)
         try:
-            result = signature.call(function, roots, values, layout)
+            result = signature.call(caller._function, roots, values, layout)
+            if options.captured and keep_attributes(caller, attributes):
+                raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
             # A forwarded input would keep its own sharding, whatever the options say.
             forward = options.in_shardings is None and options.out_shardings is None
             outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated)
@@ -169,6 +173,16 @@ def trace(
         return outcome, out
     finally:
         tracing.close()
+
+
+def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
+    """Puts the attributes of a jitted function back to what they were. True where the function has changed them."""
+    now = vars(caller)
+    if now.keys() == attributes.keys() and all(now[k] is v for k, v in attributes.items()):
+        return False
+    now.clear()
+    now.update(attributes)
+    return True
 
 
 def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:

@@ -81,6 +81,10 @@ GLOBAL_ASSIGNED = (
     "{name} assigns the global {names}. A compiled call cannot repeat an assignment to a module's globals: keep the "
     "value in a list, a dict or an object and change that, or return it."
 )
+ATTRIBUTE_SET = (
+    "{name} sets attributes of the jitted function itself. A compiled call cannot repeat that: keep the value in a "
+    "list, a dict or an object that the function captures or is given."
+)
 GENERATOR = (
     "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
     "function and call it from the {what}."

@@ -503,3 +503,14 @@ def test_an_object_without_attributes_that_is_made_inside_is_made_for_every_call
     assert vars(second) == {}
     g = graftax.jit(lambda y: (MARK, y))
     assert g(x)[0] is g(x)[0] is MARK
+
+
+def test_an_attribute_set_on_the_jitted_function_itself_is_a_clear_error():
+    @graftax.jit
+    def step(y):
+        step.calls = getattr(step, "calls", 0) + 1
+        return y
+
+    with pytest.raises(graftax.MutationError, match="attributes of the jitted function"):
+        step(x)
+    assert not hasattr(step, "calls")

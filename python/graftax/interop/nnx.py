@@ -10,6 +10,7 @@ either: a compiled function sees them sorted.
 
 from __future__ import annotations
 
+import inspect
 import operator
 
 from flax.nnx.graphlib import GraphState
@@ -21,6 +22,9 @@ from flax.typing import HashableMapping
 
 from ..registry import Description
 
+# Flax before 0.12.8 has a type alias where it has a class now.
+_BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))
+
 
 def describe(cls: type) -> Description | None:
     """How the core is to treat a class of NNX, or one derived from it. None for other classes."""
@@ -30,7 +34,7 @@ def describe(cls: type) -> Description | None:
         return Description("array")
     if issubclass(cls, Pytree):
         return Description("node", frozen=False, by_name=True)
-    if issubclass(cls, (PytreeState, Variable, State, FlatState, GraphState)):
+    if issubclass(cls, _BY_FIELDS):
         return Description("node", frozen=False)
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
         return Description("reduce", reduce=operator.attrgetter("_mapping"))
