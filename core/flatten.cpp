@@ -504,26 +504,73 @@ void Recorder::keep_functions() {
   }
 }
 
+// Objects that are keys by identity are nodes too, recorded after the roots, unless they were met elsewhere.
+void Recorder::record_keys() {
+  Program& p = out_.program;
+  uint32_t roots = p.roots;
+  for (uint32_t i = 0; i < p.statics.size(); ++i) {
+    if (!is_identity_key(p.statics[i])) continue;
+    PyObject* key = p.statics[i].obj;
+    const Kind& kind = kind_of(key);
+    if (!kind.handed || seen_->find(key)) continue;
+    p.key_roots.push_back(i);
+    visit(key, {});
+    run();
+  }
+  p.roots = roots;
+}
+
+// The path of the container that the key `id` is in, or is part of a key of.
+std::string Recorder::place_of_key(uint32_t id) const {
+  const Program& p = out_.program;
+  for (uint32_t i = 0; i < p.statics.size(); ++i) {  // a tuple stands after its elements
+    const Static& s = p.statics[i];
+    for (uint32_t k = 0; s.how == How::tuple && k < s.count; ++k)
+      if (p.elements[s.first + k] == id) return place_of_key(i);
+  }
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    for (uint32_t k = 0; n.op == Op::node && k < p.item_keys(n); ++k)
+      if (p.keys[n.keys + k] == id) return path_text(p, pc, options_.root_names);
+  }
+  return here();
+}
+
 // An object that is a key counts by identity there, so it does wherever else it stands in the graph.
 void Recorder::keys_count_by_identity() {
   Program& p = out_.program;
-  for (size_t i = 0; i < p.statics.size(); ++i) {
-    const Static& key = p.statics[i];
-    if (key.how != How::state || defines_eq(key.type)) continue;
-    if (options_.inputs) {
-      if (options_.inputs->keys->find(key.obj)) continue;
-      raise_graftax("UnsupportedValueError", here() + ": a " + std::string(key.type->tp_name) +
-                    " becomes a dict key or a set element inside the function. It counts by identity, which a compiled "
-                    "call cannot repeat for the next one. Use a string or a number as key.");
-    }
-    uint32_t* at = seen_->find(key.obj);
-    if (!at) continue;
+  std::vector<bool> nested(p.statics.size());
+  for (uint32_t e : p.elements) nested[e] = true;
+  for (size_t i = 0; i < nested.size(); ++i) {
+    Static& key = p.statics[i];
+    if (!is_identity_key(key)) continue;
     PyObject* obj = key.obj;
+    if (options_.inputs) {
+      uint32_t* input = nested[i] ? nullptr : options_.inputs->nodes->find(obj);
+      if (input) {
+        const Program& in = *options_.inputs->program;
+        if (!(in.code[in.track_pc[*input]].flags & HANDED)) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
+        key.how = How::input;
+        key.first = *input;
+        key.hash = static_cast<Py_hash_t>(*input);
+        key.obj = nullptr;
+        key.state = nullptr;
+        continue;
+      }
+      if (options_.inputs->keys->find(obj)) continue;
+      raise_graftax("UnsupportedValueError", here() + ": a " + std::string(key.type->tp_name) +
+                    " that the function makes becomes a dict key or a set element. It counts by identity, which a "
+                    "compiled call cannot repeat for the next one. Use a string or a number as key.");
+    }
+    uint32_t* at = seen_->find(obj);
+    if (!at) continue;
     Instr& n = p.code[*at];
-    if (n.op != Op::node || !(n.flags & HANDED) || (n.kind->base != Base::none && n.kind->base != Base::function))
+    if (n.op != Op::node || !(n.flags & HANDED)) {
+      if (n.op == Op::node && n.kind->handed) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
       raise_graftax("UnsupportedValueError", path_text(p, *at, options_.root_names) + ": this " + n.type->tp_name +
                     " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
                     "would be another object. Use a string or a number as key.");
+    }
     if (n.own == NONE) n.own = add_identity(p, obj);
   }
 }
@@ -533,7 +580,7 @@ Recording Recorder::finish(PyObject* layout) {
   p.aliases = options_.aliases;
   p.shapes = options_.shapes;
   if (layout) p.layout = p.keep(Owned::borrow(layout));
-  if (!options_.inputs) mark(), keep_functions();
+  if (!options_.inputs) record_keys(), mark(), keep_functions();
   keys_count_by_identity();
   p.finish();
   return std::move(out_);

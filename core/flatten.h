@@ -14,6 +14,7 @@ struct Inputs {
   IdTable* nodes = nullptr;   // rebuilt node -> tracked index
   IdTable* leaves = nullptr;  // tracer -> leaf index
   IdTable* keys = nullptr;    // objects that are keys already
+  const Program* program = nullptr;  // what the inputs were recorded as
 };
 
 enum RootFlag : uint8_t {
@@ -81,6 +82,8 @@ class Recorder {
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();
   void keep_functions();
+  void record_keys();
+  std::string place_of_key(uint32_t id) const;
   void keys_count_by_identity();
   bool root_has(RootFlag flag) const;
   bool root_is_static() const { return root_has(STATIC_ROOT); }

@@ -152,6 +152,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   out.keys = p.keys;
   out.elements = p.elements;
   out.track_pc = p.track_pc;
+  out.key_roots = p.key_roots;
   out.roots = p.roots;
   out.leaves = p.leaves;
   out.has_same = p.has_same;

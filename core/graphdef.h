@@ -54,7 +54,7 @@ struct Static {
   PyTypeObject* type = nullptr;  // owned by the program
   PyObject* obj = nullptr;       // owned by the program; How::context: what makes a new one
   PyObject* snapshot = nullptr;  // How::reduce: the plain value; How::function: itself (ITSELF), weak: globals and names
-  uint32_t first = 0, count = 0; // How::tuple: its elements in Program::elements
+  uint32_t first = 0, count = 0; // How::input: a tracked index; How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
   Py_hash_t hash = 0;
 };
@@ -65,6 +65,7 @@ struct Program {
   std::vector<uint32_t> keys;      // static ids
   std::vector<uint32_t> elements;  // static ids
   std::vector<uint32_t> track_pc;  // tracked index -> instruction
+  std::vector<uint32_t> key_roots; // keys (statics) that count by identity: what they are made of follows the roots
   OwnedList owned;
   std::vector<std::shared_ptr<const Kind>> kinds;  // those that the instructions name
   PyObject* layout = nullptr;      // how the roots were passed: a tuple of strings and numbers; owned

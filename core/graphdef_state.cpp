@@ -149,12 +149,16 @@ PyTypeObject* type_from_state(nb::handle state) {
 
 Owned program_state(const Program& p) {
   nb::list code, statics, keys, elements;
-  for (const Instr& n : p.code)
+  uint32_t end = 0;  // keys by identity are not what they were in another process: what they are made of stays here
+  for (uint32_t r = 0; r < p.roots; ++r) end = p.after(end);
+  for (uint32_t pc = 0; pc < end; ++pc) {
+    const Instr& n = p.code[pc];
     code.append(nb::make_tuple(static_cast<int>(n.op), n.flags, n.arg, n.next, n.track, n.items, n.fields, n.slots,
                                n.has_extra, n.keys, n.payload, type_state(n.type),
                                borrowed(n.treedef), n.own));
+  }
   for (const Static& s : p.statics) {
-    Owned value = static_object(s);
+    Owned value = s.how == How::input ? Owned::borrow(Py_None) : static_object(s);
     if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
     if (s.how == How::function) {  // pickled by name, where its name leads to it
       if (s.snapshot && !s.weak) value = Owned::borrow(s.snapshot);
@@ -186,6 +190,16 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     int how = field<int>(t, 0);
     nb::object value = field<nb::object>(t, 1);
     if (how < 0 || how > static_cast<int>(How::context)) malformed("static");
+    if (static_cast<How>(how) == How::input) {
+      if (!is_outcome) malformed("static");
+      Static s;
+      s.how = How::input;
+      s.type = Py_TYPE(Py_None);
+      s.first = field<uint32_t>(t, 2);
+      s.hash = static_cast<Py_hash_t>(s.first);
+      p.statics.push_back(s);
+      continue;
+    }
     if (static_cast<How>(how) == How::function) {
       if (!PyFunction_Check(value.ptr())) malformed("function");
       p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));

@@ -49,6 +49,7 @@ enum class How : uint8_t {
   state,   // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
   copied,  // Outcome only: a NumPy array, copied for each call
   function,  // what a function is apart from its children: code, globals, names
+  input,     // Outcome only: a key that is one of the caller's nodes (`first` is its tracked index)
   context,   // by nothing: it says where the program is running, and is made anew wherever it is rebuilt
 };
 

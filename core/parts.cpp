@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "static_key.h"
+#include "unflatten.h"
 
 namespace graftax {
 
@@ -233,7 +234,7 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
   }
 }
 
-Owned construct_part(const Program& p, const Instr& n, PyObject* const* items) {
+Owned construct_part(const Program& p, const Instr& n, PyObject* const* items, PyObject* const* inputs) {
   switch (n.kind->base) {
     case Base::method: return own(PyMethod_New(items[0], items[1]));
     case Base::partial: {
@@ -264,9 +265,7 @@ Owned construct_part(const Program& p, const Instr& n, PyObject* const* items) {
     case Base::set: {  // a frozenset
       Owned elements = own(PyList_New(0));
       for (uint32_t i = 0; i < n.arg; ++i) {
-        Owned element = static_object(p.statics[p.keys[n.keys + i]]);
-        if (!element) raise_error(PyExc_ReferenceError, "an element of this GraphDef no longer exists");
-        check(PyList_Append(elements.get(), element.get()));
+        check(PyList_Append(elements.get(), key_object(p, p.keys[n.keys + i], inputs).get()));
       }
       Owned args = own(PyTuple_Pack(1, elements.get()));
       return own(PyFrozenSet_Type.tp_new(n.type, args.get(), nullptr));

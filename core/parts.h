@@ -33,7 +33,7 @@ PyObject* code_item_name(PyObject* code, Py_ssize_t i);
 Owned make_node_shell(const Program& program, const Instr& n, PyObject* live);
 
 // An immutable node of one of the bases method, builtin, partial, weakref, proxy, set (frozenset) from its items.
-Owned construct_part(const Program& program, const Instr& n, PyObject* const* items);
+Owned construct_part(const Program& program, const Instr& n, PyObject* const* items, PyObject* const* inputs);
 
 void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard);
 // Is a value of this kind rebuilt by its class's own constructor (dates, fractions, paths)?

@@ -144,7 +144,7 @@ Owned path_of(const Program& p, uint32_t pc) {
 std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
   uint32_t root = 0;
   std::vector<Step> steps = steps_to(p, pc, root);
-  std::string out = "obj";
+  std::string out = root < p.roots ? "obj" : "a dict key or set element";
   if (root_names && PyTuple_Check(root_names) && root < PyTuple_GET_SIZE(root_names))
     out = utf8(PyTuple_GET_ITEM(root_names, root));
   for (const Step& s : steps) out += step_text(s);

@@ -33,6 +33,14 @@ class Replayer {
       if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
       pc = p_.after(pc);
     }
+    for (uint32_t key : p_.key_roots) {  // what objects that are keys are made of
+      Owned hold = Owned::borrow(p_.statics[key].obj);
+      if (!match(hold.get(), pc)) return false;
+      while (!stack_.empty())
+        if (!step()) return false;
+      if (p_.code.empty()) return false;
+      pc = p_.after(pc);
+    }
     return keys_as_recorded();
   }
 

@@ -124,9 +124,7 @@ std::shared_ptr<Program> state_of(PyObject* key) {
   if (!root) return nullptr;
   Recorder recorder({});
   recorder.root(root.get());
-  if (recorder.leaf_count() > 0)
-    raise_graftax("UnsupportedValueError", std::string("a ") + Py_TYPE(key)->tp_name +
-                  " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
+  if (recorder.leaf_count() > 0) refuse_key_with_arrays(key);
   return std::make_shared<Program>(std::move(recorder.finish(nullptr).program));
 }
 
@@ -137,6 +135,13 @@ Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(
 bool defines_eq(PyTypeObject* type) {
   // Weak references compare their referents; as keys they count by identity.
   return type->tp_richcompare != PyBaseObject_Type.tp_richcompare && !PyType_IsSubtype(type, &_PyWeakref_RefType);
+}
+
+bool is_identity_key(const Static& s) { return s.how == How::state && !defines_eq(s.type); }
+
+void refuse_key_with_arrays(PyObject* key, const std::string& path) {
+  raise_graftax("UnsupportedValueError", path + (path.empty() ? "" : ": ") + "a " + Py_TYPE(key)->tp_name +
+                " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
 }
 
 Owned static_object(const Static& s) {
@@ -211,7 +216,7 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
   s.how = How::state;
   s.type = program.keep_type(Py_TYPE(key));
   s.obj = program.keep(Owned::borrow(key));
-  s.state = kind.base == Base::function ? nullptr : state_of(key);
+  s.state = kind.handed && !defines_eq(s.type) ? nullptr : state_of(key);  // by identity: recorded as a node
   s.hash = s.state ? s.state->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
   program.statics.push_back(s);
   return static_cast<uint32_t>(program.statics.size() - 1);
@@ -269,6 +274,7 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
     return ox && ox.get() == oy.get();
   }
   if (x.how == How::function) return functions_equal(x, y);
+  if (x.how == How::input) return x.first == y.first;
   if (x.how == How::tuple) {
     if (x.count != y.count) return false;
     for (uint32_t i = 0; i < x.count; ++i)

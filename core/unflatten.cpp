@@ -6,14 +6,14 @@
 
 namespace graftax {
 
-namespace {
-
-// Element i of the program's keys, as an object.
-Owned key_object(const Program& p, uint32_t id) {
+Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs) {
+  if (p.statics[id].how == How::input && inputs) return Owned::borrow(inputs[p.statics[id].first]);
   Owned value = static_object(p.statics[id]);
   if (!value) raise_error(PyExc_ReferenceError, "a key of this GraphDef no longer exists");
   return value;
 }
+
+namespace {
 
 void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& graveyard) {
   auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
@@ -23,10 +23,10 @@ void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& grav
 
 // Makes `dict` hold exactly these keys and values. All keys are hashed into a new dict first: what can fail, fails there.
 void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-                OwnedList& graveyard) {
+                OwnedList& graveyard, PyObject* const* inputs = nullptr) {
   if (PyDict_GET_SIZE(dict) == 0) {
     for (uint32_t i = 0; i < count; ++i)
-      check(PyDict_SetItem(dict, key_object(p, p.keys[keys + i]).get(), values[i]));
+      check(PyDict_SetItem(dict, key_object(p, p.keys[keys + i], inputs).get(), values[i]));
     return;
   }
   bool same_keys = PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count);
@@ -34,7 +34,7 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
     PyObject *key, *value;
     Py_ssize_t pos = 0;
     for (uint32_t i = 0; same_keys && PyDict_Next(dict, &pos, &key, &value); ++i)
-      same_keys = p.statics[p.keys[keys + i]].obj == key;
+      same_keys = p.statics[p.keys[keys + i]].obj == key;  // a key that is an input has none: written anew
   }
   if (same_keys) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -48,7 +48,7 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
   }
   Owned fresh = own(PyDict_New());
   for (uint32_t i = 0; i < count; ++i)
-    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i]).get(), values[i]));
+    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i], inputs).get(), values[i]));
   graveyard.push_stolen(own(PyDict_Copy(dict)));
   PyDict_Clear(dict);
   check(PyDict_Update(dict, fresh.get()));
@@ -92,10 +92,10 @@ void write_function_dict(const Program& p, PyObject* function, uint32_t keys, ui
 }
 
 void write_odict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-                 OwnedList& graveyard) {
+                 OwnedList& graveyard, PyObject* const* inputs) {
   Owned fresh = own(PyDict_New());
   for (uint32_t i = 0; i < count; ++i)
-    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i]).get(), values[i]));
+    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i], inputs).get(), values[i]));
   Owned old = own(PyDict_New());
   check(PyDict_Merge(old.get(), dict, 1));
   graveyard.push_stolen(std::move(old));
@@ -125,9 +125,9 @@ void write_deque(const Program& p, const Instr& n, PyObject* obj, PyObject* cons
   }
 }
 
-void write_set(const Program& p, const Instr& n, PyObject* obj, OwnedList& graveyard) {
+void write_set(const Program& p, const Instr& n, PyObject* obj, OwnedList& graveyard, PyObject* const* inputs) {
   Owned fresh = own(PySet_New(nullptr));
-  for (uint32_t i = 0; i < n.arg; ++i) check(PySet_Add(fresh.get(), key_object(p, p.keys[n.keys + i]).get()));
+  for (uint32_t i = 0; i < n.arg; ++i) check(PySet_Add(fresh.get(), key_object(p, p.keys[n.keys + i], inputs).get()));
   graveyard.push_stolen(own(PySet_New(obj)));
   check(PySet_Clear(obj));
   Owned elements = own(PySequence_List(fresh.get()));
@@ -174,7 +174,8 @@ void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* valu
   else if (old) check(PyDict_DelItem(dict.get(), name));
 }
 
-void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard) {
+void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard,
+                   PyObject* const* inputs) {
   const Instr& n = p.code[pc];
   const Kind& kind = *n.kind;
   PyObject* const* items = values + n.has_extra;
@@ -184,16 +185,16 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
       check(PyList_SetSlice(obj, 0, PyList_GET_SIZE(obj), list_of(items, n.items).get()));
       break;
     }
-    case Base::dict: write_dict(p, obj, n.keys, n.items, items, graveyard); break;
+    case Base::dict: write_dict(p, obj, n.keys, n.items, items, graveyard, inputs); break;
     case Base::defaultdict: {
-      write_dict(p, obj, n.keys, n.items, items, graveyard);
+      write_dict(p, obj, n.keys, n.items, items, graveyard, inputs);
       check(PyObject_GenericSetAttr(obj, own(PyUnicode_InternFromString("default_factory")).get(), values[0]));
       break;
     }
-    case Base::odict: write_odict(p, obj, n.keys, n.items, items, graveyard); break;
+    case Base::odict: write_odict(p, obj, n.keys, n.items, items, graveyard, inputs); break;
     case Base::deque: write_deque(p, n, obj, items, graveyard); break;
     case Base::set:
-      if (kind.solid == &PySet_Type) write_set(p, n, obj, graveyard);
+      if (kind.solid == &PySet_Type) write_set(p, n, obj, graveyard, inputs);
       break;
     case Base::buffer: write_buffer(p, n, obj); break;
     case Base::function: write_function(obj, n, items, graveyard); break;
@@ -212,7 +213,8 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
     write_function_dict(p, obj, field_key, n.fields, fields, graveyard);
   } else if (kind.has_dict) {
     Owned dict = instance_dict(obj);
-    (kind.by_name ? write_named : write_dict)(p, dict.get(), field_key, n.fields, fields, graveyard);
+    if (kind.by_name) write_named(p, dict.get(), field_key, n.fields, fields, graveyard);
+    else write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
   }
   if (!kind.slots.empty()) write_slots(p, n, field_key + n.fields, obj, fields + n.fields, graveyard);
 }
@@ -238,7 +240,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
   }
   if (is_made_of_parts(kind)) {
-    obj = construct_part(program_, n, values);
+    obj = construct_part(program_, n, values, sources_.input_nodes);
     if (n.fields + n.slots == 0) return obj;
   } else if (kind.base == Base::tuple) {
     obj = own(PyTuple_New(n.items));
@@ -252,7 +254,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     obj = make_shell(kind, n.type);
   }
   OwnedList graveyard;
-  write_content(program_, pc, obj.get(), values, graveyard);
+  write_content(program_, pc, obj.get(), values, graveyard, sources_.input_nodes);
   return obj;
 }
 
@@ -335,7 +337,7 @@ void Builder::finish_frame(const Frame& frame) {
   PyObject** values = values_.data() + frame.base;
   if (frame.fill) {
     OwnedList graveyard;
-    write_content(program_, frame.pc, nodes_[n.track], values, graveyard);
+    write_content(program_, frame.pc, nodes_[n.track], values, graveyard, sources_.input_nodes);
     values_.resize(frame.base);
     return;
   }

@@ -63,7 +63,11 @@ class Builder {
 
 // Gives `obj` exactly the content that the node at `pc` describes, with base-type operations that run no user code.
 // What it replaces goes to `graveyard`, to be released after the last write.
-void write_content(const Program& program, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard);
+void write_content(const Program& program, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard,
+                   PyObject* const* inputs = nullptr);
+
+// A key as an object; `inputs` are the caller's nodes.
+Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs);
 
 // Gives `to` the attributes of `from`, an instance of the same class.
 void move_fields(PyObject* from, PyObject* to, const Kind& kind);

@@ -65,7 +65,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     const Write& w = outcome.writes[i];
     PyObject* node = in_nodes[w.track];
     if (!w.raw) {
-      write_content(p, w.pc, node, values.data() + first[i], graveyard);
+      write_content(p, w.pc, node, values.data() + first[i], graveyard, in_nodes);
       continue;
     }
     const Kind& kind = kind_of(node);
@@ -309,7 +309,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
-  Inputs inputs{&*nodes, &*leaves, &*keys};
+  Inputs inputs{&*nodes, &*leaves, &*keys, &p};
   Recorder recorder({nullptr, nullptr, &inputs, false, false, nullptr});
   recorder.root(result.ptr());
 
@@ -502,6 +502,8 @@ void bind_writeback(nb::module_& m) {
           if (n.op == Op::forward) leaf_count = std::max(leaf_count, n.arg + 1);
           if (n.op == Op::input) node_count = std::max(node_count, n.arg + 1);
         }
+        for (const Static& s : o.program.statics)
+          if (s.how == How::input) node_count = std::max(node_count, s.first + 1);
         for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
         if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
           raise_error(PyExc_ValueError, "wrong number of leaves or nodes");

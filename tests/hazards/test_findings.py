@@ -434,11 +434,51 @@ def test_objects_that_are_keys_count_by_identity_everywhere():
             assert g({a}, t) is (t is a)
 
 
-def test_an_object_that_becomes_a_key_is_a_clear_error():
-    s, a = set(), Thing()
-    with pytest.raises(graftax.UnsupportedValueError, match="key"):
-        graftax.jit(lambda s, o: s.add(o))(s, a)
+def test_an_argument_that_becomes_a_key_is_the_callers_own_object():
+    f = graftax.jit(lambda s, d, o, y: (s.add(o), d.__setitem__(o, y), {o: y})[2])
+    for _ in range(2):
+        s, d, a = set(), {}, Thing()
+        out = f(s, d, a, x)
+        assert s == {a} and list(d) == list(out) == [a]
+        assert out[a].tolist() == x.tolist()
+    assert f.cache_info().traces == 1
+
+
+def test_an_object_made_inside_that_becomes_a_key_is_a_clear_error():
+    s = set()
+    with pytest.raises(graftax.UnsupportedValueError, match="makes becomes a dict key"):
+        graftax.jit(lambda s: s.add(Thing()))(s)
     assert s == set()
+    for o in (Thing(), (1, Thing())):
+        with pytest.raises(graftax.UnsupportedValueError, match="key"):
+            graftax.jit(lambda o: {(o, 1): 2, (1, Thing()): 3})(o)
+
+
+@pytest.mark.parametrize("make", [lambda a: {a: 1}, lambda a: {a}, lambda a: frozenset([a]), lambda a: {(a, 1): 2}])
+def test_what_the_function_does_to_a_key_object_comes_back(make):
+    def f(d, y):
+        for key in d:
+            thing = key[0] if isinstance(key, tuple) else key
+            thing.k = thing.k + 1
+        return y * thing.k
+
+    a = Thing()
+    jitted = graftax.jit(f)
+    for k in (2, 3, 4):
+        assert jitted(make(a), x).tolist() == (x * k).tolist()
+        assert a.k == k
+
+
+def test_a_failing_function_leaves_a_key_object_as_it_was():
+    def f(d):
+        for key in d:
+            key.k = 9
+        raise ValueError("no")
+
+    a = Thing()
+    with pytest.raises(ValueError, match="no"):
+        graftax.jit(f)({a: x})
+    assert a.k == 1
 
 
 def test_a_changed_attribute_of_an_object_in_a_tuple_key_is_seen():
