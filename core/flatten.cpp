@@ -213,7 +213,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     n.treedef = p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(Py_TYPE(obj)),
                                         cursor.extra(), cursor.items())));
   n.payload = add_payload(p, obj, kind);
-  if (kind.base == Base::function && is_plain_function(obj)) {
+  if (kind.base == Base::function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
     n.flags |= ITSELF;
     p.statics[n.payload].snapshot = p.keep(Owned::borrow(obj));
   }
@@ -464,23 +464,48 @@ void Recorder::mark() {
   }
 }
 
-// A handed-over function that reaches nothing mutable but cells and functions stays itself when it is rebuilt: a copy
-// would be another function for whoever compares with `is` or `==`, as structures of modules do.
+// A handed-over function that reaches nothing mutable but functions, cells and keyword defaults that are theirs alone
+// stays itself when it is rebuilt: a copy would be another function for whoever compares with `is` or `==`, as
+// structures of modules do. Where a cell is shared with something that is rebuilt, all that share it are rebuilt.
 void Recorder::keep_functions() {
   Program& p = out_.program;
+  auto wanted = [](const Instr& n) {
+    return n.op == Op::node && n.kind->base == Base::function && (n.flags & HANDED) && !(n.flags & ITSELF);
+  };
+  if (std::none_of(p.code.begin(), p.code.end(), wanted)) return;
+  enum class Part : uint8_t { none, function, inner };  // inner: a cell, or the keyword defaults of a function
+  std::vector<Part> part(p.track_pc.size(), Part::none);
+  std::vector<std::pair<uint32_t, uint32_t>> holds;  // (owner, tracked node); the owner of a root is NONE
+  std::vector<uint32_t> open;
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
-    Instr& n = p.code[pc];
-    if (n.op != Op::node || n.kind->base != Base::function || !(n.flags & HANDED) || (n.flags & ITSELF)) continue;
-    bool alone = true;
-    uint32_t keyword_defaults = p.after(pc + 1);
-    for (uint32_t i = pc + 1; alone && i < n.next; ++i) {
-      const Instr& below = p.code[p.code[i].op == Op::ref ? p.track_pc[p.code[i].arg] : i];
-      if (i == keyword_defaults) continue;
-      if (below.op == Op::node && below.kind->base == Base::function) keyword_defaults = p.after(i + 1);
-      bool mutable_node = below.op == Op::node && below.track != NONE;
-      alone = !mutable_node || below.kind->base == Base::function || below.kind->base == Base::cell;
+    while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+    const Instr& n = p.code[pc];
+    uint32_t track = n.op == Op::ref ? n.arg : n.op == Op::node ? n.track : NONE;
+    if (track == NONE) continue;
+    holds.emplace_back(open.empty() ? NONE : p.code[open.back()].track, track);
+    if (n.op != Op::node) continue;
+    open.push_back(pc);
+    if (n.kind->base == Base::function && (n.flags & HANDED)) {
+      part[track] = Part::function;
+      uint32_t keywords = p.after(pc + 1);
+      if (p.code[keywords].op == Op::node && p.code[keywords].track != NONE) part[p.code[keywords].track] = Part::inner;
+    } else if (n.kind->base == Base::cell) {
+      part[track] = Part::inner;
     }
-    if (!alone) continue;
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (auto it = holds.rbegin(); it != holds.rend(); ++it) {  // children first: what they are decides
+      auto [owner, track] = *it;
+      bool owner_stays = owner != NONE && part[owner] != Part::none;
+      if (owner_stays && part[track] == Part::none) part[owner] = Part::none, changed = true;
+      else if (!owner_stays && part[track] == Part::inner) part[track] = Part::none, changed = true;
+    }
+  }
+  for (size_t t = 0; t < part.size(); ++t) {
+    uint32_t pc = p.track_pc[t];
+    Instr& n = p.code[pc];
+    if (part[t] != Part::function || (n.flags & ITSELF)) continue;
     n.flags |= ITSELF;
     p.statics[n.payload].snapshot = p.keep(Owned::borrow(out_.live[pc]));
   }

@@ -309,8 +309,9 @@ const Kind& kind_of_type(PyTypeObject* type) {
 }
 
 Owned make_shell(const Kind& kind, PyTypeObject* type) {
-  Owned shell = own(kind.solid->tp_new(type, runtime.empty_tuple, nullptr));
-  return shell;
+  Owned args = Owned::borrow(runtime.empty_tuple);
+  if (kind.base == Base::partial) args = own(PyTuple_Pack(1, reinterpret_cast<PyObject*>(&PyBaseObject_Type)));
+  return own(kind.solid->tp_new(type, args.get(), nullptr));
 }
 
 namespace {

@@ -86,7 +86,6 @@ struct Kind : std::enable_shared_from_this<Kind> {
 inline bool is_made_of_parts(const Kind& kind) {
   switch (kind.base) {
     case Base::method:
-    case Base::partial:
     case Base::weakref:
     case Base::proxy: return true;
     case Base::set: return kind.solid == &PyFrozenSet_Type;

@@ -126,6 +126,10 @@ bool is_plain_function(PyObject* function) {
   return true;
 }
 
+bool made_in_a_call(PyObject* function) {
+  return utf8(reinterpret_cast<PyFunctionObject*>(function)->func_qualname).find("<locals>") != std::string::npos;
+}
+
 uint32_t add_function(Program& p, PyObject* obj) {
   Static s;
   s.how = How::function;
@@ -222,14 +226,6 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
 Owned construct_part(const Program& p, const Instr& n, PyObject* const* items) {
   switch (n.kind->base) {
     case Base::method: return own(PyMethod_New(items[0], items[1]));
-    case Base::partial: {
-      // The keywords are filled later, like any dict; __setstate__ takes the dict itself, where the constructor copies.
-      static PyObject* setstate = PyUnicode_InternFromString("__setstate__");
-      Owned obj = own(PyObject_CallOneArg(reinterpret_cast<PyObject*>(n.type), items[0]));
-      Owned state = own(PyTuple_Pack(4, items[0], items[1], items[2], Py_None));
-      Owned done = own(PyObject_CallMethodOneArg(obj.get(), setstate, state.get()));
-      return obj;
-    }
     case Base::proxy: return own(PyDictProxy_New(items[0]));
     case Base::weakref: {
       if (n.items == 0) return dead_reference(n.type);
@@ -274,6 +270,21 @@ void write_function(PyObject* function, const Instr& n, PyObject* const* items, 
   }
   graveyard.push(f->func_closure);
   check(PyFunction_SetClosure(function, cells.get()));
+}
+
+// __setstate__ takes the keywords themselves, where the constructor copies them.
+void write_partial(PyObject* partial, PyObject* const* items, OwnedList& graveyard) {
+  const char* const* names = part_names(Base::partial);
+  bool same = true;
+  for (int i = 0; names[i]; ++i) {
+    Owned old = own(PyObject_GetAttrString(partial, names[i]));
+    same = same && old.get() == items[i];
+    graveyard.push(old.get());
+  }
+  if (same) return;
+  Owned state = own(PyTuple_Pack(4, items[0], items[1], items[2], instance_dict(partial).get()));
+  Owned done = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.partial_type), "__setstate__", "OO", partial,
+                                       state.get()));
 }
 
 void write_buffer(const Program& p, const Instr& n, PyObject* obj) {

@@ -195,6 +195,7 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
     case Base::set: write_set(p, n, obj, graveyard); break;
     case Base::buffer: write_buffer(p, n, obj); break;
     case Base::function: write_function(obj, n, items, graveyard); break;
+    case Base::partial: write_partial(obj, items, graveyard); break;
     case Base::cell: {
       graveyard.push(PyCell_GET(obj));
       check(PyCell_Set(obj, n.items ? items[0] : nullptr));
