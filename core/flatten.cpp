@@ -200,6 +200,16 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
                                     std::to_string(max_expanded) + " nodes once expanded. Put one mutable object (a list) "
                                     "around what is shared.");
   Cursor cursor(obj, kind);
+  if (!options_.inputs) {
+    PyObject* dict = cursor.shared_dict();
+    bool is_dict = Py_TYPE(obj) == &PyDict_Type;
+    // Two objects with one __dict__, or an object and vars() of it.
+    if ((dict && (seen_->find(dict) || !dicts_->insert(dict, pc))) || (is_dict && dicts_->find(obj)))
+      raise_graftax("StructureError", std::string(is_dict ? "this dict is the __dict__ of an object that is" : "this ") +
+                    (is_dict ? "" : type_name(obj) + " has a __dict__ that is") + " also reached another way. A rebuilt "
+                    "object has one of its own: what is written to the one would not be seen in the other. Pass the object "
+                    "alone, or a copy (dict(vars(obj))).");
+  }
   Instr n;
   n.op = Op::node;
   n.track = track;
@@ -217,6 +227,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     n.flags |= ITSELF;
     p.statics[n.payload].snapshot = p.keep(Owned::borrow(obj));
   }
+  if (cursor.own_dict()) n.flags |= OWN_DICT;
   if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.own = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
   if (kind.base == Base::set) {

@@ -90,6 +90,7 @@ class Recorder {
   Recording out_;
   std::vector<Frame> stack_;
   IdLease seen_;                        // node -> pc
+  IdLease dicts_;                       // instance dictionary that others hold too
   std::vector<uint32_t> field_keys_;    // keys of open nodes, as a stack
   std::vector<size_t> field_base_;
   std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree

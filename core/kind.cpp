@@ -404,6 +404,11 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
     if (fields_ && PyDict_GetItemWithError(dict_.get(), runtime.tables)) hidden_ = runtime.tables, --fields_;
   } else if (kind.has_dict) {
     dict_ = instance_dict(obj);
+    if (dict_.get() == obj) {
+      own_dict_ = true;
+      dict_ = Owned();
+      return;
+    }
     fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
     if (kind.absent && static_cast<size_t>(fields_) > kind.order.size()) {
       PyObject *name, *value;

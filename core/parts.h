@@ -38,6 +38,8 @@ Owned make_node_shell(const Program& program, const Instr& n, PyObject* live);
 // An immutable node of one of the bases method, weakref, proxy, set (frozenset) from its items.
 Owned construct_part(const Program& program, const Instr& n, PyObject* const* items);
 
+// Gives a function the code and the names back that it was recorded with.
+void restore_code(const Static& s, PyObject* function);
 void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard);
 void write_partial(PyObject* partial, PyObject* const* items, OwnedList& graveyard);
 void write_buffer(const Program& program, const Instr& n, PyObject* obj);

@@ -196,8 +196,8 @@ bool Trace::changed(uint32_t pc) {
   if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
   if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
     raise_graftax("StructureError", path_text(p, pc, root_names_.get()) +
-                                    ": the code or the name of this function was changed inside the traced function, which "
-                                    "cannot be written back");
+                                    ": the code, the name, __doc__ or __module__ of this function was changed inside the "
+                                    "traced function, which cannot be written back");
   if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
   Cursor cursor(obj.get(), kind);
   uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
@@ -300,6 +300,7 @@ void Trace::restore() {
     if (n.op != Op::node || !(n.flags & HANDED) || (n.track == NONE && !n.kind->has_fields())) continue;
     PyObject* obj = recording_.live[pc];
     if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
+    if (n.kind->base == Base::function && !payload_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
     if ((n.track != NONE && raw_[n.track]) || changed(pc)) restore_node(pc);
   }
 }
