@@ -339,6 +339,30 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
   return out;
 }
 
+// By value, which tracked nodes lead to a node that the result would have anew: a mutable one that is no function, or a
+// cell that is shared with a function that leads to one.
+std::vector<bool> Trace::leads_to_rebuilt() const {
+  const Program& p = recording_.program;
+  std::vector<uint32_t> rebuilt;
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+    const Instr& n = p.code[p.track_pc[t]];
+    if (!(n.flags & HANDED) && n.kind->base != Base::function && n.kind->base != Base::cell) rebuilt.push_back(t);
+  }
+  for (;;) {
+    std::vector<bool> out = reaches_changed(rebuilt);
+    size_t before = rebuilt.size();
+    for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+      uint32_t pc = p.track_pc[t];
+      if (!out[t] || p.code[pc].kind->base != Base::function) continue;
+      for (uint32_t c = pc + 1, i = 0; i < p.code[pc].items; ++i, c = p.after(c)) {
+        uint32_t track = p.code[c].op == Op::ref ? p.code[c].arg : p.code[c].op == Op::node ? p.code[c].track : NONE;
+        if (track != NONE && !out[track]) rebuilt.push_back(track);
+      }
+    }
+    if (rebuilt.size() == before) return out;
+  }
+}
+
 nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated) {
   const Program& p = recording_.program;
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
@@ -381,11 +405,12 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (const Static& s : p.statics)
     if (s.how == How::state) keys->insert(s.obj, 0);
   std::vector<bool> differs = by_value ? reaches_changed(changed_tracks) : std::vector<bool>();
+  std::vector<bool> leads_to_new = by_value ? leads_to_rebuilt() : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
     bool handed = p.code[pc].flags & HANDED;
-    // By value, too, a function stays the caller's own: nobody expects a new one.
-    bool itself = handed || (p.code[pc].kind->base == Base::function && donated_.empty());
+    // By value, too, a function stays the caller's own, unless it leads to something that does not.
+    bool itself = handed || (p.code[pc].kind->base == Base::function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)

@@ -54,7 +54,7 @@ def maker(first: Any = None, second: Any = None) -> Callable[..., Any]:
 
 def forwarder(first: Any = None, second: Any = None) -> Callable[..., Any]:
     def forward(value: Any = None, *rest: Any, k: Any = None) -> Any:
-        if isinstance(first, types.FunctionType) and first.__code__ is not forward.__code__:
+        if isinstance(first, types.FunctionType) and first.__name__ != "forward":
             return first(second, value, k=k)
         return second
 
@@ -63,6 +63,8 @@ def forwarder(first: Any = None, second: Any = None) -> Callable[..., Any]:
 
 def counter(first: Any = None, second: Any = None) -> Callable[..., Any]:
     def count(value: Any = None, *rest: Any, k: Any = None) -> Any:
+        if not isinstance(count, types.FunctionType):  # its cell holds something else by now
+            return first
         count.calls = getattr(count, "calls", 0) + 1
         return first if count.calls < 3 else (second, count.calls)
 
@@ -71,11 +73,10 @@ def counter(first: Any = None, second: Any = None) -> Callable[..., Any]:
 
 def eraser(first: Any = None, second: Any = None) -> Callable[..., Any]:
     def erase(value: Any = None, *rest: Any, k: Any = None) -> Any:
-        nonlocal first
-        del first
+        nonlocal first, second
         first = (second, value)
         del second
-        return rest
+        return first, rest
 
     return erase
 

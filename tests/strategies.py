@@ -26,7 +26,23 @@ import oracle
 from callables import Number, Text
 from zoo import Affine, Both, Box, Color, Data, Frozen, Point, Registered, Slotted, SlottedData, Stack
 
-STATICS = (0, 1, True, 1.0, 0.0, -0.0, float("nan"), None, "s", b"b", ..., Color.RED, (1, ("x", None)), int, frozenset({1, "x"}))
+STATICS = (
+    0,
+    1,
+    True,
+    1.0,
+    0.0,
+    -0.0,
+    float("nan"),
+    None,
+    "s",
+    b"b",
+    ...,
+    Color.RED,
+    (1, ("x", None)),
+    int,
+    frozenset({1, "x"}),
+)
 KEYS = ("k", "a", 0, 1, True, None, (1, "x"), Color.BLUE)
 NAMES = ("a", "b", "c")
 SHAPES = ((), (2,))
@@ -156,7 +172,9 @@ def names_of(x: Any) -> list[str]:
 
 
 def graphs(max_nodes: int = 5) -> st.SearchStrategy[Recipe]:
-    node = st.tuples(st.one_of(st.sampled_from(MUTABLE), st.sampled_from(CALLABLE)), st.lists(contents, min_size=1, max_size=3))
+    node = st.tuples(
+        st.one_of(st.sampled_from(MUTABLE), st.sampled_from(CALLABLE)), st.lists(contents, min_size=1, max_size=3)
+    )
     return st.builds(Recipe, st.lists(node, min_size=1, max_size=max_nodes), st.lists(contents, min_size=1, max_size=3))
 
 
@@ -185,7 +203,8 @@ class State:
             case ("node", i):
                 return self.node(i)
             case ("reference", i):
-                return callables.reference(self.node(i))
+                self.held.append(node := self.node(i))  # under jit nothing dies before the end
+                return callables.reference(node)
             case ("array", i):
                 return self.array(i)
             case ("static", i):
@@ -314,7 +333,6 @@ STEPS: dict[type | tuple[type, ...], list[Step]] = {
     types.FunctionType: [*callables.FUNCTION_STEPS, set_name, delete_name],
     functools.partial: [*callables.PARTIAL_STEPS, set_name, delete_name],
     types.CellType: callables.CELL_STEPS,
-
     list: [
         *SEQUENCE,
         lambda x, value, i, state: x.insert(i % (len(x) + 1), value),

@@ -274,3 +274,19 @@ def test_an_object_and_its_dict_are_a_clear_error_and_its_dict_alone_is_a_dict()
     g.w = x
     with pytest.raises(graftax.StructureError, match="__dict__"):
         graftax.jit(lambda g, d: 0)(g, vars(g))
+
+
+# ── by value ──
+
+
+@pytest.mark.parametrize("wrap", [graftax.filter_jit, functools.partial(graftax.jit, mutation="discard")])
+def test_by_value_a_returned_function_and_a_returned_list_are_about_the_same_list(wrap):
+    def over(content):
+        return lambda: content
+
+    items = [x]
+    out, f = wrap(lambda items, f: (items, f))(items, over(items))
+    assert out is not items
+    assert f() is out
+    alone = over(x)
+    assert wrap(lambda f: f)(alone) is alone
