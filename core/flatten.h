@@ -81,6 +81,7 @@ class Recorder {
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();
+  void refuse_shared_dicts() const;
   void keep_functions();
   void record_keys();
   std::string place_of_key(uint32_t id) const;
@@ -93,6 +94,8 @@ class Recorder {
   Recording out_;
   std::vector<Frame> stack_;
   IdLease seen_;                        // node -> pc
+  IdLease dicts_;                       // instance dictionary that others hold too -> pc
+  std::vector<std::pair<uint32_t, uint32_t>> shared_dicts_;  // two nodes over one instance dictionary
   std::vector<uint32_t> field_keys_;    // keys of open nodes, as a stack
   std::vector<size_t> field_base_;
   std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree

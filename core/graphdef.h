@@ -25,6 +25,7 @@ enum Flag : uint8_t {
   TARGET = 4,  // some `same` points here
   ALIAS = 8,   // leaf: the array of an earlier leaf, met again
   NUMBER = 16, // leaf: a Python number that is traced
+  OWN_DICT = 64, // a dict that is its own instance dictionary: its items are its attributes
   ITSELF = 32, // a function that nothing below it tells from its next incarnation: rebuilt as itself
 };
 

@@ -105,6 +105,7 @@ void validate(Program& p, bool is_outcome) {
           if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
         if (in.payload != NONE) key_ok(in.payload);
         if (in.own != NONE) key_ok(in.own);
+        if ((in.flags & OWN_DICT) && !(in.kind->has_dict && is_dict_base(in.kind->base) && in.fields == 0)) malformed("fields");
         if (!parts_ok(p, in)) malformed("the parts of a node");
         if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root)) malformed("a node without an identity");
         if (in.kind->base == Base::registered && !in.treedef) malformed("treedef");
@@ -236,7 +237,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     int op = field<int>(t, 0);
     if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
     n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER));
+    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER | OWN_DICT));
     n.arg = field<uint32_t>(t, 2);
     n.next = field<uint32_t>(t, 3);
     n.track = field<uint32_t>(t, 4);

@@ -342,8 +342,9 @@ const Kind& kind_of_type(PyTypeObject* type) {
 }
 
 Owned make_shell(const Kind& kind, PyTypeObject* type) {
-  Owned shell = own(kind.solid->tp_new(type, runtime.empty_tuple, nullptr));
-  return shell;
+  Owned args = Owned::borrow(runtime.empty_tuple);
+  if (kind.base == Base::partial) args = own(PyTuple_Pack(1, reinterpret_cast<PyObject*>(&PyBaseObject_Type)));
+  return own(kind.solid->tp_new(type, args.get(), nullptr));
 }
 
 namespace {
@@ -438,6 +439,11 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
     if (fields_ && PyDict_GetItemWithError(dict_.get(), runtime.tables)) hidden_ = runtime.tables, --fields_;
   } else if (kind.has_dict) {
     dict_ = instance_dict(obj);
+    if (dict_.get() == obj) {
+      own_dict_ = true;
+      dict_ = Owned();
+      return;
+    }
     fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
     if (kind.absent && static_cast<size_t>(fields_) > kind.order.size()) {
       PyObject *name, *value;

@@ -85,11 +85,12 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_fields() const { return has_dict || !slots.empty(); }
 };
 
+inline bool is_dict_base(Base base) { return base == Base::dict || base == Base::odict || base == Base::defaultdict; }
+
 // Immutable, and made from all its items at once.
 inline bool is_made_of_parts(const Kind& kind) {
   switch (kind.base) {
     case Base::method:
-    case Base::partial:
     case Base::weakref:
     case Base::builtin:
     case Base::proxy: return true;
@@ -152,6 +153,10 @@ class Cursor {
   PyObject* hidden() const { return hidden_; }            // an instance attribute that is not part of the value
   PyObject* materialised() const { return items_.get(); }
   PyObject* extra() const { return extra_.get(); }
+  // Is the node its own instance dictionary? Then it has no fields but its items.
+  bool own_dict() const { return own_dict_; }
+  // The instance dictionary where something else than the node and this cursor holds it, else null.
+  PyObject* shared_dict() const { return dict_ && Py_REFCNT(dict_.get()) > 2 ? dict_.get() : nullptr; }
   // False when the sizes read at opening no longer hold: user code changed the node meanwhile.
   bool intact() const;
 
@@ -171,6 +176,7 @@ class Cursor {
   Py_ssize_t fields_ = 0;
   Py_ssize_t dict_size_ = 0;
   Py_ssize_t given_ = 0;   // fields returned so far
+  bool own_dict_ = false;
   bool in_step_ = true;    // the instance's own order has been the class's so far
   Py_ssize_t pos_ = 0;
   Py_ssize_t i_ = 0;

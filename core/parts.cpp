@@ -54,11 +54,13 @@ struct FunctionView {
   PyObject* globals = nullptr;
   PyObject* name = nullptr;
   PyObject* qualname = nullptr;
+  PyObject* doc = nullptr;
+  PyObject* module = nullptr;
 };
 
 FunctionView view(PyObject* function) {
   auto* f = reinterpret_cast<PyFunctionObject*>(function);
-  return {Owned::borrow(f->func_code), f->func_globals, f->func_name, f->func_qualname};
+  return {Owned::borrow(f->func_code), f->func_globals, f->func_name, f->func_qualname, f->func_doc, f->func_module};
 }
 
 FunctionView view(const Static& s) {
@@ -76,36 +78,51 @@ FunctionView view(const Static& s) {
   }
   v.name = PyTuple_GET_ITEM(s.snapshot, 1);
   v.qualname = PyTuple_GET_ITEM(s.snapshot, 2);
+  v.doc = PyTuple_GET_ITEM(s.snapshot, 3);
+  v.module = PyTuple_GET_ITEM(s.snapshot, 4);
   return v;
 }
 
 bool equal_objects(PyObject* a, PyObject* b) {
-  if (a == b) return true;
+  if (a == b || (!a && b == Py_None) || (!b && a == Py_None)) return true;
   if (!a || !b) return false;
   int equal = PyObject_RichCompareBool(a, b, Py_EQ);
   check(equal);
   return equal;
 }
 
+// __doc__ and __module__ may be anything: what is no text counts by identity.
+bool equal_texts(PyObject* a, PyObject* b) {
+  if (a && b && a != b && !(PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b))) return false;
+  return equal_objects(a, b);
+}
+
 bool equal_views(const FunctionView& a, const FunctionView& b) {
   return a.globals && a.globals == b.globals && equal_objects(a.code.get(), b.code.get()) && equal_objects(a.name, b.name) &&
-         equal_objects(a.qualname, b.qualname);
+         equal_objects(a.qualname, b.qualname) && equal_texts(a.doc, b.doc) && equal_texts(a.module, b.module);
+}
+
+void copy_names(PyFunctionObject* from, PyFunctionObject* to) {
+  auto set = [](PyObject*& place, PyObject* value) {
+    if (place == value) return;
+    Py_XINCREF(value);
+    Owned old = Owned::steal(std::exchange(place, value));
+  };
+  set(to->func_name, from->func_name);
+  set(to->func_qualname, from->func_qualname);
+  set(to->func_doc, from->func_doc);
+  set(to->func_module, from->func_module);
+  set(to->func_annotations, from->func_annotations);
+#if PY_VERSION_HEX >= 0x030C0000
+  set(to->func_typeparams, from->func_typeparams);
+#endif
 }
 
 // A function with the code, globals and names of `function`, and nothing else of it.
 Owned bare_twin(PyObject* function) {
   auto* f = reinterpret_cast<PyFunctionObject*>(function);
   Owned out = own(PyFunction_NewWithQualName(f->func_code, f->func_globals, f->func_qualname));
-  auto* g = reinterpret_cast<PyFunctionObject*>(out.get());
-  auto set = [](PyObject*& place, PyObject* value) {
-    if (place == value) return;
-    Py_XINCREF(value);
-    Owned old = Owned::steal(std::exchange(place, value));
-  };
-  set(g->func_name, f->func_name);
-  set(g->func_doc, f->func_doc);
-  set(g->func_module, f->func_module);
-  set(g->func_annotations, f->func_annotations);
+  copy_names(f, reinterpret_cast<PyFunctionObject*>(out.get()));
   return out;
 }
 
@@ -126,6 +143,10 @@ bool is_plain_function(PyObject* function) {
   for (Py_ssize_t i = 0; f->func_defaults && i < PyTuple_GET_SIZE(f->func_defaults); ++i)
     if (!kind_of(PyTuple_GET_ITEM(f->func_defaults, i)).immortal_value) return false;
   return true;
+}
+
+bool made_in_a_call(PyObject* function) {
+  return utf8(reinterpret_cast<PyFunctionObject*>(function)->func_qualname).find("<locals>") != std::string::npos;
 }
 
 uint32_t add_function(Program& p, PyObject* obj) {
@@ -192,7 +213,8 @@ void weaken_function(Program& p, Static& s) {
   if (module && PyModule_Check(module) && PyModule_GetDict(module) == v.globals) holder = own(PyWeakref_NewRef(module, nullptr));
   else holder = Owned::borrow(v.globals);
   Owned code = own(PyWeakref_NewRef(v.code.get(), nullptr));
-  s.snapshot = p.keep(own(PyTuple_Pack(3, holder.get(), v.name, v.qualname)));
+  auto text = [](PyObject* t) { return t ? t : Py_None; };
+  s.snapshot = p.keep(own(PyTuple_Pack(5, holder.get(), v.name, v.qualname, text(v.doc), text(v.module))));
   s.obj = p.keep(std::move(code));
   s.weak = true;
 }
@@ -230,21 +252,17 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
         return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
       }
       [[fallthrough]];
-    default: return make_shell(*n.kind, n.type);
+    default: {
+      Owned shell = make_shell(*n.kind, n.type);
+      if (n.flags & OWN_DICT) check(PyObject_GenericSetDict(shell.get(), shell.get(), nullptr));
+      return shell;
+    }
   }
 }
 
 Owned construct_part(const Program& p, const Instr& n, PyObject* const* items, PyObject* const* inputs) {
   switch (n.kind->base) {
     case Base::method: return own(PyMethod_New(items[0], items[1]));
-    case Base::partial: {
-      // The keywords are filled later, like any dict; __setstate__ takes the dict itself, where the constructor copies.
-      static PyObject* setstate = PyUnicode_InternFromString("__setstate__");
-      Owned obj = own(PyObject_CallOneArg(reinterpret_cast<PyObject*>(n.type), items[0]));
-      Owned state = own(PyTuple_Pack(4, items[0], items[1], items[2], Py_None));
-      Owned done = own(PyObject_CallMethodOneArg(obj.get(), setstate, state.get()));
-      return obj;
-    }
     case Base::builtin: return own(PyObject_GetAttr(items[1], items[0]));
     case Base::proxy: {
       if (n.type == &PyDictProxy_Type) return own(PyDictProxy_New(items[0]));
@@ -272,6 +290,11 @@ Owned construct_part(const Program& p, const Instr& n, PyObject* const* items, P
     }
     default: raise_error(PyExc_SystemError, "this node is not made of parts");
   }
+}
+
+void restore_code(const Static& s, PyObject* function) {
+  check(PyObject_SetAttrString(function, "__code__", PyFunction_GET_CODE(s.obj)));
+  copy_names(reinterpret_cast<PyFunctionObject*>(s.obj), reinterpret_cast<PyFunctionObject*>(function));
 }
 
 void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard) {
@@ -309,6 +332,21 @@ void write_exception(PyObject* exception, PyObject* const* items, OwnedList& gra
   PyException_SetCause(exception, or_none(items[1]));
   PyException_SetContext(exception, or_none(items[2]));
   reinterpret_cast<PyBaseExceptionObject*>(exception)->suppress_context = suppress;
+}
+
+// __setstate__ takes the keywords themselves, where the constructor copies them.
+void write_partial(PyObject* partial, PyObject* const* items, OwnedList& graveyard) {
+  const char* const* names = part_names(Base::partial);
+  bool same = true;
+  for (int i = 0; names[i]; ++i) {
+    Owned old = own(PyObject_GetAttrString(partial, names[i]));
+    same = same && old.get() == items[i];
+    graveyard.push(old.get());
+  }
+  if (same) return;
+  Owned state = own(PyTuple_Pack(4, items[0], items[1], items[2], instance_dict(partial).get()));
+  Owned done = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.partial_type), "__setstate__", "OO", partial,
+                                       state.get()));
 }
 
 void write_buffer(const Program& p, const Instr& n, PyObject* obj) {

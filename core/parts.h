@@ -16,6 +16,9 @@ uint32_t add_function(Program& program, PyObject* obj);
 // Is a function code and nothing else: no closure, no attributes, defaults that cannot change?
 bool is_plain_function(PyObject* function);
 
+// Was it made by a call of another function, so that the next call makes another one?
+bool made_in_a_call(PyObject* function);
+
 // Is `obj` apart from its children what node `n` was recorded from?
 bool payload_matches(const Program& program, const Instr& n, PyObject* obj);
 
@@ -32,14 +35,17 @@ PyObject* code_item_name(PyObject* code, Py_ssize_t i);
 // An empty mutable node: its content is written later. `live` is the object that was recorded, or null.
 Owned make_node_shell(const Program& program, const Instr& n, PyObject* live);
 
-// An immutable node of one of the bases method, builtin, partial, weakref, proxy, set (frozenset) from its items.
+// An immutable node of one of the bases method, builtin, weakref, proxy, set (frozenset) from its items.
 Owned construct_part(const Program& program, const Instr& n, PyObject* const* items, PyObject* const* inputs);
 
+// Gives a function the code and the names back that it was recorded with.
+void restore_code(const Static& s, PyObject* function);
 void write_function(PyObject* function, const Instr& n, PyObject* const* items, OwnedList& graveyard);
 // Is a value of this kind rebuilt by its class's own constructor (dates, fractions, paths)?
 bool is_remade(const Kind& kind);
 
 void write_exception(PyObject* exception, PyObject* const* items, OwnedList& graveyard);
+void write_partial(PyObject* partial, PyObject* const* items, OwnedList& graveyard);
 void write_buffer(const Program& program, const Instr& n, PyObject* obj);
 
 }  // namespace graftax

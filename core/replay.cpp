@@ -112,6 +112,10 @@ class Replayer {
     stack_.push_back({Cursor(obj, kind), pc, pc + 1, children,
                       in.keys + (kind.base == Base::set ? own_keys : 0)});
     const Cursor& cursor = stack_.back().cursor;
+    if (cursor.own_dict() != static_cast<bool>(in.flags & OWN_DICT)) return false;
+    // Met a second time, as a dict or below another object, it is another structure; what is handed over keeps it.
+    if (PyObject* dict = in.flags & HANDED ? nullptr : cursor.shared_dict())
+      if (!ids_->insert(dict, NONE)) return false;
     return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&
            (cursor.items() == static_cast<Py_ssize_t>(in.items));
   }

@@ -199,6 +199,7 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
     case Base::buffer: write_buffer(p, n, obj); break;
     case Base::function: write_function(obj, n, items, graveyard); break;
     case Base::exception: write_exception(obj, items, graveyard); break;
+    case Base::partial: write_partial(obj, items, graveyard); break;
     case Base::cell: {
       graveyard.push(PyCell_GET(obj));
       check(PyCell_Set(obj, n.items ? items[0] : nullptr));
@@ -211,7 +212,7 @@ void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const
   uint32_t field_key = n.keys + p.item_keys(n);
   if (kind.base == Base::function) {
     write_function_dict(p, obj, field_key, n.fields, fields, graveyard);
-  } else if (kind.has_dict) {
+  } else if (kind.has_dict && !(n.flags & OWN_DICT)) {
     Owned dict = instance_dict(obj);
     if (kind.by_name) write_named(p, dict.get(), field_key, n.fields, fields, graveyard);
     else write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
@@ -292,6 +293,20 @@ void Builder::node(uint32_t pc, uint32_t at) {
       Owned shell = make_shell(*n.kind, n.type);
       nodes_.set(n.track, shell.get());
       return push(at, std::move(shell));
+    }
+    if (open_[n.track] && n.kind->base == Base::weakref && n.items == 1) {  // its referent is open too: refer to its shell
+      const Instr& child = program_.code[pc + 1];
+      uint32_t referent = child.op == Op::ref ? program_.track_pc[child.arg] : pc + 1;
+      const Instr& r = program_.code[referent];
+      if (r.op == Op::node && r.track != NONE && r.kind->base == Base::registered && (nodes_[r.track] || open_[r.track])) {
+        value(pc + 1);
+        Owned shell = Owned::borrow(values_.back());
+        values_.pop();
+        PyObject* items[] = {shell.get()};
+        Owned ref = construct_part(program_, n, items, nullptr);
+        nodes_.set(n.track, ref.get());
+        return push(at, std::move(ref));
+      }
     }
     if (open_[n.track])
       raise_graftax("StructureError", std::string("a cycle runs through immutable or registered nodes only (") +

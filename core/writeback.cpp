@@ -135,8 +135,8 @@ bool Trace::changed(uint32_t pc) {
   if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
   if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
     raise_graftax("StructureError", path_text(p, pc, root_names_.get()) +
-                                    ": the code or the name of this function was changed inside the traced function, which "
-                                    "cannot be written back");
+                                    ": the code, the name, __doc__ or __module__ of this function was changed inside the "
+                                    "traced function, which cannot be written back");
   if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
   Cursor cursor(obj.get(), kind);
   uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
@@ -220,6 +220,7 @@ void Trace::restore() {
     if (n.op != Op::node || !(n.flags & HANDED) || (n.track == NONE && !n.kind->has_fields())) continue;
     PyObject* obj = recording_.live[pc];
     if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
+    if (n.kind->base == Base::function && !payload_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
     if ((n.track != NONE && raw_[n.track]) || changed(pc)) restore_node(pc);
   }
 }
@@ -256,6 +257,30 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
     for (auto it = begin; it != end; ++it) add_above(it->second);
   }
   return out;
+}
+
+// By value, which tracked nodes lead to a node that the result would have anew: a mutable one that is no function, or a
+// cell that is shared with a function that leads to one.
+std::vector<bool> Trace::leads_to_rebuilt() const {
+  const Program& p = recording_.program;
+  std::vector<uint32_t> rebuilt;
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+    const Instr& n = p.code[p.track_pc[t]];
+    if (!(n.flags & HANDED) && n.kind->base != Base::function && n.kind->base != Base::cell) rebuilt.push_back(t);
+  }
+  for (;;) {
+    std::vector<bool> out = reaches_changed(rebuilt);
+    size_t before = rebuilt.size();
+    for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
+      uint32_t pc = p.track_pc[t];
+      if (!out[t] || p.code[pc].kind->base != Base::function) continue;
+      for (uint32_t c = pc + 1, i = 0; i < p.code[pc].items; ++i, c = p.after(c)) {
+        uint32_t track = p.code[c].op == Op::ref ? p.code[c].arg : p.code[c].op == Op::node ? p.code[c].track : NONE;
+        if (track != NONE && !out[track]) rebuilt.push_back(track);
+      }
+    }
+    if (rebuilt.size() == before) return out;
+  }
 }
 
 nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated) {
@@ -300,11 +325,12 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (const Static& s : p.statics)
     if (s.how == How::state) keys->insert(s.obj, 0);
   std::vector<bool> differs = by_value ? reaches_changed(changed_tracks) : std::vector<bool>();
+  std::vector<bool> leads_to_new = by_value ? leads_to_rebuilt() : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
     bool handed = p.code[pc].flags & HANDED;
-    // By value, too, a function stays the caller's own: nobody expects a new one.
-    bool itself = handed || (p.code[pc].kind->base == Base::function && donated_.empty());
+    // By value, too, a function stays the caller's own, unless it leads to something that does not.
+    bool itself = handed || (p.code[pc].kind->base == Base::function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)

@@ -53,6 +53,7 @@ class Trace {
   void refuse_changed_frozen();
   void restore_node(uint32_t pc);
   void restore_raw(uint32_t track, OwnedList& graveyard);
+  std::vector<bool> leads_to_rebuilt() const;
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 
   Owned root_names_;

@@ -7,9 +7,13 @@ Mutable nodes have an identity; tuples, frozen objects and arrays have none.
 
 from __future__ import annotations
 
+import array
 import enum
+import functools
+import gc
 import struct
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,11 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import default_registry
 
-BUILTIN = (list, tuple, dict, deque, set, bytearray)
+BUILTIN = (list, tuple, dict, deque, set, bytearray, array.array)
 ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice, frozenset),
     *(enum.Enum, type, np.dtype, types.ModuleType, types.BuiltinFunctionType),
 )
+VALUES = (int, float, complex, str, bytes)  # what a class with attributes can be derived from
+PARTS = (types.MethodType, weakref.ReferenceType, types.MappingProxyType)  # they hold others, and cannot change
 TABLES = "__graftax_tables__"  # what is compiled for a function hangs on it and is no part of its value
 
 
@@ -43,16 +49,18 @@ def is_array(x: Any) -> bool:
 def is_node(x: Any) -> bool:
     if is_array(x) or isinstance(x, np.ndarray | np.generic):
         return False
+    if isinstance(x, VALUES) and not isinstance(x, enum.Enum):
+        return hasattr(x, "__dict__")
     if isinstance(x, ATOMS):
         return False
-    if isinstance(x, types.CellType):
+    if isinstance(x, (types.CellType, *PARTS)):
         return True
     return isinstance(x, BUILTIN) or hasattr(x, "__dict__") or bool(slot_names(type(x)))
 
 
 def is_mutable(x: Any) -> bool:
     """A node with an identity of its own."""
-    if not is_node(x) or isinstance(x, tuple | eqx.Module):
+    if not is_node(x) or isinstance(x, (tuple, eqx.Module, *PARTS)):
         return False
     params = getattr(type(x), "__dataclass_params__", None)
     return params is None or not params.frozen
@@ -74,6 +82,8 @@ def slot_names(cls: type) -> list[str]:
 
 def fields(x: Any) -> list[tuple[str, Any]]:
     """Instance attributes in order: ``__dict__`` first, then the slots that are set."""
+    if isinstance(x, PARTS):
+        return []
     found = [(k, v) for k, v in vars(x).items() if k != TABLES] if hasattr(x, "__dict__") else []
     for name in slot_names(type(x)):
         try:
@@ -94,8 +104,20 @@ def extras(x: Any) -> tuple[Any, ...]:
     if isinstance(x, bytearray):
         return (bytes(x),)
     if isinstance(x, types.FunctionType):
-        return (x.__code__, x.__qualname__)
+        return (x.__code__, x.__name__, x.__qualname__)
+    if isinstance(x, array.array):
+        return (x.typecode, x.tobytes())
+    if isinstance(x, VALUES):
+        return (next(base for base in VALUES if isinstance(x, base)), plain_value(x))
     return ()
+
+
+def plain_value(x: Any) -> Any:
+    """The value of an instance of a class derived from one of ``VALUES``."""
+    for base in VALUES:
+        if isinstance(x, base):
+            return base.__getnewargs__(x)[0] if hasattr(base, "__getnewargs__") else base(x)
+    raise AssertionError(x)
 
 
 def children(x: Any) -> list[tuple[str, Any, Any]]:
@@ -111,6 +133,14 @@ def children(x: Any) -> list[tuple[str, Any, Any]]:
     elif isinstance(x, types.FunctionType):
         found += [("attr", "__defaults__", x.__defaults__), ("attr", "__kwdefaults__", x.__kwdefaults__)]
         found += [("item", i, cell) for i, cell in enumerate(x.__closure__ or ())]
+    elif isinstance(x, types.MethodType):
+        found += [("attr", "__func__", x.__func__), ("attr", "__self__", x.__self__)]
+    elif isinstance(x, functools.partial):
+        found += [("attr", name, getattr(x, name)) for name in ("func", "args", "keywords")]
+    elif isinstance(x, weakref.ReferenceType):
+        found += [("attr", "referent", x())] if x() is not None else []
+    elif isinstance(x, types.MappingProxyType):
+        found += [("attr", "mapping", gc.get_referents(x)[0])]
     return found + [("attr", name, child) for name, child in fields(x)]
 
 
@@ -254,23 +284,35 @@ def deep_copy(x: Any, leaf: Callable[[Any], Any] = copy_leaf, memo: dict[int, tu
             new.cell_contents = again(x.cell_contents)
         return new
     elif isinstance(x, types.FunctionType):
-        cells = tuple(types.CellType() for _ in x.__closure__ or ())
-        new = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, cells or None)
+        cells = [memo.setdefault(id(cell), (cell, types.CellType()))[1] for cell in x.__closure__ or ()]
+        new = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, tuple(cells) or None)
         new.__qualname__ = x.__qualname__
         memo[id(x)] = (x, new)
         for old, fresh in zip(x.__closure__ or (), cells, strict=True):
-            if id(old) in memo:
-                raise NotImplementedError("a cell that two functions share")
-            memo[id(old)] = (old, fresh)
-            if cell_content(old) is not EMPTY:
+            if cell_content(old) is not EMPTY and cell_content(fresh) is EMPTY:
+                fresh.cell_contents = None  # a cycle finds it filled
                 fresh.cell_contents = again(old.cell_contents)
         new.__defaults__, new.__kwdefaults__ = again(x.__defaults__), again(x.__kwdefaults__)
+    elif isinstance(x, types.MethodType):
+        return types.MethodType(again(x.__func__), again(x.__self__))
+    elif isinstance(x, weakref.ReferenceType):
+        return weakref.ref(again(x())) if x() is not None else x
+    elif isinstance(x, types.MappingProxyType):
+        return types.MappingProxyType(again(gc.get_referents(x)[0]))
+    elif isinstance(x, functools.partial):
+        new = cls(len)
+        memo[id(x)] = (x, new)
+        new.__setstate__((again(x.func), again(x.args), again(x.keywords), {}))
+    elif isinstance(x, VALUES):
+        new = cls(plain_value(x))
+        memo[id(x)] = (x, new)
+    elif isinstance(x, array.array):
+        new = array.array(x.typecode, x.tobytes())
+        memo[id(x)] = (x, new)
     else:
         new = cls.__new__(cls)
         memo[id(x)] = (x, new)  # before the children: a cycle comes back here
-    if isinstance(x, types.FunctionType):
-        pass
-    elif isinstance(x, list):
+    if isinstance(x, list):
         list.extend(new, [again(child) for child in x])
     elif isinstance(x, deque):
         deque.__init__(new, [again(child) for child in x], x.maxlen)

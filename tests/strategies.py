@@ -8,8 +8,11 @@ so that every program runs on every graph, and does the same to equal graphs.
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import functools
 import itertools
+import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +21,28 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
+import callables
 import oracle
+from callables import Number, Text
 from zoo import Affine, Both, Box, Color, Data, Frozen, Point, Registered, Slotted, SlottedData, Stack
 
-STATICS = (0, 1, True, 1.0, 0.0, -0.0, float("nan"), None, "s", b"b", ..., Color.RED, (1, ("x", None)), int)
+STATICS = (
+    0,
+    1,
+    True,
+    1.0,
+    0.0,
+    -0.0,
+    float("nan"),
+    None,
+    "s",
+    b"b",
+    ...,
+    Color.RED,
+    (1, ("x", None)),
+    int,
+    frozenset({1, "x"}),
+)
 KEYS = ("k", "a", 0, 1, True, None, (1, "x"), Color.BLUE)
 NAMES = ("a", "b", "c")
 SHAPES = ((), (2,))
@@ -30,8 +51,9 @@ DTYPES = (np.float32, np.int32)
 # ── graphs ──
 
 MUTABLE = ("list", "dict", "box", "slotted", "both", "data", "slotted_data", "registered", "deque") + (
-    *("ordered", "default", "stack", "set", "bytearray"),
+    *("ordered", "default", "stack", "set", "bytearray", "array.array", "text", "number"),
 )
+CALLABLE = (*callables.FUNCTIONS, *(callables.SHARING + name for name in callables.FUNCTIONS), "partial", "partial")
 SHELLS: dict[str, Callable[[], Any]] = {
     "list": list,
     "dict": dict,
@@ -47,7 +69,17 @@ SHELLS: dict[str, Callable[[], Any]] = {
     "stack": Stack,
     "set": set,
     "bytearray": lambda: bytearray(b"x"),
+    "array.array": lambda: array.array("b", [1]),
+    "text": lambda: Text("t"),
+    "number": lambda: Number(7),
 }
+
+
+def shell(kind: str, before: list[Any]) -> Any:
+    """An empty mutable node; some are made with what the nodes before it have."""
+    if kind == "partial":
+        return callables.partial_shell(before)
+    return SHELLS[kind]() if kind in SHELLS else callables.function_shell(kind, before)
 
 
 def affine(weight: Any, bias: Any) -> Affine:
@@ -63,13 +95,16 @@ SPINES: dict[str, Callable[..., Any]] = {
     "point": lambda *values: Point(values[0], values[-1]),
     "frozen": lambda *values: Frozen(values[0], values[-1]),
     "affine": lambda *values: affine(values[0], values[-1]),
+    "method": callables.method,
+    "proxy": callables.proxy,
 }
 
 indices = st.integers(0, 7)
 arrays = st.tuples(st.just("array"), st.integers(0, 1), st.integers(0, 1), st.integers(-3, 3), st.booleans())
 statics = st.tuples(st.just("static"), st.integers(0, len(STATICS) - 1))
 nodes = st.tuples(st.just("node"), indices)
-atoms = st.one_of(nodes, arrays, nodes, arrays, statics)
+references = st.tuples(st.just("reference"), indices)
+atoms = st.one_of(nodes, arrays, nodes, arrays, statics, references)
 contents = st.recursive(
     atoms,
     lambda inner: st.tuples(st.sampled_from(sorted(SPINES)), st.lists(inner, min_size=1, max_size=2)),
@@ -86,12 +121,16 @@ class Recipe:
 
     def build(self, shift: int = 0, shape: tuple[int, ...] = ()) -> tuple[tuple[Any, ...], list[Any]]:
         """(roots, mutable nodes); ``shift`` is added to every array, ``shape`` put before its own."""
-        shells = [SHELLS[kind]() for kind, _ in self.nodes]
+        shells: list[Any] = []
+        for kind, _ in self.nodes:
+            shells.append(shell(kind, shells))
 
         def make(content: Any) -> Any:
             match content:
                 case ("node", i):
                     return shells[i % len(shells)] if shells else None
+                case ("reference", i):
+                    return callables.reference(shells[i % len(shells)])
                 case ("static", i):
                     return STATICS[i]
                 case ("array", size, dtype, value, is_numpy):
@@ -101,8 +140,8 @@ class Recipe:
                     return SPINES[spine](*map(make, inner))
             raise AssertionError(content)
 
-        for shell, (_, inner) in zip(shells, self.nodes, strict=True):
-            fill(shell, list(map(make, inner)))
+        for node, (_, inner) in zip(shells, self.nodes, strict=True):
+            fill(node, list(map(make, inner)))
         return tuple(map(make, self.roots)), shells
 
 
@@ -114,8 +153,12 @@ def fill(shell: Any, values: list[Any]) -> None:
             shell.update((KEYS[i % len(KEYS)], value) for i, value in enumerate(values))
         case set():
             shell.update(range(len(values)))
-        case bytearray():
+        case bytearray() | array.array():
             shell.extend(range(len(values)))
+        case types.FunctionType():
+            callables.fill_function(shell, values)
+        case functools.partial():
+            callables.fill_partial(shell, values)
         case _:
             for name, value in zip(names_of(shell), values, strict=False):
                 setattr(shell, name, value)
@@ -129,7 +172,9 @@ def names_of(x: Any) -> list[str]:
 
 
 def graphs(max_nodes: int = 5) -> st.SearchStrategy[Recipe]:
-    node = st.tuples(st.sampled_from(MUTABLE), st.lists(contents, min_size=1, max_size=3))
+    node = st.tuples(
+        st.one_of(st.sampled_from(MUTABLE), st.sampled_from(CALLABLE)), st.lists(contents, min_size=1, max_size=3)
+    )
     return st.builds(Recipe, st.lists(node, min_size=1, max_size=max_nodes), st.lists(contents, min_size=1, max_size=3))
 
 
@@ -157,6 +202,9 @@ class State:
         match spec:
             case ("node", i):
                 return self.node(i)
+            case ("reference", i):
+                self.held.append(node := self.node(i))  # under jit nothing dies before the end
+                return callables.reference(node)
             case ("array", i):
                 return self.array(i)
             case ("static", i):
@@ -172,14 +220,16 @@ class State:
             case (kind, inner) if kind in SPINES:
                 return SPINES[kind](*map(self.value, inner))
             case (kind, inner):
-                fill(new := SHELLS[kind](), list(map(self.value, inner)))
+                fill(new := shell(kind, []), list(map(self.value, inner)))
                 return new
         raise AssertionError(spec)
 
 
-FRESH = ("list", "dict", "box", "slotted", "data", "registered", "deque", "ordered", "set")
+FRESH = ("list", "dict", "box", "slotted", "data", "registered", "deque", "ordered", "set", "text")
+FRESH += (*callables.FUNCTIONS, "partial")
 plain_values = st.one_of(
     st.tuples(st.just("node"), indices),
+    st.tuples(st.just("reference"), indices),
     st.tuples(st.just("array"), indices),
     st.tuples(st.just("scale"), indices),
     st.tuples(st.just("add"), indices, indices),
@@ -279,7 +329,10 @@ SEQUENCE: list[Step] = [
     lambda x, value, i, state: x.extend([value, value]),
     *(put_item, take_item, pop_last, swap, add_in_place),
 ]
-STEPS: dict[type, list[Step]] = {
+STEPS: dict[type | tuple[type, ...], list[Step]] = {
+    types.FunctionType: [*callables.FUNCTION_STEPS, set_name, delete_name],
+    functools.partial: [*callables.PARTIAL_STEPS, set_name, delete_name],
+    types.CellType: callables.CELL_STEPS,
     list: [
         *SEQUENCE,
         lambda x, value, i, state: x.insert(i % (len(x) + 1), value),
@@ -299,6 +352,7 @@ STEPS: dict[type, list[Step]] = {
     ],
     set: [lambda x, value, i, state: x.add(i), lambda x, value, i, state: x.clear()],
     bytearray: [lambda x, value, i, state: x.append(i), lambda x, value, i, state: x.clear()],
+    array.array: [lambda x, value, i, state: x.append(i), lambda x, value, i, state: x.__delitem__(slice(0, 1))],
     object: [set_name, set_name, delete_name, step_up],
 }
 
