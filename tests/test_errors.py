@@ -144,9 +144,8 @@ def test_structures_that_change_on_every_call_earn_one_warning_with_the_places()
     assert len(caught) == 1
     assert caught[0].filename == __file__
     message = str(caught[0].message)
-    assert (
-        "self.steps: expected 7, given 8" in message and "self.history[7]: expected nothing, given an array" in message
-    )
+    assert "self.steps: expected 7, given 8" in message
+    assert "self.history[7]: expected nothing, given an array" in message
 
 
 def test_many_different_calls_in_a_row_earn_no_warning():
@@ -162,3 +161,17 @@ def test_structures_that_change_between_hits_earn_no_warning():
     for n in range(1, 20):
         for _ in range(3):
             f([jnp.ones(())] * n, 2 * n)
+
+
+def test_two_numbers_that_change_on_every_call_earn_one_warning():
+    f = graftax.jit(lambda x, n, m: x * n + m)
+    with pytest.warns(graftax.RecompileWarning, match=r"n: expected 7, given 8\n  m: expected 14, given 16") as caught:
+        for n in range(20):
+            f(jnp.ones(()), n, 2 * n)
+    assert len(caught) == 1
+
+
+def test_a_function_of_many_kinds_earns_no_warning():
+    f = graftax.jit(lambda x: x)
+    for x in ([1], {1}, (1,), {1: 1}, 1, "1", None, b"1", 1.0, 1j, frozenset({1}), [[1]], bytearray(b"1")):
+        assert f(x) == x

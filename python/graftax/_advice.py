@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from . import _core
-from ._difference import differences, place_name
+from ._difference import Difference, differences, place_name
 from ._errors import (
     BIG_CAPTURED,
     STATIC_CHANGES,
@@ -28,6 +28,7 @@ _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
 _PATIENCE = 8  # versions that differ from the one before in the same static, or structures in a row
 _SHOWN = 3  # differences
+_NUMBER = re.compile(r"[-+\d.einfa]+")
 _INSIDE = tuple(str(Path(module.__file__).parent) for module in (_core, jax) if module.__file__)
 
 
@@ -110,13 +111,20 @@ class Advice:
             found = list(itertools.islice(differences(before, graphdef, root_names), _SHOWN))
         except Exception:  # a part of the structure before is gone, or cannot be compared: advice fails no call
             return
-        places = {_without_numbers(d.path) for d in found}
+        places = {_without_numbers(d.path) for d in found if not _another_kind(d)}
         keeps, self._changing = places & self._changing, places
         if keeps:  # the same place as between the two before: not just many different calls
             self._warned.add("structure")
             lines = "\n".join(f"  {d}" for d in found)
             message = STRUCTURE_CHANGES.format(name=name, count=self._row, differences=lines)
             warnings.warn(message, RecompileWarning, stacklevel=4)
+
+
+def _another_kind(difference: Difference) -> bool:
+    """Is this an argument of another kind than before, as of a function that takes many kinds?"""
+    if re.search(r"[.\[]", difference.path):
+        return False
+    return not (_NUMBER.fullmatch(difference.expected) and _NUMBER.fullmatch(difference.given))
 
 
 def _without_numbers(path: str) -> str:
