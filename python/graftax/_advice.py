@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from . import _core
-from ._difference import Difference, differences, place_name
+from ._difference import Difference, differences, place_name, too_deep
 from ._errors import (
     BIG_CAPTURED,
     STATIC_CHANGES,
@@ -108,6 +108,8 @@ class Advice:
         if self._row < _PATIENCE or "structure" in self._warned:
             return
         try:
+            if too_deep(before, graphdef):
+                return
             found = list(itertools.islice(differences(before, graphdef, root_names), _SHOWN))
         except Exception:  # a part of the structure before is gone, or cannot be compared: advice fails no call
             return

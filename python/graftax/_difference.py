@@ -73,7 +73,7 @@ def describe(
     expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None = None, limit: int = 4
 ) -> str:
     """At most `limit` differences as lines of text."""
-    if max(map(_path_entries, (expected, given))) > _SPELLED:
+    if too_deep(expected, given):
         return "  they are not equal; their nodes lie too deep for a list of key paths"
     found = list(itertools.islice(differences(expected, given, names), limit + 1))
     lines = [f"  {d}" for d in found[:limit]]
@@ -82,6 +82,11 @@ def describe(
     if not lines:  # what no instruction shows
         lines.append("  an object that counts by identity, such as a sentinel, is another one than before")
     return "\n".join(lines)
+
+
+def too_deep(*graphdefs: _core.GraphDef) -> bool:
+    """Do their nodes lie too deep for a list of all key paths?"""
+    return max(map(_path_entries, graphdefs)) > _SPELLED
 
 
 def _path_entries(graphdef: _core.GraphDef) -> int:
