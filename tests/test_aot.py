@@ -344,3 +344,22 @@ def test_a_failed_call_changes_nothing():
     with pytest.raises(TypeError):
         run(state, f32(1, 2, 3))
     assert state.w.tolist() == [1.0] and state.log == [{"steps": 0}]
+
+
+def test_differences_below_functions_that_share_a_variable_are_named():
+    def pair(n, rate):
+        def up(x):
+            return x * n * rate
+
+        def down(x):
+            return x / n
+
+        return up, [down, up]
+
+    compiled = graftax.jit(lambda fs, x: fs[0](x)).lower(pair(2, 3), jnp.ones(2)).compile()
+    assert compiled(pair(2, 3), jnp.ones(2))[0] == 6
+    with pytest.raises(graftax.StructureError, match=r"expected 2, given 4") as caught:
+        compiled(pair(4, 3), jnp.ones(2))
+    assert "fs[0]" in str(caught.value) and "'n'" in str(caught.value)
+    with pytest.raises(graftax.StructureError, match="two objects"):
+        compiled((pair(2, 3)[0], pair(2, 3)[1]), jnp.ones(2))

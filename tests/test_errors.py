@@ -67,3 +67,111 @@ def test_an_exception_of_a_flatten_function_is_unchanged_and_says_where():
     with pytest.raises(KeyError, match="mine") as caught:
         graftax.jit(lambda model: None)({"layers": [Broken()]})
     assert any("model['layers'][0]" in note for note in caught.value.__notes__)
+
+
+def test_an_error_of_numpy_shapes_names_the_key_path():
+    with pytest.raises(TypeError, match=r"argument config\['size'\]"):
+        graftax.jit(lambda config: jnp.zeros(config["size"]))({"size": jnp.asarray(3)})
+
+
+def test_an_exception_of_the_function_that_looks_like_jax_is_unchanged():
+    def f(x):
+        raise ValueError("leaves[0] is mine")
+
+    with pytest.raises(ValueError, match=r"leaves\[0\] is mine"):
+        graftax.jit(f)(jnp.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"donate": "al"}, r"donate='al': f has no argument 'al'; it takes state\. Words are all, all-except-first"),
+        ({"donate": "sate.opt"}, r"donate='sate\.opt': f has no argument 'sate'.*pattern of key paths.*It takes state"),
+        ({"dynamic": "sate['lr']"}, r"dynamic=.*f has no argument 'sate'"),
+        ({"donate": 3}, r"donate=3: f has no positional argument 3; it takes 1"),
+        ({"static_argnames": "sate"}, r"static_argnames='sate'"),
+        ({"static_argnums": 3}, r"static_argnums=3"),
+    ],
+)
+def test_an_option_that_names_no_argument_is_refused_where_jit_is_called(options, message):
+    def f(state):
+        return state
+
+    with pytest.raises(ValueError, match=message):
+        graftax.jit(f, **options)
+
+
+@pytest.mark.parametrize("pattern", ["**.opt", "*['w']", "state.opt", "args[0].w", "closure n", "global ROOT"])
+def test_a_pattern_that_may_match_is_taken(pattern):
+    graftax.jit(lambda state, *args: state, donate=pattern, dynamic=pattern)
+
+
+def test_a_sharding_prefix_that_does_not_fit_names_the_place():
+    with pytest.raises(ValueError, match=r"no entry for \[0\]\['b'\] of the arguments"):
+        graftax.jit(lambda d: d, in_shardings=({"a": None},))({"b": jnp.ones(1)})
+
+
+def test_register_static_of_a_value_says_what_to_write():
+    with pytest.raises(TypeError, match=r"expects a class, got 3\. .*graftax\.Static"):
+        graftax.register_static(3)
+
+
+def test_a_lost_change_is_reported_where_the_function_was_called():
+    @graftax.filter_jit
+    def f(model):
+        model["w"] = model["w"] + 1
+
+    with pytest.warns(graftax.LostChangeWarning, match="model") as caught:
+        f({"w": jnp.ones(1)})
+    assert caught[0].filename == __file__
+
+
+def test_structures_that_change_on_every_call_earn_one_warning_with_the_places():
+    class Trainer:
+        def __init__(self):
+            self.w, self.steps, self.history = jnp.ones(()), 0, []
+
+        @graftax.jit
+        def step(self, x):
+            self.w = self.w + x
+            return self.w
+
+    trainer = Trainer()
+    with pytest.warns(graftax.RecompileWarning, match=r"step compiles anew on most calls") as caught:
+        for _ in range(20):
+            trainer.history.append(trainer.step(jnp.ones(())))
+            trainer.steps += 1
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    message = str(caught[0].message)
+    assert "self.steps: expected 7, given 8" in message
+    assert "self.history[7]: expected nothing, given an array" in message
+
+
+def test_many_different_calls_in_a_row_earn_no_warning():
+    f = graftax.jit(lambda a, b: len(a) + len(b))
+    a, b = [], []
+    for n in range(20):  # no two neighbours in a row differ in the same place
+        (b if n % 2 else a).append(jnp.ones(()))
+        assert f(a, b) == n + 1
+
+
+def test_structures_that_change_between_hits_earn_no_warning():
+    f = graftax.jit(lambda xs, n: sum(xs) + n)
+    for n in range(1, 20):
+        for _ in range(3):
+            f([jnp.ones(())] * n, 2 * n)
+
+
+def test_two_numbers_that_change_on_every_call_earn_one_warning():
+    f = graftax.jit(lambda x, n, m: x * n + m)
+    with pytest.warns(graftax.RecompileWarning, match=r"n: expected 7, given 8\n  m: expected 14, given 16") as caught:
+        for n in range(20):
+            f(jnp.ones(()), n, 2 * n)
+    assert len(caught) == 1
+
+
+def test_a_function_of_many_kinds_earns_no_warning():
+    f = graftax.jit(lambda x: x)
+    for x in ([1], {1}, (1,), {1: 1}, 1, "1", None, b"1", 1.0, 1j, frozenset({1}), [[1]], bytearray(b"1")):
+        assert f(x) == x

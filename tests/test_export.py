@@ -264,3 +264,14 @@ def test_numpy_arguments_stay_the_callers():
     same, double = run(box)
     x[:] = -1
     assert same is x and double.tolist() == [2.0, 2.0]
+
+
+def test_a_function_of_jax_in_a_model_is_saved_by_name():
+    import equinox
+
+    mlp = equinox.nn.MLP(2, 2, 4, 1, activation=jax.nn.relu, final_activation=jax.nn.sigmoid, key=jax.random.key(0))
+    exported = graftax.export(lambda model, x: (model(x), model.activation))(mlp, f32(1, 2))
+    again = graftax.Exported.deserialize(exported.serialize())
+    result, activation = again(mlp, f32(1, 2))
+    np.testing.assert_allclose(result, mlp(f32(1, 2)), rtol=1e-6)
+    assert activation is jax.nn.relu

@@ -6,6 +6,7 @@ import pickle
 from collections import OrderedDict, defaultdict, deque
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -195,3 +196,16 @@ def test_pickle_of_an_unpicklable_static_names_its_path():
 def test_string_arrays_count_by_value():
     assert graphdef([np.array(["a", "b"])]) == graphdef([np.array(["a", "b"])])
     assert graphdef([np.array(["a", "b"])]) != graphdef([np.array(["a", "c"])])
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.silu, jnp.tanh], ids=["custom_jvp", "jit", "jnp"])
+def test_a_function_that_its_name_leads_to_is_pickled_by_name(function):
+    gd = graphdef({"act": function, "w": f32(1)})
+    again = pickle.loads(pickle.dumps(gd))
+    assert again == gd
+    assert graftax.unflatten(again, [f32(2)])["act"] is function
+
+
+def test_a_function_of_jax_without_a_name_to_find_it_by_is_refused():
+    with pytest.raises(graftax.UnpicklableError, match=r"\['act'\]"):
+        pickle.dumps(graphdef({"act": jax.custom_jvp(lambda x: x)}))

@@ -3,18 +3,33 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import sys
+import types
 import warnings
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
-from jax.tree_util import keystr
 
 from . import _core
-from ._errors import BIG_CAPTURED, STATIC_CHANGES, CapturedArrayWarning, RecompileWarning
+from ._difference import Difference, differences, place_name, too_deep
+from ._errors import (
+    BIG_CAPTURED,
+    STATIC_CHANGES,
+    STRUCTURE_CHANGES,
+    CapturedArrayWarning,
+    RecompileWarning,
+)
 
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
-_PATIENCE = 8  # versions that differ from the one before in the same static
+_PATIENCE = 8  # versions that differ from the one before in the same static, or structures in a row
+_SHOWN = 3  # differences
+_NUMBER = re.compile(r"[-+\d.einfa]+")
+_INSIDE = tuple(str(Path(module.__file__).parent) for module in (_core, jax) if module.__file__)
 
 
 def _short(value: object) -> str:
@@ -24,6 +39,21 @@ def _short(value: object) -> str:
         return object.__repr__(value)
 
 
+def caller_level() -> int:
+    """The `stacklevel` for a warning of its caller: the first frame that is neither JAX's nor of this package."""
+    level = 1
+    while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        level += 1
+    return level
+
+
+def _frame(depth: int) -> types.FrameType | None:
+    try:
+        return sys._getframe(depth + 1)
+    except ValueError:
+        return None
+
+
 class Advice:
     """Follows the structures of one function as they are recorded."""
 
@@ -31,6 +61,8 @@ class Advice:
         self._last: _core.GraphDef | None = None
         self._values: dict[tuple[object, ...], list[str]] = {}
         self._warned: set[object] = set()
+        self._hits = self._row = 0
+        self._changing: set[str] = set()
 
     def captured(
         self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first: int
@@ -40,17 +72,23 @@ class Advice:
             return
         for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
             root = path[0] if len(root_names) > 1 else 0
-            where = root_names[root] + keystr(path[len(root_names) > 1 :])
+            where = place_name(path, root_names)
             if root >= first and isinstance(leaf, np.ndarray) and leaf.nbytes > _BIG and where not in self._warned:
                 self._warned.add(where)
                 message = BIG_CAPTURED.format(name=name, path=where, size=leaf.nbytes >> 20)
                 warnings.warn(message, CapturedArrayWarning, stacklevel=3)
 
-    def static_changes(self, name: str, graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> None:
-        """Compares a new structure with the one before; warns when one static alone keeps changing."""
+    def new_structure(self, name: str, graphdef: _core.GraphDef, root_names: tuple[str, ...], hits: int) -> None:
+        """Compares a new structure with the one before; warns when one static alone keeps changing, or when every call
+        has another structure. `hits` counts the calls so far that had a known one."""
         before, self._last = self._last, _core.weaken(graphdef)
-        change = before and before._static_change(graphdef)  # pyright: ignore[reportPrivateUsage]
+        self._row = self._row + 1 if hits == self._hits else 1
+        self._hits = hits
+        if before is None:
+            return
+        change = before._static_change(graphdef)  # pyright: ignore[reportPrivateUsage]
         if not change:
+            self._keeps_changing(name, before, graphdef, root_names)
             return
         path, value = change
         values = self._values.setdefault(path, [])
@@ -59,11 +97,40 @@ class Advice:
         if len(values) < _PATIENCE or path in self._warned:
             return
         self._warned.add(path)
-        root, rest = (path[0], path[1:]) if len(root_names) > 1 else (0, path)
-        where = root_names[cast(int, root)] + keystr(cast(Any, rest))
+        where = place_name(path, root_names)
         shown = ", ".join(values[-3:])
         message = STATIC_CHANGES.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
         warnings.warn(message, RecompileWarning, stacklevel=3)
+
+    def _keeps_changing(
+        self, name: str, before: _core.GraphDef, graphdef: _core.GraphDef, root_names: tuple[str, ...]
+    ) -> None:
+        if self._row < _PATIENCE or "structure" in self._warned:
+            return
+        try:
+            if too_deep(before, graphdef):
+                return
+            found = list(itertools.islice(differences(before, graphdef, root_names), _SHOWN))
+        except Exception:  # a part of the structure before is gone, or cannot be compared: advice fails no call
+            return
+        places = {_without_numbers(d.path) for d in found if not _another_kind(d)}
+        keeps, self._changing = places & self._changing, places
+        if keeps:  # the same place as between the two before: not just many different calls
+            self._warned.add("structure")
+            lines = "\n".join(f"  {d}" for d in found)
+            message = STRUCTURE_CHANGES.format(name=name, count=self._row, differences=lines)
+            warnings.warn(message, RecompileWarning, stacklevel=4)
+
+
+def _another_kind(difference: Difference) -> bool:
+    """Is this an argument of another kind than before, as of a function that takes many kinds?"""
+    if re.search(r"[.\[]", difference.path):
+        return False
+    return not (_NUMBER.fullmatch(difference.expected) and _NUMBER.fullmatch(difference.given))
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\[\d+\]", "[*]", path)
 
 
 def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> None:
@@ -71,7 +138,6 @@ def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: 
     places: list[str] = []
     for path, op, _, value in graphdef.instructions():
         if op == "static" and type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
-            root, rest = (path[0], path[1:]) if len(root_names) > 1 else (0, path)
-            places.append(f"{root_names[cast(int, root)] + keystr(rest)} ({type(value).__qualname__})")
+            places.append(f"{place_name(path, root_names)} ({type(value).__qualname__})")
     if places:
         error.add_note(f"graftax was comparing {', '.join(places[:4])} with earlier calls")

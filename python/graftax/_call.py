@@ -21,11 +21,11 @@ import jax
 import jax.core
 
 from . import _core
-from ._advice import note_comparison
+from ._advice import caller_level, note_comparison
 from ._aot import Stageable
 from ._dispatch import Plan, build_entry, leaf_names, place_of
 from ._errors import CHANGE_LOST, DELETED, LostChangeWarning
-from ._options import Options, split_patterns
+from ._options import DONATE, Options, split_patterns
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 
@@ -47,9 +47,11 @@ class Jitted(Stageable[P, R]):
         refuse_generators(plain)
         name = getattr(function, "__name__", type(function).__name__)
         signature = Signature.of(plain, len(prefix), options.captured)
-        signature.check(options.static, "static_argnums/static_argnames", name)
-        signature.check(split_patterns(options.donate)[0], "donate_argnums/donate_argnames", name)
-        signature.check(split_patterns(options.dynamic)[0], "dynamic", name)
+        signature.check(options.static, "static_arg", name)
+        for option in ("donate", "dynamic"):
+            chosen, patterns = split_patterns(getattr(options, option))
+            signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
+            signature.check_patterns(patterns, option, name)
         table = table_of(plain, may_hang, options)
         self._configure(plain, prefix, table, signature.binding)
         # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
@@ -87,7 +89,7 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry
         table.misses += 1
-        table.advice.static_changes(self._plan.name, graphdef, names)
+        table.advice.new_structure(self._plan.name, graphdef, names, table.hits + table.found)
         table.advice.captured(self._plan.name, leaves, graphdef, names, signature.arguments(layout))
         entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, context)
         return table.store((_core.weaken(graphdef), context), entry)
@@ -179,4 +181,4 @@ def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | N
     if alive is not None:
         alive.traces += 1
     if lost and options.warn_lost:
-        warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, stacklevel=2)
+        warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

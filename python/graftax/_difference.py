@@ -18,6 +18,15 @@ _NAMED = 8  # keys in a list of them
 _SPELLED = 5_000_000  # entries of all key paths together: 40 MB
 
 
+_IN_CELL = GetAttrKey("cell_contents")
+
+
+def place_name(path: tuple[Any, ...], root_names: tuple[str, ...]) -> str:
+    """The text of a path, as messages print it: a closure cell is what is in it."""
+    root, rest = (0, path) if len(root_names) == 1 else (path[0], path[1:])
+    return root_names[root] + keystr(tuple(k for k in rest if k != _IN_CELL))
+
+
 class Difference(NamedTuple):
     """One place where two object graphs differ."""
 
@@ -64,7 +73,7 @@ def describe(
     expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None = None, limit: int = 4
 ) -> str:
     """At most `limit` differences as lines of text."""
-    if max(map(_path_entries, (expected, given))) > _SPELLED:
+    if too_deep(expected, given):
         return "  they are not equal; their nodes lie too deep for a list of key paths"
     found = list(itertools.islice(differences(expected, given, names), limit + 1))
     lines = [f"  {d}" for d in found[:limit]]
@@ -73,6 +82,11 @@ def describe(
     if not lines:  # what no instruction shows
         lines.append("  an object that counts by identity, such as a sentinel, is another one than before")
     return "\n".join(lines)
+
+
+def too_deep(*graphdefs: _core.GraphDef) -> bool:
+    """Do their nodes lie too deep for a list of all key paths?"""
+    return max(map(_path_entries, graphdefs)) > _SPELLED
 
 
 def _path_entries(graphdef: _core.GraphDef) -> int:
@@ -216,10 +230,12 @@ def _text(root: int, path: tuple[Any, ...], names: Sequence[str] | None) -> str:
 
 
 def _identities(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A path as a key of a dict: keys count by identity, since no user's `__hash__` is to run."""
-    return tuple(
-        k if isinstance(k, int) else (type(k), k.idx if isinstance(k, SequenceKey) else id(_key(k))) for k in path
-    )
+    """A path as a key of a dict: keys count by identity, since no user's `__hash__` is to run, but names by value."""
+    return tuple(k if isinstance(k, int) else (type(k), *_identity(_key(k))) for k in path)
+
+
+def _identity(key: Any) -> tuple[Any, Any]:
+    return (type(key), key) if type(key) in (int, str) else (None, id(key))
 
 
 def _key(entry: Any) -> Any:

@@ -16,12 +16,16 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
+from ._difference import place_name
 from ._errors import (
     ATTRIBUTE_SET,
     CHANGED_BEHIND,
     DONATED_AND_KEPT,
     GLOBAL_ASSIGNED,
     MUTATION_FORBIDDEN,
+    NO_SHARDING,
+    OF_A_TRACE,
+    SHARDING_TOO_DEEP,
     ConcurrentChangeError,
     GraftaxError,
     MutationError,
@@ -155,8 +159,9 @@ def trace(
             # A forwarded input would keep its own sharding, whatever the options say.
             forward = options.in_shardings is None and options.out_shardings is None
             outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated)
-        except jax.errors.JAXTypeError as error:
-            rename_leaves(error, tracing.leaf_paths())
+        except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
+                rename_leaves(error, tracing.leaf_paths())
             raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
@@ -190,15 +195,6 @@ def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[st
     return [place_name(path, root_names) for path in graphdef.leaf_paths()]
 
 
-_IN_CELL = GetAttrKey("cell_contents")
-
-
-def place_name(path: tuple[Any, ...], root_names: tuple[str, ...]) -> str:
-    """The text of a path, as messages print it: a closure cell is what is in it."""
-    root, rest = (0, path) if len(root_names) == 1 else (path[0], path[1:])
-    return root_names[root] + keystr(tuple(k for k in rest if k != _IN_CELL))
-
-
 def build_entry(
     plan: Plan,
     caller: _core.Caller,
@@ -226,7 +222,7 @@ def build_entry(
             _core.run_active(caller, roots, probed, jax.eval_shape, probe, *leaves)
             outcome = probed[-1]
             paths = outcome.leaf_paths()[: outcome.result_leaves]
-            spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p) for p in paths)
+            spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p, "the result") for p in paths)
         jit_options["out_shardings"] = (spec, None, None)
     packed = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     quiet = Quiet() if options.donate_word in ("all", "all-except-first") and not staged else None
@@ -302,7 +298,7 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
         if options.in_shardings is not None:
             places = sharding_places(plan, layout, [root for root, _ in where])
             out["in_shardings"] = tuple(
-                None if place is None else spec_at(options.in_shardings, (SequenceKey(place), *path))
+                None if place is None else spec_at(options.in_shardings, (SequenceKey(place), *path), "the arguments")
                 for place, (_, path) in zip(places, where, strict=True)
             )
     if options.keep_unused:
@@ -352,8 +348,9 @@ def is_prefix(spec: Any) -> bool:
     return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
 
 
-def spec_at(spec: Any, path: Sequence[Any]) -> Any:
+def spec_at(spec: Any, path: Sequence[Any], of: str) -> Any:
     """The entry of a prefix tree that covers the leaf at `path`."""
+    whole = spec
     for i, key in enumerate(path):
         if not is_prefix(spec):
             return spec
@@ -367,8 +364,7 @@ def spec_at(spec: Any, path: Sequence[Any]) -> Any:
             else:
                 spec = spec[key.key]
         except (IndexError, KeyError, AttributeError, TypeError) as error:
-            at = jax.tree_util.keystr(tuple(path[: i + 1]))
-            raise ValueError(f"the sharding prefix {spec!r} has no entry for {at}") from error
+            raise ValueError(NO_SHARDING.format(spec=whole, of=of, path=keystr(tuple(path[: i + 1])))) from error
     if is_prefix(spec):
-        raise ValueError(f"the sharding prefix has {spec!r} where the value is an array")
+        raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=of, path=keystr(tuple(path))))
     return spec

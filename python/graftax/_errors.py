@@ -69,6 +69,8 @@ def rename_leaves(error: BaseException, paths: Sequence[str], flat: str = "leave
         error.args = (text, *error.args[1:])
 
 
+OF_A_TRACE = "The error occurred while tracing the function"  # in JAX's errors of a traced value that must be known
+
 MUTATION_FORBIDDEN = (
     "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
     "mutation='propagate' (the change comes back to the caller) or 'discard'."
@@ -92,6 +94,24 @@ GENERATOR = (
 CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument."
+)
+NO_SHARDING = (
+    "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
+    "entry for each part: None leaves a part to JAX."
+)
+SHARDING_TOO_DEEP = (
+    "the sharding prefix has {spec!r} for {path} of {of}, which is an array. Give one sharding, or None, there."
+)
+NO_SUCH_NAME = "{option}={which!r}: {name} has no argument {which!r}; it takes {names}.{hint}"
+NO_SUCH_POSITION = "{option}={which}: {name} has no positional argument {which}; it takes {count}."
+NOT_FOR = (
+    "{option}={which!r}: {name} has no argument {root!r}, with which this pattern of key paths begins. It takes "
+    "{names}."
+)
+STRUCTURE_CHANGES = (
+    "{name} compiles anew on most calls: {count} structures in a row, each another than the one before. Between the "
+    "last two:\n{differences}\nWhat is no array is compared, and a list that grows is a new structure each time: keep "
+    "counters and logs outside of what the function is given, or make them jax.Arrays of a fixed shape."
 )
 STATIC_CHANGES = (
     "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "

@@ -8,12 +8,13 @@ import dataclasses
 import dis
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
-from ._errors import GENERATOR
+from ._errors import GENERATOR, NO_SUCH_NAME, NO_SUCH_POSITION, NOT_FOR
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
@@ -192,14 +193,27 @@ class Signature:
             flags[i] |= 2
         return flags
 
-    def check(self, which: Sequence[int | str], option: str, name: str) -> None:
+    def check(self, which: Sequence[int | str], option: str, name: str, hint: str = "") -> None:
         """Raises when `which` names what the function cannot take."""
+        jax_spelling = option == "static_arg"
         for w in which:
+            option = f"static_arg{'names' if isinstance(w, str) else 'nums'}" if jax_spelling else option
             if isinstance(w, str):
                 if w not in self.names and self.var_keyword is None:
-                    raise ValueError(f"{option}: {name} has no argument {w!r}; it takes {', '.join(self.names)}")
+                    names = ", ".join(self.names[self.skip :]) or "none"
+                    raise ValueError(NO_SUCH_NAME.format(option=option, which=w, name=name, names=names, hint=hint))
             elif self.var_positional is None and not -self.positional <= w < self.positional - self.skip:
-                raise ValueError(f"{option}: {name} has no positional argument {w}; it takes {self.positional}")
+                count = self.positional - self.skip
+                raise ValueError(NO_SUCH_POSITION.format(option=option, which=w, name=name, count=count))
+
+    def check_patterns(self, patterns: Sequence[str], option: str, name: str) -> None:
+        """Raises when a pattern of key paths begins with a name that no argument has."""
+        known = {*self.names, self.var_positional}
+        for pattern in patterns:
+            root = re.match(r"\w+(?=[.\[])", pattern)
+            if root and root[0] not in known and self.var_keyword is None:
+                names = ", ".join(self.names) or "none"
+                raise ValueError(NOT_FOR.format(option=option, which=pattern, name=name, root=root[0], names=names))
 
     def call(
         self, function: types.FunctionType, roots: tuple[Any, ...], values: list[Any], layout: tuple[Any, ...]

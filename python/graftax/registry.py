@@ -13,6 +13,7 @@ import fractions
 import functools
 import gc
 import hashlib
+import importlib
 import inspect
 import io
 import logging
@@ -222,7 +223,10 @@ def register_static(cls: type) -> type:
 
     Raises:
         ValueError: where the class is registered with JAX already.
+        TypeError: where it is no class.
     """
+    if not isinstance(cast("object", cls), type):
+        raise TypeError(f"register_static expects a class, got {cls!r}. For one value, use graftax.Static(value).")
     tree_util.register_static(cls)
     _STATIC_CLASSES.add(cls)
     _core.forget_kind(cls)
@@ -457,8 +461,45 @@ def reduce_outcome(outcome: _core.Outcome) -> tuple[Any, ...]:
     return (outcome_from_state, (_picklable(outcome, "result"),))
 
 
+class _ByName:
+    """Stands in a pickle for an object that its module and qualified name lead to, such as `jax.nn.relu`.
+
+    Its class may have no pickle, or one that makes a copy.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.place = (module, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_find, self.place)
+
+
+def _find(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _named(value: Any) -> Any:
+    """`value`, or what stands for it in a pickle."""
+    if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
+        return value  # pickle does it itself
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return value
+    try:
+        return _ByName(module, name) if _find(module, name) is value else value
+    except (ImportError, AttributeError):
+        return value
+
+
+def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The state of a program with `_ByName` in its statics."""
+    statics = tuple((how, _named(value), *rest) for how, value, *rest in state[5])
+    return (*state[:5], statics, *state[6:])
+
+
 def _picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, ...]:
     state = program._state()  # pyright: ignore[reportPrivateUsage]
+    state = _with_names(state) if isinstance(program, _core.GraphDef) else (state[0], _with_names(state[1]), *state[2:])
     try:
         pickle.dumps(state)
     except Exception:
@@ -466,7 +507,7 @@ def _picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any,
             named = cls if cls not in _NAMELESS else None
             for part in (named, value if op in ("static", "node") else None):
                 try:
-                    pickle.dumps(part)
+                    pickle.dumps(_named(part))
                 except Exception as error:
                     where = tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
                     message = CLASS_GONE.format(what=what, value=part, path=where or "the root", error=error)
