@@ -117,9 +117,18 @@ std::string Recorder::open_path() const {
 bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
   if (below.in_dynamic) return true;
-  if (!options_.dynamic) return false;
+  if (!options_.dynamic || below.in_function) return false;
   Owned answer = own(PyObject_CallFunction(options_.dynamic, "s", open_path().c_str()));
   return answer.get() == Py_True;
+}
+
+// An opaque value may hide arrays; one that the function made would be one object for all calls.
+void Recorder::check_opaque(PyObject* obj) {
+  bool made = options_.inputs != nullptr;
+  if (made)
+    for (const Static& s : options_.inputs->program->statics)
+      if (s.obj == obj && s.how == How::identity) made = false;
+  Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj, made ? Py_True : Py_False)));
 }
 
 void Recorder::visit(PyObject* obj, Below below) {
@@ -138,8 +147,7 @@ void Recorder::visit(PyObject* obj, Below below) {
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
       if (kind.shape && options_.shapes && !below.in_static) return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
-        Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj,
-                                      options_.inputs ? Py_True : Py_False)));
+        check_opaque(obj);
       return add_static_leaf(obj, kind);
     case Base::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
     case Base::function:
@@ -151,7 +159,7 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Base::builtin: {  // a function of a module, or one whose object cannot be opened, is itself
       Owned self = own(PyObject_GetAttrString(obj, "__self__"));
       if (!PyModule_Check(self.get()) && kind_of(self.get()).is_node()) return open(obj, kind, below, true);
-      Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj, options_.inputs ? Py_True : Py_False)));
+      check_opaque(obj);
       emit(Op::stat, add_identity(out_.program, obj), obj);
       return;
     }
@@ -252,6 +260,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   bool closed = !kind.tracked && with_identity && kind.base != Base::set;
   // A function among aux data or in a static field is opened like any other: only what is declared static is not.
   if (kind.base == Base::function && !root_is_static()) below.in_static = false;
+  if (kind.base == Base::function) below.in_function = true, below.in_dynamic = false;
   below.in_dynamic = below.in_dynamic || kind.dynamic;
   p.code.push_back(n);
   out_.live.push(obj);
@@ -402,7 +411,7 @@ bool Recorder::root_has(RootFlag flag) const {
 void Recorder::root(PyObject* obj) {
   try {
     if (root_has(GLOBAL_ROOT) && PyFunction_Check(obj)) emit(Op::stat, add_identity(out_.program, obj), obj);
-    else visit(obj, {root_is_static(), root_has(DYNAMIC_ROOT), false});
+    else visit(obj, {root_is_static(), root_has(DYNAMIC_ROOT)});
   } catch (nb::python_error& e) {
     raise_at_path(e, here());
   }

@@ -58,6 +58,7 @@ class Recorder {
   struct Below {  // what holds for everything below a node
     bool in_static = false;   // arrays are static, by identity
     bool in_dynamic = false;  // Python numbers are traced
+    bool in_function = false; // numbers of a function's own are static, unless marked
     bool repeated = false;    // it is below an immutable node that was expanded before
   };
 
@@ -69,6 +70,7 @@ class Recorder {
     uint32_t slots = 0;
   };
 
+  void check_opaque(PyObject* obj);
   void visit(PyObject* obj, Below below);
   void open(PyObject* obj, const Kind& kind, Below below, bool with_identity);
   void step();

@@ -163,6 +163,9 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   for (Instr& n : out.code) {
     if (n.type) out.keep_type(n.type);
     if (n.whole) out.owned.push(n.whole);
+    // Aux data that is rebuilt is not kept here: it may lead to what the first call was given, or to tracers.
+    const Instr& aux = (&n)[1];
+    if (n.treedef && (!chosen || (aux.op != Op::stat && !aux.whole))) n.treedef = nullptr;
     if (n.treedef) out.owned.push(n.treedef);
   }
   for (Static& s : out.statics) {

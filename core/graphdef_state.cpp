@@ -108,7 +108,6 @@ void validate(Program& p, bool is_outcome) {
         if ((in.flags & OWN_DICT) && !(in.kind->has_dict && is_dict_base(in.kind->base) && in.fields == 0)) malformed("fields");
         if (!parts_ok(p, in)) malformed("the parts of a node");
         if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root)) malformed("a node without an identity");
-        if (in.kind->base == Base::registered && !in.treedef) malformed("treedef");
         if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict)) malformed("extra child");
         uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
         if (in.next <= pc || in.next > n || children > n) malformed("subtree end");

@@ -129,7 +129,8 @@ void Recorder::keep_functions() {
     if (n.op != Op::node) continue;
     open.push_back(pc);
     if (n.kind->base == Base::function && (n.flags & HANDED)) {
-      part[track] = Part::function;
+      Owned writes = own(PyObject_CallMethod(runtime.registry, "writes_its_cells", "O", out_.live[pc]));
+      if (writes.get() != Py_True) part[track] = Part::function;
       uint32_t keywords = p.after(pc + 1);
       if (p.code[keywords].op == Op::node && p.code[keywords].track != NONE) part[p.code[keywords].track] = Part::inner;
     } else if (n.kind->base == Base::cell) {
@@ -208,6 +209,10 @@ void Recorder::keys_count_by_identity() {
         continue;
       }
       if (options_.inputs->keys->find(obj)) continue;
+      if (PyWeakref_CheckRef(obj)) {  // to a class, as in the cache of a singledispatch function
+        Owned referent = state_root(obj);
+        if (!referent || kind_of(referent.get()).is_leaf()) continue;
+      }
       raise_graftax("UnsupportedValueError", here() + ": a " + std::string(key.type->tp_name) +
                     " that the function makes becomes a dict key or a set element. It counts by identity, which a "
                     "compiled call cannot repeat for the next one. Use a string or a number as key.");

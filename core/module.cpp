@@ -79,6 +79,7 @@ void bind_unflatten(nb::module_& m) {
 
 void bind_kinds(nb::module_& m) {
   m.def("setup", [](nb::object registry, nb::object errors, nb::object flatten_one_level, nb::object array_type) {
+    runtime.statics = nb::object(registry.attr("statics")).release().ptr();
     runtime.registry = registry.release().ptr();
     runtime.errors = errors.release().ptr();
     runtime.flatten_one_level = flatten_one_level.release().ptr();

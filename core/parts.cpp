@@ -178,7 +178,7 @@ uint32_t add_payload(Program& p, PyObject* obj, const Kind& kind) {
       Owned plain = plain_value(obj, kind);
       uint32_t id = add_static(p, plain.get(), kind_of(plain.get()));
       if (!has_plain_base(kind)) {  // to rebuild with: not `obj`, whose attributes may hold arrays
-        Owned bare = Owned::steal(PyObject_CallMethod(runtime.registry, "remade", "O", obj));
+        Owned bare = Owned::steal(PyObject_CallMethod(runtime.statics, "remade", "O", obj));
         if (bare) p.statics[id].snapshot = p.keep(std::move(bare));
         else PyErr_Clear();
       }
@@ -237,7 +237,7 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
     case Base::value: {
       if (!has_plain_base(*n.kind)) {
         PyObject* original = live ? live : p.statics[n.payload].snapshot;
-        if (original) return own(PyObject_CallMethod(runtime.registry, "remade", "O", original));
+        if (original) return own(PyObject_CallMethod(runtime.statics, "remade", "O", original));
         raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
                       "  cannot be rebuilt from a pickle. Flatten it in this process.");
       }
@@ -246,7 +246,7 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
     }
     case Base::buffer:
       if (n.kind->solid == runtime.ndarray_type)
-        return own(PyObject_CallMethod(runtime.registry, "text_array", "(O)", p.statics[n.payload].obj));
+        return own(PyObject_CallMethod(runtime.statics, "text_array", "(O)", p.statics[n.payload].obj));
       if (n.kind->solid == runtime.array_array_type) {
         Owned args = own(PyTuple_Pack(1, PyTuple_GET_ITEM(p.statics[n.payload].obj, 0)));
         return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
@@ -357,7 +357,7 @@ void write_buffer(const Program& p, const Instr& n, PyObject* obj) {
     return;
   }
   if (PyObject_TypeCheck(obj, runtime.ndarray_type)) {
-    Owned written = own(PyObject_CallMethod(runtime.registry, "write_text_array", "OO", obj, content));
+    Owned written = own(PyObject_CallMethod(runtime.statics, "write_text_array", "OO", obj, content));
     return;
   }
   auto* type = reinterpret_cast<PyObject*>(runtime.array_array_type);

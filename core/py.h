@@ -143,6 +143,7 @@ inline std::string short_repr(PyObject* obj, size_t limit = 60) {
 // Names and helpers that the Python side hands over once, at import. They live as long as the process.
 struct Runtime {
   PyObject* registry = nullptr;         // graftax._registry: what only Python knows of a type
+  PyObject* statics = nullptr;          // graftax.statics: values of known types
   PyObject* errors = nullptr;           // graftax._errors
   PyObject* flatten_one_level = nullptr;  // jax.tree_util.default_registry.flatten_one_level
   PyObject* empty_tuple = nullptr;

@@ -96,15 +96,6 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
 
 // What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
 // Keys inside a key's own state count by pointer.
-// A weak reference is its referent: its callback often leads back to the container that it is a key of.
-Owned state_root(PyObject* key) {
-  if (!PyWeakref_CheckRef(key)) return Owned::borrow(key);
-  Static ref;
-  ref.weak = true;
-  ref.obj = key;
-  return static_object(ref);
-}
-
 // One object as a key: weak references are one where their referent is.
 bool same_key(PyObject* a, PyObject* b) {
   if (a == b) return true;
@@ -135,6 +126,15 @@ Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(
 bool defines_eq(PyTypeObject* type) {
   // Weak references compare their referents; as keys they count by identity.
   return type->tp_richcompare != PyBaseObject_Type.tp_richcompare && !PyType_IsSubtype(type, &_PyWeakref_RefType);
+}
+
+// A weak reference is its referent: its callback often leads back to the container that it is a key of.
+Owned state_root(PyObject* key) {
+  if (!PyWeakref_CheckRef(key)) return Owned::borrow(key);
+  Static ref;
+  ref.weak = true;
+  ref.obj = key;
+  return static_object(ref);
 }
 
 bool is_identity_key(const Static& s) { return s.how == How::state && !defines_eq(s.type); }

@@ -238,7 +238,14 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     Owned children = own(PyTuple_New(n.items));
     for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(children.get(), i, Py_NewRef(values[1 + i]));
     static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
-    return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
+    // Aux data that is a node was rebuilt, too: the recorded treedef has that of the first call.
+    const Instr& aux = program_.code[pc + 1];
+    bool recorded = n.treedef && (aux.op == Op::stat || (aux.whole && aux.whole == values[0]) ||
+                                  (sources_.live && sources_.live[pc + 1] == values[0]));
+    if (recorded) return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
+    Owned treedef = own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(n.type),
+                                            values[0], static_cast<Py_ssize_t>(n.items)));
+    return own(PyObject_CallMethodOneArg(treedef.get(), unflatten, children.get()));
   }
   if (is_made_of_parts(kind)) {
     obj = construct_part(program_, n, values, sources_.input_nodes);

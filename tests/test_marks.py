@@ -175,3 +175,14 @@ if hasattr(jax, "new_ref"):
         g(ref, {"r": ref})
         assert ref[...].tolist() == [10, 10] and other[...].tolist() == [2, 2]
         assert g.cache_info().traces == 2
+
+
+def test_numbers_that_a_function_holds_are_static_also_in_a_dynamic_argument():
+    def scaled(k):
+        return lambda y: y * 2 if k > 1 else y
+
+    f = graftax.jit(lambda state, y: state["f"](y) * state["n"], dynamic="state")
+    for n in (1, 2, 3):
+        assert f({"f": scaled(2), "n": n}, x).tolist() == (x * 2 * n).tolist()
+    assert f.cache_info().traces == 1
+    assert f({"f": scaled(1), "n": 1}, x).tolist() == x.tolist()

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
     {"_core"},
-    {"registry", "path", "_errors", "_compat", "interop", "marks", "_setup"},
+    {"registry", "path", "_errors", "_compat", "interop", "marks", "statics", "_setup"},
     {"graph", "flatform", "tree", "module", "_difference"},
     {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
     {"_call"},

@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import datetime
 import decimal
+import dis
 import enum
 import fractions
 import functools
@@ -39,7 +40,7 @@ import jax.extend.core
 import numpy as np
 from jax import tree_util
 
-from . import _core, interop
+from . import _core, interop, statics
 from ._compat import is_registered_static, ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
@@ -113,9 +114,19 @@ _OPAQUE = (
     jax.custom_batching.custom_vmap,
 )
 
-_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
+# A new one for every call is what plain Python gives; nobody can make it again.
+_MUTABLE_OPAQUE = (
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.Barrier,
+    threading.Thread,
+    queue.Queue,
+)
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
 
 _SUBCLASS_OF_ARRAY = (
     "inside a compiled program it would be a plain array, without what the subclass adds. "
@@ -169,7 +180,7 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, (np.ndarray, np.generic)):
         if isinstance(obj, np.ndarray) and cls not in (np.ndarray, np.memmap, np.recarray):
             return Description("refused", reason=_SUBCLASS_OF_ARRAY)
-        return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=_numpy_value)
+        return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=statics.numpy_value)
     if isinstance(obj, jax.ShapeDtypeStruct):
         return Description("shape")
     if isinstance(obj, _BY_EQUALITY):
@@ -180,14 +191,14 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
-        return Description("reduce", reduce=_treedef_value)
+        return Description("reduce", reduce=statics.treedef_value)
     if isinstance(obj, BaseException):
         if solid.__basicsize__ == BaseException.__basicsize__:
             return Description("node", frozen=False, handed=True)
-        return Description("reduce", frozen=False, reduce=_exception_value)
-    reduce = _REDUCE.get(solid) or (_known_value if isinstance(obj, _BY_PICKLE) else None)
-    if reduce is None and _is_structseq(cls):
-        reduce = _structseq_value
+        return Description("reduce", frozen=False, reduce=statics.exception_value)
+    reduce = statics.REDUCE.get(solid) or (statics.known_value if isinstance(obj, _BY_PICKLE) else None)
+    if reduce is None and statics.is_structseq(cls):
+        reduce = statics.structseq_value
     if reduce is not None:
         has_state = cls is not solid and (
             cls.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in cls.__mro__[:-1])
@@ -247,100 +258,6 @@ def _has_methods(cls: type) -> bool:
     return any(name not in ignored for base in cls.__mro__[:-1] for name in vars(base))
 
 
-def _subclass_value(base: type) -> Callable[[Any], Any]:
-    def value(obj: Any) -> tuple[Any, ...]:
-        attributes = getattr(obj, "__dict__", {})
-        return (
-            base(obj),
-            *(x for k, v in attributes.items() for x in (k, v if type(v) in _PLAIN else f"object at {id(v)}")),
-        )
-
-    return value
-
-
-def _known_value(obj: Any) -> bytes:
-    """The state of a date, a decimal and the like, without the name of its class: a local class has none."""
-    content = io.BytesIO()
-    _StatePickler(content, 4).dump(obj.__reduce_ex__(4)[1:])
-    return content.getvalue()
-
-
-class _StatePickler(pickle.Pickler):
-    """Spells a class that has no name to import it by as a number."""
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, type):
-            return None
-        found: Any = sys.modules.get(obj.__module__)
-        for part in obj.__qualname__.split("."):
-            found = getattr(found, part, None)
-        return None if found is obj else id(obj)
-
-
-def remade(obj: Any) -> Any:
-    """A new instance of the class of a date, a fraction or the like, of equal value, without its attributes."""
-    make, args = obj.__reduce_ex__(4)[:2]
-    return make(*args)
-
-
-def _exception_value(error: BaseException) -> tuple[Any, ...]:
-    """What an exception is that has fields of its own in C (OSError, UnicodeError and the like)."""
-    parts = (*error.args, *(x for item in vars(error).items() for x in item))
-    if any(isinstance(x, (jax.Array, np.ndarray)) for x in parts):
-        raise UnsupportedValueError(
-            f"a {type(error).__name__} with arrays cannot be compared. Pass the arrays beside it."
-        )
-    return tuple(x if type(x) in _PLAIN else f"{type(x).__qualname__} at {id(x)}" for x in parts)
-
-
-def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, Any]:
-    """A new NumPy array of text, bytes or dates from (dtype, shape, bytes)."""
-    dtype, shape, data = content
-    return np.frombuffer(data, dtype).reshape(shape).copy()
-
-
-def write_text_array(array: np.ndarray[Any, Any], content: tuple[str, tuple[int, ...], bytes]) -> None:
-    new = text_array(content)
-    if array.shape != new.shape:
-        array.shape = new.shape  # pyright: ignore[reportDeprecated]  (as the function did)
-    array[...] = new
-
-
-def _is_structseq(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and not hasattr(cls, "_fields")
-
-
-def _structseq_value(obj: Any) -> tuple[Any, ...]:
-    """All fields of a structseq, those too that are no items."""
-    items, more = obj.__reduce__()[1]
-    if any(isinstance(v, (jax.Array, np.ndarray)) for v in (*items, *more.values())):
-        raise UnsupportedValueError("a structseq with arrays cannot be compared. Pass them in a tuple or a namedtuple.")
-    return (*items, *more.values())
-
-
-def _slice_value(s: slice) -> tuple[Any, ...]:
-    parts = (s.start, s.stop, s.step)
-    if any(isinstance(p, (jax.Array, np.ndarray)) for p in parts):
-        raise UnsupportedValueError("a slice with arrays cannot be compared. Pass its bounds by themselves.")
-    return parts
-
-
-def _treedef_value(treedef: Any) -> tuple[Any, ...]:
-    data = treedef.node_data()
-    if data is not None and isinstance(data[1], list):  # the keys of a dict
-        data = (data[0], tuple(data[1]))
-    return (data, treedef.num_leaves, *map(_treedef_value, treedef.children()))
-
-
-def _numpy_value(obj: Any) -> tuple[Any, ...]:
-    return (obj.dtype.str, obj.shape, obj.tobytes())
-
-
-_REDUCE: dict[type, Callable[[Any], Any]] = {
-    **{base: _subclass_value(base) for base in (int, float, complex, str, bytes)},
-    range: lambda r: (r.start, r.stop, r.step),
-    slice: _slice_value,
-}
 _NODES = {
     object,
     list,
@@ -381,10 +298,15 @@ def check_opaque(obj: Any, is_output: bool) -> None:
     """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
     if isinstance(obj, (type, types.ModuleType)) or type(obj) in _STATIC_CLASSES:
         return
-    if is_output and _reaches_tracer(obj, depth=3):
+    if is_output and _reaches_tracer(obj, depth=6):
         raise UnsupportedValueError(
             f"this {type(obj).__qualname__} holds a traced array and would outlive its trace. "
             "Return the array by itself, and build the rest from it outside."
+        )
+    if is_output and (type(obj) is object or isinstance(obj, _MUTABLE_OPAQUE)) and not is_module_level(obj):
+        raise UnsupportedValueError(
+            f"this {type(obj).__qualname__} was made inside the function, where it would be one object for all calls. "
+            "Make it outside, and pass it or put it into the result there."
         )
     attributes = getattr(obj, "__dict__", None)
     if isinstance(attributes, dict) and not isinstance(obj, (types.FunctionType, types.BuiltinFunctionType)):
@@ -406,16 +328,25 @@ def is_module_level(obj: Any) -> bool:
 
 def _reaches_tracer(obj: Any, depth: int) -> bool:
     """Looks a few references deep, through whatever the garbage collector sees."""
-    for part in gc.get_referents(obj):
-        if isinstance(part, jax.core.Tracer):
-            return True
-        if isinstance(part, (type, types.ModuleType, types.CodeType, str, bytes)):
-            continue
-        if isinstance(obj, types.FunctionType) and part is obj.__globals__:
-            continue
-        if depth > 1 and _reaches_tracer(part, depth - 1):
-            return True
+    seen: set[int] = set()
+    level: list[Any] = [obj]
+    for _ in range(depth):
+        below: list[Any] = []
+        for part in level:
+            for child in gc.get_referents(part):
+                if isinstance(child, jax.core.Tracer):
+                    return True
+                is_scope = isinstance(part, types.FunctionType) and child is part.__globals__
+                if is_scope or id(child) in seen or isinstance(child, _NO_TRACERS):
+                    continue
+                seen.add(id(child))
+                below.append(child)
+        level = below[:_MOST_SEEN]
     return False
+
+
+_NO_TRACERS = (type, types.ModuleType, types.CodeType, str, bytes, int, float)
+_MOST_SEEN = 2000  # objects a level
 
 
 _LEAF = tree_util.tree_structure(0)
@@ -528,7 +459,7 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
 
 
 def _stable(value: Any) -> str:
-    if type(value) in _PLAIN:
+    if type(value) in statics.PLAIN:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
@@ -555,6 +486,26 @@ def named_function(function: types.FunctionType) -> types.FunctionType | None:
     found = getattr(found, "_function", found) if isinstance(found, _core.Caller) else found
     same = isinstance(found, types.FunctionType) and found.__code__ == function.__code__
     return found if same and found.__globals__ is function.__globals__ else None
+
+
+_WRITERS: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
+
+
+def writes_its_cells(function: types.FunctionType) -> bool:
+    """Does the function's code, or code nested in it, assign a variable of an enclosing function (`nonlocal`)?"""
+    code = function.__code__
+    found = _WRITERS.get(code)
+    if found is None:
+        found = _WRITERS[code] = _writes(code, set(code.co_freevars))
+    return found
+
+
+def _writes(code: types.CodeType, names: set[str]) -> bool:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in names:
+            return True
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return any(_writes(c, names & set(c.co_freevars)) for c in inner)
 
 
 def graphdef_from_state(state: object) -> _core.GraphDef:
