@@ -102,7 +102,7 @@ def test_a_function_whose_cache_is_filled_inside():
 
 def test_exceptions_views_and_methods_of_builtins_are_read_anew():
     items, table, error = [x], {"a": x}, ValueError(x)
-    f = graftax.jit(lambda copy, values, error: (copy()[0], list(values)[0], error.args[0]))
+    f = graftax.jit(lambda copy, values, error: (copy()[0], next(iter(values)), error.args[0]))
     for i in range(3):
         items[0], table["a"], error.args = x + i, x + i + 1, (x + i + 2,)
         out = f(items.copy, table.values(), error)
