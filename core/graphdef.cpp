@@ -165,7 +165,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
     if (n.whole) out.owned.push(n.whole);
     // Aux data that is rebuilt is not kept here: it may lead to what the first call was given, or to tracers.
     const Instr& aux = (&n)[1];
-    if (n.treedef && (!chosen || (aux.op != Op::stat && !aux.whole))) n.treedef = nullptr;
+    if (n.treedef && (!chosen || (aux.op == Op::node && aux.track == NONE && !aux.whole))) n.treedef = nullptr;
     if (n.treedef) out.owned.push(n.treedef);
   }
   for (Static& s : out.statics) {

@@ -240,7 +240,8 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
     // Aux data that is a node was rebuilt, too: the recorded treedef has that of the first call.
     const Instr& aux = program_.code[pc + 1];
-    bool recorded = n.treedef && (aux.op == Op::stat || (aux.whole && aux.whole == values[0]) ||
+    // A dict or a list as aux data is filled later than an unflatten would read it: the recorded one serves.
+    bool recorded = n.treedef && (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
                                   (sources_.live && sources_.live[pc + 1] == values[0]));
     if (recorded) return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
     Owned treedef = own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(n.type),
