@@ -164,10 +164,6 @@ void Recorder::visit(PyObject* obj, Below below) {
       return;
     }
     default:
-      if (options_.inputs && options_.inputs->keys->find(obj) && !options_.inputs->nodes->find(obj) && !defines_eq(Py_TYPE(obj))) {
-        emit(Op::stat, add_identity(out_.program, obj), obj);  // an element of the caller's own set, by identity
-        return;
-      }
       if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind)) {
         Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
         if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself

@@ -357,14 +357,7 @@ Owned list_items(PyObject* obj, PyTypeObject* base) {
 
 // (referent,) or (referent, callback) of a weak reference that is alive, else ().
 Owned referent_of(PyObject* ref) {
-  PyObject* found = nullptr;
-#if PY_VERSION_HEX >= 0x030D0000
-  check(PyWeakref_GetRef(ref, &found));
-#else
-  found = PyWeakref_GetObject(ref);
-  found = found == Py_None ? nullptr : Py_XNewRef(found);
-#endif
-  Owned referent = Owned::steal(found);
+  Owned referent = weak_target(ref);
   if (!referent) return Owned::borrow(runtime.empty_tuple);
   PyObject* callback = reinterpret_cast<PyWeakReference*>(ref)->wr_callback;
   if (!callback || !PyWeakref_CheckRef(ref)) return own(PyTuple_Pack(1, referent.get()));

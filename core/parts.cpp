@@ -10,7 +10,7 @@ namespace graftax {
 
 namespace {
 
-// bytes for a bytearray, (type code, bytes) for an array.array.
+// bytes for a bytearray, (type code, bytes) for an array.array, what the registry makes of a NumPy array of text.
 Owned buffer_content(PyObject* obj) {
   if (PyObject_TypeCheck(obj, runtime.ndarray_type)) return own(PyObject_CallOneArg(text_array_kind().reduce, obj));
   if (PyByteArray_Check(obj)) return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
@@ -68,10 +68,7 @@ FunctionView view(const Static& s) {
   FunctionView v{static_object(s)};
   PyObject* holder = PyTuple_GET_ITEM(s.snapshot, 0);
   if (PyWeakref_Check(holder)) {
-    Static module;
-    module.weak = true;
-    module.obj = holder;
-    Owned alive = static_object(module);
+    Owned alive = weak_target(holder);
     v.globals = alive ? PyModule_GetDict(alive.get()) : nullptr;
   } else {
     v.globals = holder;
@@ -239,7 +236,7 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
         PyObject* original = live ? live : p.statics[n.payload].snapshot;
         if (original) return own(PyObject_CallMethod(runtime.statics, "remade", "O", original));
         raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
-                      "  cannot be rebuilt from a pickle. Flatten it in this process.");
+                      " cannot be rebuilt from a pickle. Flatten it in this process.");
       }
       Owned args = own(PyTuple_Pack(1, p.statics[n.payload].obj));
       return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
@@ -282,9 +279,8 @@ Owned construct_part(const Program& p, const Instr& n, PyObject* const* items, P
     }
     case Base::set: {  // a frozenset
       Owned elements = own(PyList_New(0));
-      for (uint32_t i = 0; i < n.arg; ++i) {
+      for (uint32_t i = 0; i < n.arg; ++i)
         check(PyList_Append(elements.get(), key_object(p, p.keys[n.keys + i], inputs).get()));
-      }
       Owned args = own(PyTuple_Pack(1, elements.get()));
       return own(PyFrozenSet_Type.tp_new(n.type, args.get(), nullptr));
     }

@@ -118,6 +118,18 @@ inline Owned instance_dict(PyObject* obj) {
   return own(PyObject_GenericGetDict(obj, nullptr));
 }
 
+// What a weak reference (or proxy) refers to, or an empty reference once that is gone.
+inline Owned weak_target(PyObject* ref) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* target = nullptr;
+  check(PyWeakref_GetRef(ref, &target));
+  return Owned::steal(target);
+#else
+  PyObject* target = check(PyWeakref_GetObject(ref));
+  return target == Py_None ? Owned() : Owned::borrow(target);
+#endif
+}
+
 inline std::string utf8(PyObject* str) {
   Py_ssize_t n = 0;
   const char* s = PyUnicode_AsUTF8AndSize(str, &n);

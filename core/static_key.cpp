@@ -94,8 +94,6 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
   }
 }
 
-// What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
-// Keys inside a key's own state count by pointer.
 // One object as a key: weak references are one where their referent is.
 bool same_key(PyObject* a, PyObject* b) {
   if (a == b) return true;
@@ -104,6 +102,8 @@ bool same_key(PyObject* a, PyObject* b) {
   return x && x.get() == y.get();
 }
 
+// What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
+// Keys inside a key's own state count by pointer.
 std::shared_ptr<Program> state_of(PyObject* key) {
   static thread_local bool inside = false;
   if (inside) return nullptr;
@@ -130,11 +130,7 @@ bool defines_eq(PyTypeObject* type) {
 
 // A weak reference is its referent: its callback often leads back to the container that it is a key of.
 Owned state_root(PyObject* key) {
-  if (!PyWeakref_CheckRef(key)) return Owned::borrow(key);
-  Static ref;
-  ref.weak = true;
-  ref.obj = key;
-  return static_object(ref);
+  return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key);
 }
 
 bool is_identity_key(const Static& s) { return s.how == How::state && !defines_eq(s.type); }
@@ -146,15 +142,7 @@ void refuse_key_with_arrays(PyObject* key, const std::string& path) {
 
 Owned static_object(const Static& s) {
   if (s.how == How::context) return own(PyObject_CallNoArgs(Owned::borrow(s.obj).get()));
-  if (!s.weak) return Owned::borrow(s.obj);
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* out = nullptr;
-  check(PyWeakref_GetRef(s.obj, &out));
-  return Owned::steal(out);
-#else
-  PyObject* out = PyWeakref_GetObject(s.obj);
-  return out == Py_None ? Owned() : Owned::borrow(out);
-#endif
+  return s.weak ? weak_target(s.obj) : Owned::borrow(s.obj);
 }
 
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy) {

@@ -21,6 +21,17 @@ void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& grav
   graveyard.push_stolen(Owned::steal(std::exchange(*place, value)));
 }
 
+// Puts values under keys that are their own, and keeps what they replace.
+void assign(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values, OwnedList& graveyard) {
+  for (uint32_t i = 0; i < count; ++i) {
+    PyObject* key = p.statics[p.keys[keys + i]].obj;
+    PyObject* old = PyDict_GetItemWithError(dict, key);
+    if (old == values[i]) continue;
+    graveyard.push(old);
+    check(PyDict_SetItem(dict, key, values[i]));
+  }
+}
+
 // Makes `dict` hold exactly these keys and values. All keys are hashed into a new dict first: what can fail, fails there.
 void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
                 OwnedList& graveyard, PyObject* const* inputs = nullptr) {
@@ -36,16 +47,7 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
     for (uint32_t i = 0; same_keys && PyDict_Next(dict, &pos, &key, &value); ++i)
       same_keys = p.statics[p.keys[keys + i]].obj == key;  // a key that is an input has none: written anew
   }
-  if (same_keys) {
-    for (uint32_t i = 0; i < count; ++i) {
-      PyObject* key = p.statics[p.keys[keys + i]].obj;
-      PyObject* old = PyDict_GetItemWithError(dict, key);
-      if (old == values[i]) continue;
-      graveyard.push(old);
-      check(PyDict_SetItem(dict, key, values[i]));
-    }
-    return;
-  }
+  if (same_keys) return assign(p, dict, keys, count, values, graveyard);
   Owned fresh = own(PyDict_New());
   for (uint32_t i = 0; i < count; ++i)
     check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i], inputs).get(), values[i]));
@@ -57,13 +59,7 @@ void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count,
 // The same for fields whose order says nothing: those that are there keep their place.
 void write_named(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
                  OwnedList& graveyard) {
-  for (uint32_t i = 0; i < count; ++i) {
-    PyObject* key = p.statics[p.keys[keys + i]].obj;
-    PyObject* old = PyDict_GetItemWithError(dict, key);
-    if (old == values[i]) continue;
-    graveyard.push(old);
-    check(PyDict_SetItem(dict, key, values[i]));
-  }
+  assign(p, dict, keys, count, values, graveyard);
   if (PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count)) return;
   Owned wanted = own(PySet_New(nullptr)), present = own(PyDict_Keys(dict));
   for (uint32_t i = 0; i < count; ++i) check(PySet_Add(wanted.get(), p.statics[p.keys[keys + i]].obj));

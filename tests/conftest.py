@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
     "suite",
-    max_examples=600,
+    max_examples=200,
     derandomize=True,
     database=None,
     deadline=None,

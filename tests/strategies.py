@@ -395,6 +395,15 @@ class Program:
         return results[0] if len(results) == 1 else results
 
 
+def held(spec: Any) -> Any:
+    """The same recipe or program, with the node itself in place of every weak reference to one."""
+    if isinstance(spec, (Recipe, Program)):
+        return type(spec)(**{f.name: held(getattr(spec, f.name)) for f in dataclasses.fields(spec)})
+    if isinstance(spec, (tuple, list)):
+        return type(spec)(map(held, spec))
+    return "node" if spec == "reference" else spec
+
+
 def programs(max_steps: int = 10) -> st.SearchStrategy[Program]:
     step = st.tuples(indices, st.integers(0, 10), indices, values)
     failure = st.sampled_from([*[None] * 36, *itertools.product(range(3), range(3))])

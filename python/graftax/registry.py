@@ -78,11 +78,8 @@ _BY_PICKLE = (
     pathlib.PurePath,
 )
 
-# Never entered, whatever their fields hold: they stand for something outside the program.
-_OPAQUE = (
-    logging.Logger,
-    logging.Handler,
-    logging.LoggerAdapter,
+# A new one for every call is what plain Python gives; nobody can make it again.
+_MUTABLE_OPAQUE = (
     type(threading.Lock()),
     type(threading.RLock()),
     threading.Condition,
@@ -90,10 +87,18 @@ _OPAQUE = (
     threading.Semaphore,
     threading.Barrier,
     threading.Thread,
+    queue.Queue,
+)
+
+# Never entered, whatever their fields hold: they stand for something outside the program.
+_OPAQUE = (
+    *_MUTABLE_OPAQUE,
+    logging.Logger,
+    logging.Handler,
+    logging.LoggerAdapter,
     threading.local,
     concurrent.futures.Executor,
     concurrent.futures.Future,
-    queue.Queue,
     socket.socket,
     asyncio.AbstractEventLoop,
     multiprocessing.process.BaseProcess,
@@ -112,18 +117,6 @@ _OPAQUE = (
     _core.GraphDef,
     _core.Caller,
     jax.custom_batching.custom_vmap,
-)
-
-# A new one for every call is what plain Python gives; nobody can make it again.
-_MUTABLE_OPAQUE = (
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Condition,
-    threading.Event,
-    threading.Semaphore,
-    threading.Barrier,
-    threading.Thread,
-    queue.Queue,
 )
 
 _BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
@@ -309,7 +302,7 @@ def check_opaque(obj: Any, is_output: bool) -> None:
             "Make it outside, and pass it or put it into the result there."
         )
     attributes = getattr(obj, "__dict__", None)
-    if isinstance(attributes, dict) and not isinstance(obj, (types.FunctionType, types.BuiltinFunctionType)):
+    if isinstance(attributes, dict):
         for name, value in attributes.items():  # pyright: ignore[reportUnknownVariableType]
             if isinstance(value, jax.Array):
                 raise UnsupportedValueError(

@@ -4,7 +4,6 @@
 import dataclasses
 import itertools
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -271,12 +270,3 @@ def test_fresh_but_equal_objects_are_one_key():
     for _ in range(5):
         f(config(), f32(1))
     assert f.cache_info().traces == 1
-
-
-def test_ten_thousand_statics_stay_within_the_bound():
-    f = graftax.jit(lambda n, w: n, cache_size=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the advice on statics that change
-        for n in range(200):
-            assert f(n, 1) == n
-    assert f.cache_info().currsize == 8
