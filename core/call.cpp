@@ -321,8 +321,12 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     if (direct) {
       flat_result = direct->run(walk.leaves);
       if (!flat_result) {
-        if (direct->donates() || !PyErr_ExceptionMatches(PyExc_Exception)) raise_explained(self, roots);
-        PyErr_Clear();  // Tier A knows the words for what is wrong
+        nb::python_error error;
+        bool refused = std::string(error.what()).find("INVALID_ARGUMENT") != std::string::npos;  // nothing has run
+        if (!error.matches(PyExc_Exception) || (direct->donates() && !refused)) {  // what was donated may be gone
+          error.restore();
+          raise_explained(self, roots);
+        }  // else Tier A knows the words for what is wrong
         direct = nullptr;
       }
     }

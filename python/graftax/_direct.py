@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tier B: what it takes to run a compiled executable on the leaves of a call, without `jax.jit`.
 
-The one module, with `_compat`, that uses names private to JAX. Each is looked up once, at import; where one is missing, or
-the self-test before the first direct call finds anything else than what `jax.jit` gives, all calls stay with `jax.jit`.
-`GRAFTAX_DIRECT_DISPATCH=0` in the environment says so beforehand. The part of a call is `core/direct.cpp`.
+The one module, with `_compat`, that uses names private to JAX. Each is looked up once, at import; where one is missing,
+or the self-test before the first direct call finds anything else than what `jax.jit` gives, all calls stay with
+`jax.jit`. `GRAFTAX_DIRECT_DISPATCH=0` in the environment says so beforehand. What runs in a call is `core/direct.cpp`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from . import _core, _compat
+from . import _compat, _core
 
 _LEAST = 4  # leaves: with fewer, jax.jit's own call is as fast
 
@@ -95,12 +95,12 @@ def _private_names() -> tuple[Any, ...]:
     value = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
     assert value(config.enable_x64) in (True, False)
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
-    required = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
+    required: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
     required.append((type(core.trace_ctx).trace.fget, core.trace_ctx, core.eval_trace))  # type: ignore[attr-defined]
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
-    surroundings = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
+    surroundings: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
     surroundings.append((config.trace_context, None))
-    assert pxla.ExecuteReplicated is not None
+    assert pxla.ExecuteReplicated and pxla.MeshExecutable
     return key, getters, ("_impl", "_base_array"), "consume_with_handlers", required, surroundings
 
 
@@ -120,16 +120,17 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of this program, its first compilation has said
         stage = compiled.lower(leaves).compile() if packed else compiled.lower(*leaves).compile()
-    executable = stage._executable
+    executable: Any = stage._executable
     if type(executable) is not pxla.MeshExecutable or type(executable.unsafe_call) is not pxla.ExecuteReplicated:
         return None
-    call, kept = executable.unsafe_call, tuple(sorted(executable._kept_var_idx))
+    call: Any = executable.unsafe_call
+    kept = tuple(sorted(executable._kept_var_idx))
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
     if call.mut is not None or call.pgle_profiler is not None:
         return None
     # Arguments that are not leaves: constants of the program.
-    if len(executable._all_args_info.in_avals) != len(leaves) or len(executable.in_avals) != len(kept):
+    if len(executable._all_args_info.in_avals) != len(leaves) or len(executable.in_avals) != len(kept):  # pyright: ignore
         return None
     arrays = [leaf if type(leaf) is _compat.array_class() else leaf._base_array for leaf in leaves]
     expected = zip(kept, call.in_handler.in_shardings, executable._xla_in_layouts, executable.in_avals, strict=True)
@@ -177,8 +178,8 @@ def _self_test() -> None:
         return (x * 2, jax.random.fold_in(key, 1), i + 1, x.sum()), (x.astype(int),), (None, ())
 
     jitted = jax.jit(program)
-    leaves = (jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16"))
-    expected = jitted(*leaves)
+    leaves: tuple[Any, ...] = (jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16"))
+    expected: Any = jitted(*leaves)
     captured = _captured(jitted, leaves, packed=False)
     if captured is None:
         raise AssertionError("the program was refused")
@@ -186,6 +187,8 @@ def _self_test() -> None:
     assert (kept, number, donates) == ((0, 2, 3), 2, False), (kept, number, donates)
     inputs = [leaves[i] if i != 2 else leaves[2]._base_array for i in kept]
     found = execute(inputs).consume_with_handlers(handlers)
+    a: Any
+    b: Any
     for a, b in zip((*expected[0], *expected[1]), found, strict=True):
         assert type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding, (a, b)
         if isinstance(a, _compat.key_class()):
