@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "active.h"
+#include "binding.h"
+#include "direct.h"
 
 namespace graftax {
 
@@ -21,6 +23,8 @@ struct Entry {
   uint64_t used = 0;  // the table's clock at the last call
   bool packed = false;         // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   uint32_t arguments = 0;      // roots that are arguments; what the function captures comes after them
+  std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
+  bool refused = false;        // its executable is none to run directly
 
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const {
@@ -111,81 +115,6 @@ struct CallerObject {
   PyObject* binding;   // Binding
 };
 
-// How a signature's arguments become roots. Read from the function once.
-struct Binding {
-  nb::object names;      // tuple: positional parameters, then keyword-only ones
-  nb::object defaults;   // tuple beside `names`; `missing` where there is none
-  nb::object missing;
-  nb::object given;      // the function's __defaults__ when this was read
-  nb::object cells;      // tuple of closure cells, or empty
-  nb::object globals;    // dict, or None
-  nb::object global_names;
-  Py_ssize_t positional = 0, positional_only = 0;
-  bool var_positional = false, var_keyword = false;
-};
-
-PyObject* no_layout = nullptr;  // ()
-
-struct Roots {
-  OwnedList values;
-  Owned layout;  // (number of extra positional arguments, names of extra keyword arguments...)
-};
-
-bool same_name(PyObject* a, PyObject* b) {
-  return a == b || (PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && PyUnicode_Compare(a, b) == 0);
-}
-
-// False when the function would raise TypeError for these arguments: the caller then lets it.
-bool bind(const CallerObject* self, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
-          Roots& out) {
-  Py_ssize_t skip = PyTuple_GET_SIZE(self->prefix), total = skip + nargs;
-  Py_ssize_t count = PyTuple_GET_SIZE(b.names.ptr());
-  auto positional_at = [&](Py_ssize_t i) { return i < skip ? PyTuple_GET_ITEM(self->prefix, i) : args[i - skip]; };
-  if (total > b.positional && !b.var_positional) return false;
-  Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-  out.values.reserve(static_cast<size_t>(count + total + nkw + 4));
-  for (Py_ssize_t i = 0; i < b.positional; ++i) out.values.push(i < total ? positional_at(i) : nullptr);
-  Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
-  for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
-  for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
-  auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
-  std::vector<Py_ssize_t> more;
-  for (Py_ssize_t k = 0; k < nkw; ++k) {
-    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
-    Py_ssize_t i = b.positional_only;
-    while (i < count && !same_name(PyTuple_GET_ITEM(b.names.ptr(), i), name)) ++i;
-    if (i == count) {
-      if (!b.var_keyword) return false;
-      more.push_back(k);
-      continue;
-    }
-    if (out.values[place(i)]) return false;
-    out.values.set(place(i), args[nargs + k]);
-  }
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (out.values[place(i)]) continue;
-    PyObject* value = PyTuple_GET_ITEM(b.defaults.ptr(), i);
-    if (value == b.missing.ptr()) return false;
-    out.values.set(place(i), value);
-  }
-  if (extra == 0 && more.empty()) {
-    out.layout = Owned::borrow(no_layout);
-  } else {
-    out.layout = own(PyTuple_New(1 + static_cast<Py_ssize_t>(more.size())));
-    PyTuple_SET_ITEM(out.layout.get(), 0, check(PyLong_FromSsize_t(extra)));
-    for (size_t k = 0; k < more.size(); ++k) {
-      PyTuple_SET_ITEM(out.layout.get(), 1 + static_cast<Py_ssize_t>(k), Py_NewRef(PyTuple_GET_ITEM(kwnames, more[k])));
-      out.values.push(args[nargs + more[k]]);
-    }
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
-    PyObject* value = PyDict_GetItemWithError(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
-    out.values.push(value ? value : b.missing.ptr());
-  }
-  return true;
-}
-
 bool layout_matches(const Program& program, PyObject* layout) {
   if (program.layout == layout) return true;
   return program.layout && PyObject_RichCompareBool(program.layout, layout, Py_EQ) == 1;
@@ -234,17 +163,12 @@ size_t decode(PyObject* code) {
   return out;
 }
 
-Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const Entry& entry) {
-  if (!PyTuple_Check(flat_result) || PyTuple_GET_SIZE(flat_result) != 3)
-    raise_error(PyExc_SystemError, "the flat function returned something else");
-  PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
-  size_t number = decode(PyTuple_GET_ITEM(flat_result, 2));
+Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* outcomes, const Walk& walk, const Entry& entry) {
   PyObject* obj = number < static_cast<size_t>(PyList_GET_SIZE(outcomes)) ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number)) : nullptr;
   if (!obj) raise_error(PyExc_SystemError, "no Outcome for this executable");
   Owned hold = Owned::borrow(obj);
   const Outcome& outcome = *nb::inst_ptr<Outcome>(obj);
-  if (PyTuple_GET_SIZE(first) + PyTuple_GET_SIZE(second) != static_cast<Py_ssize_t>(outcome.program.leaves))
-    raise_error(PyExc_SystemError, "the Outcome does not fit this executable");
+  if (count != outcome.program.leaves) raise_error(PyExc_SystemError, "the Outcome does not fit this executable");
   if (!active().empty() && !outcome.writes.empty()) {
     // Inside the trace of another call: what this function captures are the caller's own objects, not that trace's.
     uint32_t captured = entry.captured_from();
@@ -254,10 +178,60 @@ Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const 
                       "a jitted function that is called inside another one changes an object that it captures (its "
                       "closure or a global). Pass that object to both as an argument.");
   }
-  if (PyTuple_GET_SIZE(second) == 0)
-    return apply(outcome, PySequence_Fast_ITEMS(first), walk.leaves.data(), walk.nodes.data());
-  Owned all = own(PySequence_Concat(first, second));
-  return apply(outcome, PySequence_Fast_ITEMS(all.get()), walk.leaves.data(), walk.nodes.data());
+  return apply(outcome, outputs, walk.leaves.data(), walk.nodes.data());
+}
+
+// What jax.jit returned: (result leaves, write-back leaves, number of the Outcome).
+Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const Entry& entry) {
+  if (!PyTuple_Check(flat_result) || PyTuple_GET_SIZE(flat_result) != 3)
+    raise_error(PyExc_SystemError, "the flat function returned something else");
+  PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
+  size_t number = decode(PyTuple_GET_ITEM(flat_result, 2));
+  Owned all = PyTuple_GET_SIZE(second) == 0 ? Owned::borrow(first) : own(PySequence_Concat(first, second));
+  return finish(PySequence_Fast_ITEMS(all.get()), static_cast<size_t>(PyTuple_GET_SIZE(all.get())), number, outcomes, walk, entry);
+}
+
+// ---- Tier B
+
+constexpr size_t max_directs = 4;
+
+std::shared_ptr<Direct> ready_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves) {
+  static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
+  if (entry.directs.empty()) return nullptr;
+  Owned cached = own(PyObject_CallMethodNoArgs(compiled, cache_size));
+  if (PyObject_Not(cached.get())) {  // jax.clear_caches() was called
+    entry.directs.clear();
+    return nullptr;
+  }
+  for (size_t i = 0; i < entry.directs.size(); ++i) {
+    std::shared_ptr<Direct> direct = entry.directs[i];
+    if (!direct->fits(leaves)) continue;
+    if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
+    if (direct->ready()) return direct;
+    entry.refused = !direct->prepare(compiled, leaves, entry.packed);
+    return entry.refused ? nullptr : direct;
+  }
+  return nullptr;
+}
+
+// The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
+std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, std::shared_ptr<Direct>& seen) {
+  std::shared_ptr<Direct> out;
+  try {
+    if (!gate_is_open()) return nullptr;
+    out = ready_direct(entry, compiled, leaves);
+    if (!out && !entry.refused) seen = Direct::look(leaves);
+  } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
+    if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
+    entry.refused = true;
+  }
+  if (entry.refused) entry.directs.clear();
+  return out;
+}
+
+void remember(Entry& entry, std::shared_ptr<Direct> direct) {
+  if (entry.directs.size() >= max_directs) entry.directs.pop_back();
+  entry.directs.insert(entry.directs.begin(), std::move(direct));
 }
 
 PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -327,7 +301,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned kept = Owned::borrow(self->binding);
   const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
   Roots roots;
-  if (!bind(self, binding, args, nargs, kwnames, roots)) {
+  if (!bind(self->prefix, binding, args, nargs, kwnames, roots)) {
     // The function's own TypeError, raised before its body runs.
     Owned result = Owned::steal(call_plain(self, args, nargs, kwnames));
     if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
@@ -337,19 +311,39 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned table = Owned::borrow(self->table);
   Walk walk;
   Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk);
-  const Entry& entry = *nb::inst_ptr<Entry>(held.get());
+  Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
-  OwnedList copies;
-  if (walk.has_numpy) copy_numpy(walk.leaves, copies);
-  OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
+  std::shared_ptr<Direct> direct, seen;
   Owned flat_result;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get()});
-    Owned packed = entry.packed ? tuple_of(leaves) : Owned();
-    flat_result = Owned::steal(packed ? PyObject_CallOneArg(compiled.get(), packed.get())
-                                      : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
+    if (!walk.has_numpy && !entry.refused && direct_takes(walk.leaves.size())) direct = find_direct(entry, compiled.get(), walk.leaves, seen);
+    if (direct) {
+      flat_result = direct->run(walk.leaves);
+      if (!flat_result) {
+        nb::python_error error;
+        bool refused = std::string(error.what()).find("INVALID_ARGUMENT") != std::string::npos;  // nothing has run
+        if (!error.matches(PyExc_Exception) || (direct->donates() && !refused)) {  // what was donated may be gone
+          error.restore();
+          raise_explained(self, roots);
+        }  // else Tier A knows the words for what is wrong
+        direct = nullptr;
+      }
+    }
+    if (!direct) {
+      OwnedList copies;
+      if (walk.has_numpy) copy_numpy(walk.leaves, copies);
+      OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
+      Owned packed = entry.packed ? tuple_of(leaves) : Owned();
+      flat_result = Owned::steal(packed ? PyObject_CallOneArg(compiled.get(), packed.get())
+                                        : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
+    }
   }
   if (!flat_result) raise_explained(self, roots);
+  if (seen) remember(entry, std::move(seen));
+  if (direct)
+    return finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
+                  direct->outcome(), outcomes.get(), walk, entry).release();
   return finish(flat_result.get(), outcomes.get(), walk, entry).release();
 }
 
@@ -402,7 +396,7 @@ PyObject* caller_bind(PyObject* obj, PyObject* const* args, Py_ssize_t nargs, Py
     rebind_replaced_defaults(self);
     Owned kept = Owned::borrow(self->binding);
     Roots roots;
-    if (!bind(self, *nb::inst_ptr<Binding>(kept.get()), args, nargs, kwnames, roots)) Py_RETURN_NONE;
+    if (!bind(self->prefix, *nb::inst_ptr<Binding>(kept.get()), args, nargs, kwnames, roots)) Py_RETURN_NONE;
     return check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get()));
   } catch (nb::python_error& e) {
     e.restore();
@@ -469,39 +463,10 @@ PyType_Spec caller_spec = {"graftax._core.Caller", sizeof(CallerObject), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                            caller_slots};
 
-int binding_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  auto* b = nb::inst_ptr<Binding>(self);
-  Py_VISIT(b->names.ptr());
-  Py_VISIT(b->defaults.ptr());
-  Py_VISIT(b->missing.ptr());
-  Py_VISIT(b->given.ptr());
-  Py_VISIT(b->cells.ptr());
-  Py_VISIT(b->globals.ptr());
-  Py_VISIT(b->global_names.ptr());
-  return 0;
-}
-
-int binding_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  auto* b = nb::inst_ptr<Binding>(self);
-  b->defaults = nb::steal(PyTuple_New(0));
-  b->names = nb::steal(PyTuple_New(0));
-  b->cells = nb::steal(PyTuple_New(0));
-  b->global_names = nb::steal(PyTuple_New(0));
-  b->positional = b->positional_only = 0;
-  return 0;
-}
-
-PyType_Slot binding_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(binding_traverse)},
-                               {Py_tp_clear, reinterpret_cast<void*>(binding_clear)},
-                               {0, nullptr}};
-
 }  // namespace
 
 void bind_call(nb::module_& m) {
-  no_layout = PyTuple_New(0);
+  bind_binding(m);
   nb::object caller = nb::steal(check(PyType_FromSpec(&caller_spec)));
   m.attr("Caller") = caller;
 
@@ -514,6 +479,11 @@ void bind_call(nb::module_& m) {
       }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("arguments"), nb::arg("packed"),
            nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
                    "arguments: int, packed: bool) -> None"))
+      .def_prop_ro("direct", [](const Entry& e) -> nb::object {
+        if (e.refused) return nb::none();
+        return nb::int_(std::count_if(e.directs.begin(), e.directs.end(), [](auto& d) { return d->ready(); }));
+      }, nb::sig("def direct(self) -> int | None"),
+         "How many of its executables are run directly; None where none can be.")
       .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); },
                    nb::sig("def compiled(self) -> Any"))
@@ -535,22 +505,6 @@ void bind_call(nb::module_& m) {
         t.recent.clear();
         t.hits = 0;
       });
-
-  nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
-      .def("__init__", [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given, Py_ssize_t positional,
-                          Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
-                          nb::object globals, nb::tuple global_names) {
-        if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) || positional_only > positional ||
-            (global_names.size() && !nb::isinstance<nb::dict>(globals)))
-          raise_error(PyExc_ValueError, "inconsistent binding");
-        new (self) Binding{names, defaults, missing, given, cells, globals, global_names, positional, positional_only,
-                           var_positional, var_keyword};
-      }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"), nb::arg("positional_only"),
-           nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"), nb::arg("globals").none(),
-           nb::arg("global_names"),
-           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, "
-                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
-                   "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
 
   m.def("active_call", [](nb::handle outcomes) -> nb::object {
     if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();

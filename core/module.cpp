@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of contents of graftax._core: one bind_x(m) per file.
 #include "call.h"
+#include "direct.h"
 #include "flatten.h"
 #include "unflatten.h"
 #include "writeback.h"
@@ -117,6 +118,7 @@ NB_MODULE(_core_of_main, m) {
   bind_unflatten(m);
   bind_writeback(m);
   bind_call(m);
+  bind_direct(m);
 }
 
 // The caches are one for the process. Python 3.12 and later refuse by themselves; before, a second interpreter would

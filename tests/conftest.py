@@ -3,6 +3,8 @@
 
 from hypothesis import HealthCheck, settings
 
+from graftax import _direct
+
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
     "suite",
@@ -15,3 +17,6 @@ settings.register_profile(
 )
 settings.register_profile("nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False)
 settings.load_profile("suite")
+
+# The second call of any structure runs its executable directly where that is possible, however few its leaves are.
+_direct.start_from(1)

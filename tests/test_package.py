@@ -22,9 +22,9 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
     {"_core"},
-    {"registry", "path", "_errors", "_compat", "interop", "marks", "statics", "_setup"},
+    {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "statics", "_setup"},
     {"graph", "flatform", "tree", "module", "_difference"},
-    {"_options", "_signature", "_dispatch", "_direct", "_aot", "_advice", "_table"},
+    {"_options", "_signature", "_dispatch", "_aot", "_advice", "_table"},
     {"_call"},
     {"_check", "_jit", "export", "transforms"},
     {"serial", "sharding", "show", "explain"},

@@ -4,7 +4,6 @@
 import argparse
 import importlib
 import importlib.metadata
-import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -108,16 +107,10 @@ def _extension() -> tuple[str, bool]:
 
 
 def _direct_dispatch() -> str:
-    if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0":
-        return "off: GRAFTAX_DIRECT_DISPATCH=0"
     try:
-        direct = importlib.import_module("graftax._direct")
+        return importlib.import_module("graftax._direct").status()
     except ImportError:
-        return "off: not part of this build"
-    enabled: bool | None = getattr(direct, "enabled", None)
-    if enabled is None:
-        return "unknown"
-    return "on" if enabled else "off: not probed successfully on this JAX"
+        return "off: the extension does not load"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 from typing import Any
 
 import jax
@@ -28,6 +31,15 @@ def config_state(name: str, default: object) -> Any:
 def array_class() -> type:
     """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
     return ArrayImpl
+
+
+@functools.cache
+def key_class() -> type:
+    """The class of arrays of typed PRNG keys. JAX 0.10 moved it; the old place goes with JAX 0.9."""
+    for module in ("jax._src.random.prng", "jax._src.prng"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).PRNGKeyArray
+    raise ImportError("this JAX has no PRNGKeyArray where it is known")
 
 
 def is_registered_static(cls: type) -> bool:

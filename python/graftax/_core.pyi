@@ -149,6 +149,11 @@ class Trace:
 
     def close(self) -> None: ...
 
+class Binding:
+    """How the arguments of a signature become roots."""
+
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
+
 class Caller:
     """The callable that graftax.jit returns: its C++ part."""
 
@@ -174,6 +179,10 @@ class Entry:
     def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], arguments: int, packed: bool) -> None: ...
 
     @property
+    def direct(self) -> int | None:
+        """How many of its executables are run directly; None where none can be."""
+
+    @property
     def used(self) -> int:
         """The table's clock at the last call."""
 
@@ -194,11 +203,6 @@ class Table:
     def _forget(self, entry: object) -> None: ...
 
     def _forget_all(self) -> None: ...
-
-class Binding:
-    """How the arguments of a signature become roots."""
-
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
 
 def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None:
     """
@@ -221,4 +225,12 @@ def decode(code: tuple[object, ...]) -> int:
 def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None:
     """
     Where to read JAX's settings: objects with an attribute `value`. The others are booleans.
+    """
+
+def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], surroundings: list[tuple[Any, Any]]) -> None:
+    """Hands over, once, what direct calls read of JAX."""
+
+def direct_from(leaves: int) -> None:
+    """
+    Calls with so many leaves or more may run their executable directly; 0: none does.
     """

@@ -281,7 +281,8 @@ class Quiet:
                 while len(stacks) > depth:
                     stacks.pop().close()
 
-        run.lower, run.trace = compiled.lower, compiled.trace  # type: ignore[attr-defined]
+        for name in ("lower", "trace", "_cache_size"):
+            setattr(run, name, getattr(compiled, name))
         return run
 
 

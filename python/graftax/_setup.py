@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from jax import tree_util
 
-from . import _compat, _core, _errors, registry
+from . import _compat, _core, _direct, _errors, registry
 
 
 def setup() -> None:
@@ -15,3 +15,4 @@ def setup() -> None:
         prng_impl=_compat.config_state("default_prng_impl", "threefry2x32"),
         others=(_compat.config_state("enable_custom_prng", False),),  # decides what `jax.random.PRNGKey` makes
     )
+    _direct.setup()

@@ -12,6 +12,7 @@ from jax._src import config as jax_config
 
 import graftax
 import oracle
+from graftax import _direct
 from hazards.watchdog import isolated
 from zoo import f32
 
@@ -121,6 +122,19 @@ def test_every_setting_of_jax_is_classified_once():
     classified = [name for group in CLASSES for name in group]
     assert sorted(classified) == sorted(set(classified))
     assert sorted(set(jax.config.values) - set(classified)) == []
+
+
+# A call whose executable is known compiles, traces and transfers nothing.
+NOTHING_TO_A_WARM_CALL = names("""
+    jax_array_garbage_collection_guard jax_log_compiles jax_no_tracing jax_transfer_guard
+    jax_transfer_guard_device_to_device jax_transfer_guard_device_to_host jax_transfer_guard_host_to_device
+""")
+
+
+def test_direct_calls_ask_for_every_setting_that_jax_looks_at_on_every_call():
+    asked = {*_direct._MUST_BE_OFF, *_direct._IN_JITS_KEY, *NOTHING_TO_A_WARM_CALL}
+    assert sorted(set(BY_JAX_ON_EVERY_CALL) - asked) == []
+    assert sorted(asked - set(BY_JAX_ON_EVERY_CALL) - set(IN_JAXS_TRACE_CONTEXT)) == []
 
 
 def test_what_is_said_to_be_in_jaxs_trace_context_is_there():

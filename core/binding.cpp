@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding.h"
+
+#include <algorithm>
+
+namespace graftax {
+
+namespace {
+
+PyObject* no_layout = nullptr;  // ()
+
+bool same_name(PyObject* a, PyObject* b) {
+  return a == b || (PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && PyUnicode_Compare(a, b) == 0);
+}
+
+int binding_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* b = nb::inst_ptr<Binding>(self);
+  Py_VISIT(b->names.ptr());
+  Py_VISIT(b->defaults.ptr());
+  Py_VISIT(b->missing.ptr());
+  Py_VISIT(b->given.ptr());
+  Py_VISIT(b->cells.ptr());
+  Py_VISIT(b->globals.ptr());
+  Py_VISIT(b->global_names.ptr());
+  return 0;
+}
+
+int binding_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  auto* b = nb::inst_ptr<Binding>(self);
+  b->defaults = nb::steal(PyTuple_New(0));
+  b->names = nb::steal(PyTuple_New(0));
+  b->cells = nb::steal(PyTuple_New(0));
+  b->global_names = nb::steal(PyTuple_New(0));
+  b->positional = b->positional_only = 0;
+  return 0;
+}
+
+PyType_Slot binding_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(binding_traverse)},
+                               {Py_tp_clear, reinterpret_cast<void*>(binding_clear)},
+                               {0, nullptr}};
+
+}  // namespace
+
+bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
+          Roots& out) {
+  Py_ssize_t skip = PyTuple_GET_SIZE(prefix), total = skip + nargs;
+  Py_ssize_t count = PyTuple_GET_SIZE(b.names.ptr());
+  auto positional_at = [&](Py_ssize_t i) { return i < skip ? PyTuple_GET_ITEM(prefix, i) : args[i - skip]; };
+  if (total > b.positional && !b.var_positional) return false;
+  Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  out.values.reserve(static_cast<size_t>(count + total + nkw + 4));
+  for (Py_ssize_t i = 0; i < b.positional; ++i) out.values.push(i < total ? positional_at(i) : nullptr);
+  Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
+  for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
+  for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
+  auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
+  std::vector<Py_ssize_t> more;
+  for (Py_ssize_t k = 0; k < nkw; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
+    Py_ssize_t i = b.positional_only;
+    while (i < count && !same_name(PyTuple_GET_ITEM(b.names.ptr(), i), name)) ++i;
+    if (i == count) {
+      if (!b.var_keyword) return false;
+      more.push_back(k);
+      continue;
+    }
+    if (out.values[place(i)]) return false;
+    out.values.set(place(i), args[nargs + k]);
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (out.values[place(i)]) continue;
+    PyObject* value = PyTuple_GET_ITEM(b.defaults.ptr(), i);
+    if (value == b.missing.ptr()) return false;
+    out.values.set(place(i), value);
+  }
+  if (extra == 0 && more.empty()) {
+    out.layout = Owned::borrow(no_layout);
+  } else {
+    out.layout = own(PyTuple_New(1 + static_cast<Py_ssize_t>(more.size())));
+    PyTuple_SET_ITEM(out.layout.get(), 0, check(PyLong_FromSsize_t(extra)));
+    for (size_t k = 0; k < more.size(); ++k) {
+      PyTuple_SET_ITEM(out.layout.get(), 1 + static_cast<Py_ssize_t>(k), Py_NewRef(PyTuple_GET_ITEM(kwnames, more[k])));
+      out.values.push(args[nargs + more[k]]);
+    }
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
+    PyObject* value = PyDict_GetItemWithError(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
+    out.values.push(value ? value : b.missing.ptr());
+  }
+  return true;
+}
+
+void bind_binding(nb::module_& m) {
+  no_layout = PyTuple_New(0);
+  nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
+      .def("__init__", [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given, Py_ssize_t positional,
+                          Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
+                          nb::object globals, nb::tuple global_names) {
+        if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) || positional_only > positional ||
+            (global_names.size() && !nb::isinstance<nb::dict>(globals)))
+          raise_error(PyExc_ValueError, "inconsistent binding");
+        new (self) Binding{names, defaults, missing, given, cells, globals, global_names, positional, positional_only,
+                           var_positional, var_keyword};
+      }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"), nb::arg("positional_only"),
+           nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"), nb::arg("globals").none(),
+           nb::arg("global_names"),
+           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, "
+                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
+                   "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
+}
+
+}  // namespace graftax

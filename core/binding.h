@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the arguments of a call to its roots: arguments in the order of the signature, then what the function captures.
+#pragma once
+
+#include "py.h"
+
+namespace graftax {
+
+// How a signature's arguments become roots. Read from the function once.
+struct Binding {
+  nb::object names;      // tuple: positional parameters, then keyword-only ones
+  nb::object defaults;   // tuple beside `names`; `missing` where there is none
+  nb::object missing;
+  nb::object given;      // the function's __defaults__ when this was read
+  nb::object cells;      // tuple of closure cells, or empty
+  nb::object globals;    // dict, or None
+  nb::object global_names;
+  Py_ssize_t positional = 0, positional_only = 0;
+  bool var_positional = false, var_keyword = false;
+};
+
+struct Roots {
+  OwnedList values;
+  Owned layout;  // (number of extra positional arguments, names of extra keyword arguments...)
+};
+
+// Arguments that come before the caller's (`prefix`: self of a bound method, a partial's) and the caller's own, as
+// roots. False when the function would raise TypeError for these arguments: the caller then lets it.
+bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Roots& out);
+
+void bind_binding(nb::module_& m);
+
+}  // namespace graftax

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tier B: a loaded executable run on the leaves of a call, without jax.jit, where all that jax.jit would look at is as
+// it was when jax.jit ran. What is private to JAX comes from _direct.py; see docs/internals/direct.md.
+#pragma once
+
+#include <memory>
+
+#include "py.h"
+
+namespace graftax {
+
+// What jax.jit looks at besides its arguments. False where it is not as everyday calls have it: then Tier A runs.
+bool gate_is_open();
+
+// May a call with so many leaves go this way?
+bool direct_takes(size_t leaves);
+
+class Direct {
+ public:
+  // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
+  static std::shared_ptr<Direct> look(const OwnedList& leaves);
+
+  // Are the surroundings and these leaves as they were then? Runs no user code.
+  bool fits(const OwnedList& leaves);
+
+  bool ready() const { return static_cast<bool>(execute_); }
+  // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
+  // run like this.
+  bool prepare(PyObject* compiled, const OwnedList& leaves, bool packed);
+
+  // The output arrays (a list), or nothing with the error set.
+  Owned run(const OwnedList& leaves) const;
+
+  size_t outcome() const { return outcome_; }
+  bool donates() const { return donates_; }
+
+ private:
+  // What one leaf looked like. `ref` is a weak reference to a leaf that was the same object twice in a row: while it is
+  // alive, nothing else has to be asked.
+  struct Guard {
+    Owned aval, sharding, committed, layout, impl, ref;
+    PyObject* last = nullptr;  // compared, never read: it may be gone
+    bool asks_layout = false;  // of arrays with one dimension or none there is but one
+  };
+
+  static bool look_at(Guard& guard, PyObject* leaf);
+  static bool fits(Guard& guard, PyObject* leaf);
+
+  std::vector<Guard> guards_;
+  std::vector<Owned> surroundings_;
+  std::vector<uint32_t> kept_;  // the leaves that the executable takes
+  Owned execute_, handlers_;
+  size_t outcome_ = 0;
+  bool donates_ = false;
+};
+
+void bind_direct(nb::module_& m);
+
+}  // namespace graftax

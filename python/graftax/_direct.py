@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tier B: what it takes to run a compiled executable on the leaves of a call, without `jax.jit`.
+
+The one module, with `_compat`, that uses names private to JAX. Each is looked up once, at import; where one is missing,
+or the self-test before the first direct call finds anything else than what `jax.jit` gives, all calls stay with
+`jax.jit`. `GRAFTAX_DIRECT_DISPATCH=0` in the environment says so beforehand. What runs in a call is `core/direct.cpp`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from . import _compat, _core
+
+_LEAST = 4  # leaves: with fewer, jax.jit's own call is as fast
+
+# Settings under which an executable is not simply run: each has to be False.
+_MUST_BE_OFF = (
+    "jax_check_tracer_leaks",
+    "jax_debug_infs",
+    "jax_debug_key_reuse",
+    "jax_debug_nans",
+    "jax_enable_pgle",
+    "jax_no_execution",
+    "jax_thread_guard",
+)
+# Settings that `jax.jit` has in its key beside the trace context: they have to be as they were.
+_IN_JITS_KEY = (
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+    "jax_pallas_auto_assign_collective_ids",
+    "jax_pallas_auto_assign_collective_ids_limit",
+)
+
+
+class _State:
+    """Whether calls go direct, and why not. One for the process."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None  # why it is off
+        self.tested = False
+        self.lock = threading.RLock()
+
+    def off(self, reason: str) -> None:
+        self.reason = reason
+        _core.direct_from(0)
+
+
+_state = _State()
+
+
+def status() -> str:
+    """`on`, or `off` and why. Runs the self-test where no call has needed it yet."""
+    if _state.reason is None:
+        _tested()
+    return "on" if _state.reason is None else f"off: {_state.reason}"
+
+
+def setup() -> None:
+    """Hands the core what direct calls read of JAX. Touches no device."""
+    if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0":
+        _state.off("GRAFTAX_DIRECT_DISPATCH=0")
+        return
+    try:
+        _core.use_direct(capture, *_private_names())
+    except Exception as error:
+        _state.off(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
+        return
+    start_from(_LEAST)
+
+
+def start_from(leaves: int) -> None:
+    """Calls with so many leaves or more may go direct, from now on; for tests and benchmarks."""
+    if _state.reason is None:
+        _core.direct_from(leaves)
+
+
+def _private_names() -> tuple[Any, ...]:
+    from jax._src import config, core, profiler
+    from jax._src.interpreters import pxla
+
+    array, key = _compat.array_class(), _compat.key_class()
+    getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
+    holders = config.config._value_holders  # pyright: ignore[reportAttributeAccessIssue]
+    value = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
+    assert value(config.enable_x64) in (True, False)
+    session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
+    required: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
+    required.append((type(core.trace_ctx).trace.fget, core.trace_ctx, core.eval_trace))  # type: ignore[attr-defined]
+    required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
+    surroundings: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
+    surroundings.append((config.trace_context, None))
+    assert pxla.ExecuteReplicated and pxla.MeshExecutable
+    return key, getters, ("_impl", "_base_array"), "consume_with_handlers", required, surroundings
+
+
+def capture(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, ...] | None:
+    """What runs the executable that a `jax.jit` object has for these leaves; None where it cannot be run by itself.
+
+    Returns:
+        (takes a list of arrays and starts the computation, handlers that make arrays of its results, the leaves that it
+        takes, the number of its Outcome, whether it donates).
+    """
+    return _captured(compiled, leaves, packed) if _tested() else None
+
+
+def _captured(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, ...] | None:
+    from jax._src.interpreters import pxla
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to say of this program, its first compilation has said
+        stage = compiled.lower(leaves).compile() if packed else compiled.lower(*leaves).compile()
+    executable: Any = stage._executable
+    if type(executable) is not pxla.MeshExecutable or type(executable.unsafe_call) is not pxla.ExecuteReplicated:
+        return None
+    call: Any = executable.unsafe_call
+    kept = tuple(sorted(executable._kept_var_idx))
+    if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
+        return None
+    if call.mut is not None or call.pgle_profiler is not None:
+        return None
+    # Arguments that are not leaves: constants of the program.
+    if len(executable._all_args_info.in_avals) != len(leaves) or len(executable.in_avals) != len(kept):  # pyright: ignore
+        return None
+    arrays = [leaf if type(leaf) is _compat.array_class() else leaf._base_array for leaf in leaves]
+    expected = zip(kept, call.in_handler.in_shardings, executable._xla_in_layouts, executable.in_avals, strict=True)
+    for i, sharding, layout, aval in expected:
+        array = arrays[i]
+        if leaves[i].shape != aval.shape or leaves[i].dtype != aval.dtype:
+            return None
+        physical = sharding if array is leaves[i] else _physical(aval, sharding)
+        same_place = array.sharding._internal_device_list == physical._internal_device_list
+        if not same_place or not array.sharding.is_equivalent_to(physical, array.ndim):
+            return None
+        if array is leaves[i] and layout is not None and not array.is_deleted() and array.format.layout != layout:
+            return None
+    handlers = list(call.out_handler.handlers)
+    outputs = tree_util.tree_unflatten(stage.out_tree, list(range(len(handlers))))
+    number = _core.decode(outputs[2])
+    donates = any(info.donated for info in tree_util.tree_leaves(stage.args_info))
+    return call.xla_executable.execute_sharded, handlers, kept, number, donates
+
+
+def _physical(aval: Any, sharding: Any) -> Any:
+    """The sharding of the plain array behind an array of keys."""
+    from jax._src import sharding_impls
+
+    return sharding_impls.physical_sharding(aval, sharding)
+
+
+def _tested() -> bool:
+    """Whether the self-test has passed; runs it once, on the first device that a direct call is for."""
+    with _state.lock:
+        if not _state.tested:
+            _state.tested = True  # from here on: the self-test captures, too
+            try:
+                _self_test()
+            except Exception as error:
+                _state.off(f"the self-test failed on JAX {jax.__version__}: {type(error).__name__}: {error}")
+    return _state.reason is None
+
+
+def _self_test() -> None:
+    """Runs a small program both ways: results, types, placement, weak types and forwarding have to be the same."""
+
+    def program(x: Any, unused: Any, key: Any, i: Any) -> tuple[Any, Any, Any]:
+        del unused
+        return (x * 2, jax.random.fold_in(key, 1), i + 1, x.sum()), (x.astype(int),), (None, ())
+
+    jitted = jax.jit(program)
+    leaves: tuple[Any, ...] = (jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16"))
+    expected: Any = jitted(*leaves)
+    captured = _captured(jitted, leaves, packed=False)
+    if captured is None:
+        raise AssertionError("the program was refused")
+    execute, handlers, kept, number, donates = captured
+    assert (kept, number, donates) == ((0, 2, 3), 2, False), (kept, number, donates)
+    inputs = [leaves[i] if i != 2 else leaves[2]._base_array for i in kept]
+    found = execute(inputs).consume_with_handlers(handlers)
+    a: Any
+    b: Any
+    for a, b in zip((*expected[0], *expected[1]), found, strict=True):
+        assert type(a) is type(b) and a.aval == b.aval and a.sharding == b.sharding, (a, b)
+        if isinstance(a, _compat.key_class()):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert a._committed == b._committed and a.weak_type == b.weak_type
+        assert a.tolist() == b.tolist(), (a, b)
