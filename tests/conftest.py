@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis profiles: ``suite`` for every run, ``nightly`` by ``--hypothesis-profile=nightly``."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 from graftax import _direct
@@ -20,3 +22,4 @@ settings.load_profile("suite")
 
 # The second call of any structure runs its executable directly where that is possible, however few its leaves are.
 _direct.start_from(1)
+collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0" else []

@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 
 import graftax
-from graftax import _direct
 from hazards.watchdog import python
-
-OFF = "off: GRAFTAX_DIRECT_DISPATCH=0"
-pytestmark = pytest.mark.skipif(_direct.status() == OFF, reason=OFF)
 
 
 def run(code, **environment):
