@@ -22,7 +22,7 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
     {"_core"},
-    {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "statics", "_setup"},
+    {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "packed", "statics", "_setup"},
     {"graph", "flatform", "tree", "module", "_difference"},
     {"_options", "_signature", "_dispatch", "_aot", "_advice", "_table"},
     {"_call"},
@@ -42,6 +42,7 @@ PUBLIC = {
     "Dynamic",
     "register_static",
     "export",
+    "pack",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

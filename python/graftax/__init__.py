@@ -31,6 +31,8 @@ from .graph import flatten as flatten
 from .graph import unflatten as unflatten
 from .marks import Dynamic as Dynamic
 from .marks import Static as Static
+from .packed import Packed as Packed
+from .packed import pack as pack
 from .path import Path as Path
 from .path import Ref as Ref
 from .registry import register_static as register_static

@@ -19,10 +19,12 @@ from ._difference import Difference, differences, place_name, too_deep
 from ._errors import (
     BIG_CAPTURED,
     STATIC_CHANGES,
+    STATIC_CHANGES_IN_PACK,
     STRUCTURE_CHANGES,
     CapturedArrayWarning,
     RecompileWarning,
 )
+from .packed import PackLayout
 
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
@@ -63,6 +65,7 @@ class Advice:
         self._warned: set[object] = set()
         self._hits = self._row = 0
         self._changing: set[str] = set()
+        self._packed: _core.GraphDef | None = None  # the structure in the packed state met last
 
     def captured(
         self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first: int
@@ -91,6 +94,12 @@ class Advice:
             self._keeps_changing(name, before, graphdef, root_names)
             return
         path, value = change
+        message = STATIC_CHANGES
+        if isinstance(value, PackLayout):
+            known, self._packed = self._packed, _core.weaken(value.graphdef)
+            inside = known and known._static_change(value.graphdef)  # pyright: ignore[reportPrivateUsage]
+            if inside:
+                path, value, message = (*path[:-1], *inside[0]), inside[1], STATIC_CHANGES_IN_PACK
         values = self._values.setdefault(path, [])
         values.append(_short(value))
         del values[:-_PATIENCE]
@@ -99,7 +108,7 @@ class Advice:
         self._warned.add(path)
         where = place_name(path, root_names)
         shown = ", ".join(values[-3:])
-        message = STATIC_CHANGES.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
+        message = message.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
         warnings.warn(message, RecompileWarning, stacklevel=3)
 
     def _keeps_changing(

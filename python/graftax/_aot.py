@@ -132,7 +132,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
         roots, layout, leaves, graphdef = self._prepare(args, kwargs)
         outcomes: list[_core.Outcome] = []
-        donated, _ = leaf_options(self._plan, layout, graphdef)
+        donated, _ = leaf_options(self._plan, roots, layout, graphdef)
         flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
         shapes, _, code = _core.run_active(self, roots, outcomes, jax.eval_shape, flat, *leaves)
         walked = _core.walk(graphdef, roots)

@@ -94,6 +94,12 @@ class Jitted(Stageable[P, R]):
         entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, context)
         return table.store((_core.weaken(graphdef), context), entry)
 
+    def _plain(self, *args: Any, **kwargs: Any) -> Any:
+        """A call under `jax.disable_jit` that is given packed state, which the function takes for the object inside."""
+        roots, layout = self._bound(args, kwargs)
+        plan, uses_up = self._plan, self._options.mutation == "propagate"
+        return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)
+
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
         """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
         if isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error):

@@ -53,7 +53,8 @@ class Checked(Jitted[P, R]):
         copies = _core.unflatten(graphdef, [_copied(x) for x in leaves])
         copies = copies if len(roots) != 1 else (copies,)
         signature, function = self._plan.signature, self._function
-        plain = _run(lambda: signature.call(function, roots, list(copies), layout))
+        propagates, name = self._options.mutation == "propagate", self._plan.name
+        plain = _run(lambda: signature.call(function, roots, list(copies), layout, name, propagates))
         fast = _run(lambda: compiled(*args, **kwargs))
         self._compare(plain, fast, copies, roots, layout)
         sys.stdout.write(plain.printed)

@@ -34,6 +34,7 @@ from ._errors import (
 )
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
+from .packed import is_array_of_handle, is_donated
 from .path import matcher
 
 _NUMBERING = threading.Lock()
@@ -75,13 +76,23 @@ class Plan:
         """(leaves, GraphDef, one name a root) of the roots of a call."""
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        leaves, graphdef = _core.record(roots, names, flags, layout, self.options.donates, shapes, self.dynamic_path)
+        aliases = self.donates(roots, layout)
+        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, self.dynamic_path)
         return leaves, graphdef, names
 
     def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        return _core.Trace(roots, names, flags, self.options.donates, shapes, self.dynamic_path)
+        aliases = self.donates(roots, layout)
+        return _core.Trace(roots, names, flags, aliases, shapes, self.dynamic_path)
+
+    def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
+        """One flag a root: is it packed state, whose memory a call may use?"""
+        arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0
+        return [i < arguments and is_donated(root) for i, root in enumerate(roots)]
+
+    def donates(self, roots: tuple[Any, ...], layout: Layout) -> bool:
+        return self.options.donates or any(self.handles(roots, layout))
 
 
 def flat_function(
@@ -153,7 +164,8 @@ def trace(
     try:
         values = tracing.rebuild(leaves)
         try:
-            result = signature.call(caller._function, roots, values, layout)
+            uses_up = options.mutation == "propagate"
+            result = signature.call(caller._function, roots, values, layout, plan.name, uses_up)
             if options.captured and keep_attributes(caller, attributes):
                 raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
             # A forwarded input would keep its own sharding, whatever the options say.
@@ -212,7 +224,7 @@ def build_entry(
     """
     options = plan.options
     outcomes: list[_core.Outcome] = []
-    donated, jit_options = leaf_options(plan, layout, graphdef)
+    donated, jit_options = leaf_options(plan, roots, layout, graphdef)
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged)
     if options.out_shardings is not None:
         spec = options.out_shardings
@@ -224,17 +236,18 @@ def build_entry(
             paths = outcome.leaf_paths()[: outcome.result_leaves]
             spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p, "the result") for p in paths)
         jit_options["out_shardings"] = (spec, None, None)
-    packed = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
-    quiet = Quiet() if options.donate_word in ("all", "all-except-first") and not staged else None
+    in_tuple = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
+    unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
+    quiet = Quiet() if (unasked or options.donate_word in ("all", "all-except-first")) and not staged else None
     if quiet is not None:
         flat = quiet.around(flat)
-    compiled: Any = jax.jit(pack(flat) if packed else flat, **jit_options)
+    compiled: Any = jax.jit(taking_tuple(flat) if in_tuple else flat, **jit_options)
     if quiet is not None:
         compiled = quiet.run(compiled)
-    return _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), packed)
+    return _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), in_tuple)
 
 
-def pack(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
+def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:
     """The flat function over one tuple of leaves."""
 
     def packed(leaves: tuple[Any, ...]) -> Flat:
@@ -286,15 +299,18 @@ class Quiet:
         return run
 
 
-def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[list[bool], dict[str, Any]]:
+def leaf_options(
+    plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef
+) -> tuple[list[bool], dict[str, Any]]:
     """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
     options, out = plan.options, dict[str, Any]()
     donated: list[bool] = []
-    if options.donates or options.in_shardings is not None:
+    donates = plan.donates(roots, layout)
+    if donates or options.in_shardings is not None:
         one_root = len(plan.signature.root_names(layout)) == 1
         where = [(0, p) if one_root else (p[0], p[1:]) for p in graphdef.leaf_paths()]
-        if options.donates:
-            donated = donated_leaves(plan, layout, graphdef)
+        if donates:
+            donated = donated_leaves(plan, roots, layout, graphdef)
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
             places = sharding_places(plan, layout, [root for root, _ in where])
@@ -311,13 +327,16 @@ def leaf_options(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> tuple[
     return donated, out
 
 
-def donated_leaves(plan: Plan, layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
+def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
     """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
-    roots, names = donated_roots(plan, layout), plan.signature.root_names(layout)
+    whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
+    names = plan.signature.root_names(layout)
     donated: dict[int, tuple[bool, str]] = {}
     for leaf, path in graphdef._leaf_places():  # pyright: ignore[reportPrivateUsage]
         name = place_name(path, names)
-        flag = roots[0 if len(names) == 1 else path[0]] or (plan.donate_path is not None and plan.donate_path(name))
+        root, below = (0, path) if len(names) == 1 else (path[0], path[1:])
+        flag = whole[root] or (handles[root] and is_array_of_handle(below))
+        flag = flag or (plan.donate_path is not None and plan.donate_path(name))
         if donated.setdefault(leaf, (flag, name))[0] != flag:
             first, second = donated[leaf][1], name
             gone, kept = (second, first) if flag else (first, second)

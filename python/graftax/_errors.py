@@ -118,6 +118,10 @@ STATIC_CHANGES = (
     "numbers are static: to compile once, trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or "
     "make it a jax.Array."
 )
+STATIC_CHANGES_IN_PACK = (
+    "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "
+    "numbers are static, in packed state too: to compile once, pack a jax.Array or graftax.Dynamic(value) there."
+)
 COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
     "what it is given."
@@ -162,3 +166,9 @@ BIG_CAPTURED = (
     "Make it a jax.Array once: jnp.asarray(...)."
 )
 CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
+PACK_USED = (
+    "this packed state was used up by {name}, which returned a new one in its place: its memory was donated. Use what "
+    "the call returned, or pack with donate=False."
+)
+PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
+PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."

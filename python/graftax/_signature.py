@@ -15,6 +15,7 @@ from typing import Any
 
 from . import _core
 from ._errors import GENERATOR, NO_SUCH_NAME, NO_SUCH_POSITION, NOT_FOR
+from .packed import close_handles, open_handles
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
@@ -216,9 +217,18 @@ class Signature:
                 raise ValueError(NOT_FOR.format(option=option, which=pattern, name=name, root=root[0], names=names))
 
     def call(
-        self, function: types.FunctionType, roots: tuple[Any, ...], values: list[Any], layout: tuple[Any, ...]
+        self,
+        function: types.FunctionType,
+        roots: tuple[Any, ...],
+        values: list[Any],
+        layout: tuple[Any, ...],
+        name: str,
+        uses_up: bool,
     ) -> Any:
-        """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones."""
+        """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
+
+        An argument that is packed state is the object inside; with `uses_up` the result may take its place.
+        """
         extra = layout[0] if layout else 0
         positional = self.positional + extra
         named = (*self.names[self.positional :], *layout[1:])
@@ -233,7 +243,10 @@ class Signature:
         if self.cells or changed or self.stored:
             scope = {**function.__globals__, **changed} if changed or self.stored else function.__globals__
             function = _with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
-        result = function(*values[:positional], **dict(zip(named, values[positional:], strict=False)))
+        given, opened = open_handles(values[: positional + len(named)])
+        result = function(*given[:positional], **dict(zip(named, given[positional:], strict=True)))
+        if opened:
+            close_handles(opened, result, name, uses_up)
         assigned = [
             n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)
         ]

@@ -44,6 +44,7 @@ from . import _core, interop, statics
 from ._compat import is_registered_static, ref_types, treedef_of_node
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
+from .packed import Packed, PackLayout
 
 
 class Description(NamedTuple):
@@ -116,6 +117,7 @@ _OPAQUE = (
     property,
     _core.GraphDef,
     _core.Caller,
+    PackLayout,
     jax.custom_batching.custom_vmap,
 )
 
@@ -163,6 +165,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("ref")
     if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
         return Description("array")
+    if cls is Packed:  # JAX knows it as a pytree of its arrays; here it is an object like any other
+        return Description("node", frozen=False)
     if issubclass(cls, Dynamic):
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):

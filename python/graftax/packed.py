@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pack`: an object graph whose small arrays are slices of a few buffers, so that they cross a call as one."""
+
+from __future__ import annotations
+
+import copy as copies
+import itertools
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
+from . import _core
+from ._compat import ref_types
+from ._errors import PACK_BYTES, PACK_OF_PACK, PACK_USED, StructureError
+from .marks import Dynamic
+
+T = TypeVar("T")
+
+_MAX_BYTES = 65536
+
+
+class _Buffer(NamedTuple):
+    """Which leaves one buffer holds, in order: those of one shape side by side."""
+
+    leaves: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [int(np.prod(shape)) for shape in self.shapes]
+
+
+class PackLayout:
+    """What a handle holds, and where: equal layouts are one object."""
+
+    __slots__ = ("__weakref__", "apart", "buffers", "graphdef", "kept", "max_bytes")
+
+    _known: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], PackLayout]] = weakref.WeakValueDictionary()
+
+    graphdef: _core.GraphDef
+    buffers: tuple[_Buffer, ...]
+    apart: tuple[int, ...]  # leaves: JAX arrays
+    kept: tuple[int, ...]  # leaves: NumPy arrays, refs, numbers
+    max_bytes: int
+
+    def __new__(
+        cls,
+        graphdef: _core.GraphDef,
+        buffers: tuple[_Buffer, ...],
+        apart: tuple[int, ...],
+        kept: tuple[int, ...],
+        max_bytes: int,
+    ) -> PackLayout:
+        made = super().__new__(cls)
+        made.graphdef, made.buffers, made.apart, made.kept, made.max_bytes = graphdef, buffers, apart, kept, max_bytes
+        return cls._known.setdefault((graphdef, buffers, apart, kept, max_bytes), made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackLayout, (self.graphdef, self.buffers, self.apart, self.kept, self.max_bytes)
+
+    def __copy__(self) -> PackLayout:
+        return self
+
+    def __deepcopy__(self, memo: object) -> PackLayout:
+        return self
+
+    def __repr__(self) -> str:
+        return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.apart)} arrays apart)"
+
+
+class Packed(Generic[T]):
+    """A handle on an object graph whose small arrays lie in a few buffers: what `pack` returns.
+
+    Given to a function of `graftax.jit` as an argument, it is the object inside. Elsewhere `unpack` gives the objects
+    back. It is a pytree of its buffers for JAX: `jax.grad`, `optax` and the like work on whole buffers.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "_donate", "_kept", "_layout", "_used")
+
+    _arrays: tuple[Any, ...]
+    _kept: tuple[Any, ...]
+    _layout: PackLayout | None
+    _donate: bool
+    _used: str | None
+
+    def __init__(
+        self,
+        arrays: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        layout: PackLayout | None,
+        donate: bool,
+        used: str | None = None,
+    ) -> None:
+        self._arrays, self._kept, self._layout, self._donate, self._used = arrays, kept, layout, donate, used
+
+    def unpack(self, *, copy: bool = True) -> T:
+        """The objects, built anew, with arrays of their own.
+
+        Args:
+            copy: False gives the arrays that stand apart (the big ones) as they are. The next call that is given the
+                handle donates those, and they are gone from the objects then.
+
+        Raises:
+            StructureError: where a call has used the handle up.
+        """
+        layout = self._in_use()
+        leaves = self._leaves(copy and self._donate)
+        return cast(T, _core.unflatten(layout.graphdef, leaves))
+
+    def update(self, obj: T, *, copy: bool = True) -> None:
+        """Holds these objects from now on, instead of those before. The arguments are those of `pack`."""
+        layout = self._in_use()
+        leaves, graphdef = _flatten(obj)
+        self._hold(*_packed(leaves, graphdef, layout.max_bytes, copy and self._donate))
+
+    def _hold(self, arrays: tuple[Any, ...], kept: tuple[Any, ...], layout: PackLayout | None) -> None:
+        self._arrays, self._kept, self._layout = arrays, kept, layout
+
+    @property
+    def graphdef(self) -> _core.GraphDef:
+        """The structure of the objects inside."""
+        return self._in_use().graphdef
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(int(getattr(a, "nbytes", 0)) for a in (*self._arrays, *self._kept))
+
+    def _in_use(self) -> PackLayout:
+        if self._layout is None:
+            raise StructureError(PACK_USED.format(name=self._used))
+        return self._layout
+
+    def _leaves(self, copy: bool) -> list[Any]:
+        layout = self._in_use()
+        leaves: list[Any] = [None] * layout.graphdef.num_leaves
+        buffers = self._arrays[: len(layout.buffers)]
+        for joined, buffer in zip(buffers, layout.buffers, strict=True):
+            for i, piece in zip(buffer.leaves, _cut(joined, buffer), strict=True):
+                leaves[i] = piece
+        for i, x in zip(layout.apart, self._arrays[len(layout.buffers) :], strict=True):
+            leaves[i] = _copied(x) if copy else x
+        for i, x in zip(layout.kept, self._kept, strict=True):
+            leaves[i] = x.value if type(x) is Dynamic else _copied(x) if copy else x
+        return leaves
+
+    def __repr__(self) -> str:
+        layout = self._layout
+        if layout is None:
+            return f"<graftax.pack used up by {self._used}>"
+        packed = sum(len(buffer.leaves) for buffer in layout.buffers)
+        return (
+            f"<graftax.pack of {layout.graphdef.num_leaves} arrays, {self.nbytes:,} bytes: "
+            f"{packed} in {len(layout.buffers)} buffers, {len(layout.apart) + len(layout.kept)} apart>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packed, (self._arrays, self._kept, self._layout, self._donate, self._used)
+
+
+def _children(handle: Packed[Any]) -> tuple[tuple[Any, Any], Any]:
+    return (handle._arrays, handle._kept), (handle._layout, handle._donate, handle._used)
+
+
+def _with_keys(handle: Packed[Any]) -> tuple[list[tuple[Any, Any]], Any]:
+    children, aux = _children(handle)
+    return [(tree_util.GetAttrKey(name), x) for name, x in zip(("_arrays", "_kept"), children, strict=True)], aux
+
+
+def _from_children(aux: Any, children: Iterable[Any]) -> Packed[Any]:
+    return Packed(*children, *aux)
+
+
+tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _children)
+
+
+def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool = True) -> Packed[T]:
+    """Packs the small arrays of an object graph into one buffer per dtype and sharding.
+
+    A call of `graftax.jit` costs by the array; one that is given the handle pays for a few. To the function, an
+    argument that is a handle is the object inside; what the function does to it is in the handle afterwards. A function
+    that works without changing its arguments returns `pack(new_state)`, and the handle it was given is used up.
+
+    Args:
+        obj: any object graph: a model, an optimizer's state, a tuple of both. Shared and cyclic references are kept.
+        max_bytes: arrays of more bytes than this are held as they are, beside the buffers.
+        donate: a call that is given the handle may use its memory for the new state. With False the memory is kept, and
+            a handle is never used up.
+        copy: take a copy of the arrays that stand beside the buffers, so that `obj` keeps its own when the handle's are
+            donated. False where `obj` is not used afterwards.
+
+    Returns:
+        a `Packed` handle: `unpack()` gives the objects back.
+
+    Raises:
+        UnsupportedValueError: for a value that hides state, at its path.
+        TypeError: where `obj` is a handle already.
+
+    Example:
+        >>> state = graftax.pack({"w": [jnp.ones(4)] * 3, "step": jnp.asarray(0)})
+        >>> @graftax.jit
+        ... def step(state, x):
+        ...     state["w"] = [w - x for w in state["w"]]
+        >>> step(state, 1.0)
+        >>> state.unpack()["w"][0]
+        Array([0., 0., 0., 0.], dtype=float32)
+    """
+    if isinstance(max_bytes, bool) or not isinstance(cast("object", max_bytes), int) or max_bytes < 0:
+        raise ValueError(PACK_BYTES.format(value=max_bytes))
+    leaves, graphdef = _flatten(obj)
+    return Packed(*_packed(leaves, graphdef, max_bytes, copy and donate), donate)
+
+
+def _flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
+    if type(obj) is Packed:
+        raise TypeError(PACK_OF_PACK)
+    return _core.flatten(obj)
+
+
+# ---- leaves to buffers and back
+
+
+def _packed(
+    leaves: list[Any], graphdef: _core.GraphDef, max_bytes: int, copy: bool
+) -> tuple[tuple[Any, ...], tuple[Any, ...], PackLayout]:
+    """(arrays, kept, layout) of these leaves."""
+    traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    groups: dict[Any, list[int]] = {}
+    for i, x in enumerate(leaves):
+        if _is_plain(x, max_bytes):
+            place = None if traced else (x.sharding, x.committed)
+            groups.setdefault((x.dtype, place), []).append(i)
+    buffers: tuple[_Buffer, ...] = ()
+    for (dtype, _), members in groups.items():
+        if len(members) > 1:
+            members.sort(key=lambda i: leaves[i].shape)
+            buffers += (_Buffer(tuple(members), tuple(leaves[i].shape for i in members), dtype),)
+    inside = {i for buffer in buffers for i in buffer.leaves}
+    rest = [i for i in range(len(leaves)) if i not in inside]
+    apart = tuple(i for i in rest if isinstance(leaves[i], jax.Array) and not isinstance(leaves[i], ref_types))
+    kept = tuple(i for i in rest if i not in apart)
+    joined = [_joined([leaves[i] for i in buffer.leaves]) for buffer in buffers]
+    beside = [_copied(leaves[i]) if copy else leaves[i] for i in apart]
+    layout = PackLayout(graphdef, buffers, apart, kept, max_bytes)
+    return (*joined, *beside), tuple(_kept(leaves[i], copy) for i in kept), layout
+
+
+def _kept(x: Any, copy: bool) -> Any:
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+        return Dynamic(x)  # a number that is traced wherever it stands
+    return _copied(x) if copy else x
+
+
+def _is_plain(x: Any, max_bytes: int) -> bool:
+    """Is the array nothing but its bytes, few enough, in one place?"""
+    if not isinstance(x, jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.dtype == jax.dtypes.float0:
+        return False
+    if x.weak_type or x.size * x.dtype.itemsize > max_bytes:  # type: ignore[attr-defined]
+        return False
+    if isinstance(x, jax.core.Tracer):
+        spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
+        return all(part is None for part in spec)
+    sharding = x.sharding
+    default = getattr(next(iter(sharding.device_set)), "default_memory", lambda: None)()
+    in_default_memory = sharding.memory_kind is None or default is None or sharding.memory_kind == default.kind
+    return sharding.is_fully_replicated and in_default_memory
+
+
+def _joined(leaves: list[Any]) -> Any:
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return _traced_join(leaves)
+    host = np.concatenate([np.ravel(x) for x in jax.device_get(leaves)])
+    return _placed([host], leaves[0])[0]
+
+
+def _cut(joined: Any, buffer: _Buffer) -> list[Any]:
+    """The pieces of a buffer. Whatever a tree operation put into its place is cut where that makes sense."""
+    sizes = buffer.sizes
+    if isinstance(joined, jax.ShapeDtypeStruct):
+        return [jax.ShapeDtypeStruct(shape, joined.dtype) for shape in buffer.shapes]
+    if isinstance(joined, jax.core.Tracer):
+        pieces = _traced_cut(joined, sizes)
+        return [piece.reshape(shape) for piece, shape in zip(pieces, buffer.shapes, strict=True)]
+    host = np.split(np.asarray(joined), np.cumsum(sizes)[:-1])
+    # Copies: a view of the buffer would show what a later call writes into its memory.
+    own = [piece.reshape(shape).copy() for piece, shape in zip(host, buffer.shapes, strict=True)]
+    return _placed(own, joined) if isinstance(joined, jax.Array) else own
+
+
+# XLA on the CPU compiles a kernel for each slice of a buffer, but kernels that are equal once. Cut into blocks of equal
+# pieces, and the blocks into pieces, a thousand pieces are some sixty kernels. The barriers keep XLA from putting both
+# steps into one again.
+
+
+def _traced_cut(joined: Any, sizes: list[int]) -> list[Any]:
+    blocks = [(size, count) for size, length in _runs(sizes) for count in _even(length)]
+    cut = jax.lax.split(joined, [size * count for size, count in blocks])
+    pieces: list[Any] = []
+    for block, (size, count) in zip(jax.lax.optimization_barrier(tuple(cut)), blocks, strict=True):
+        pieces += jax.lax.split(block, [size] * count)
+    return pieces
+
+
+def _traced_join(leaves: list[Any]) -> Any:
+    pieces = [jnp.ravel(x) for x in leaves]
+    blocks: list[Any] = []
+    at = 0
+    for _, length in _runs([piece.size for piece in pieces]):
+        for count in _even(length):
+            blocks.append(jnp.concatenate(pieces[at : at + count]))
+            at += count
+    return jnp.concatenate(jax.lax.optimization_barrier(tuple(blocks)))
+
+
+def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """(size, how often in a row)."""
+    return [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
+
+
+def _even(length: int) -> list[int]:
+    """A length as equal parts, about as many as each is long, and a rest."""
+    part = math.isqrt(length)
+    return [part] * (length // part) + ([length % part] if length % part else [])
+
+
+def _placed(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
+    if like.committed:
+        return jax.device_put(arrays, like.sharding)
+    with jax.default_device(next(iter(like.sharding.device_set))):
+        return jax.device_put(arrays)
+
+
+def _copied(x: Any) -> Any:
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+        return copies.deepcopy(x)
+    return x.copy() if isinstance(x, np.ndarray) else x
+
+
+# ---- in a call
+
+
+def is_donated(root: object) -> bool:
+    """Is this packed state whose arrays a call may use?"""
+    return type(root) is Packed and cast("Packed[Any]", root)._donate
+
+
+def is_array_of_handle(path: Sequence[Any]) -> bool:
+    """Does this key path, which starts at a handle, lead to an array that is donated with it?"""
+    return getattr(path[0], "name", None) == "_arrays"
+
+
+class Opened(NamedTuple):
+    """A handle in a call, with the object inside, and that object's leaves and structure before the function ran."""
+
+    handle: Packed[Any]
+    value: Any
+    leaves: list[Any]
+    graphdef: _core.GraphDef
+
+
+def open_handles(values: Sequence[Any]) -> tuple[list[Any], list[Opened]]:
+    """These arguments, with the object inside in place of each handle."""
+    opened: dict[int, Opened] = {}
+    out = list(values)
+    for i, value in enumerate(out):
+        if type(value) is Packed:
+            handle = cast("Packed[Any]", value)
+            if id(handle) not in opened:
+                inside = handle.unpack(copy=not _is_traced(handle))
+                opened[id(handle)] = Opened(handle, inside, *_core.flatten(inside))
+            out[i] = opened[id(handle)].value
+    return out, list(opened.values())
+
+
+def close_handles(opened: Iterable[Opened], result: object, name: str, uses_up: bool) -> None:
+    """Puts what the function did to the objects inside into their handles; empties those that the result replaces."""
+    unchanged: list[Packed[Any]] = []
+    for handle, value, before, graphdef_before in opened:
+        leaves, graphdef = _core.flatten(value)
+        same_structure = graphdef == graphdef_before
+        if same_structure and all(a is b for a, b in zip(leaves, before, strict=True)):
+            unchanged.append(handle)
+        else:
+            _close(handle, leaves, graphdef, before if same_structure else None)
+    if not (uses_up and unchanged):
+        return
+    given = {id(x.handle) for x in opened}
+    for new in (x for x in _handles_in(result) if id(x) not in given):
+        old = next((x for x in unchanged if x._layout is new._layout and x._donate), None)
+        if old is not None:
+            unchanged.remove(old)
+            old._hold((), (), None)
+            old._used = name
+
+
+def _close(handle: Packed[Any], leaves: list[Any], graphdef: _core.GraphDef, before: list[Any] | None) -> None:
+    """Puts these leaves into the handle. `before` are the leaves it had, where the structure is as it was."""
+    layout = handle._in_use()
+    fits = (
+        before is not None
+        and all(leaves[i] is before[i] for i in layout.kept)
+        and all(
+            _is_plain(leaves[i], layout.max_bytes) and leaves[i].shape == shape and leaves[i].dtype == buffer.dtype
+            for buffer in layout.buffers
+            for i, shape in zip(buffer.leaves, buffer.shapes, strict=True)
+        )
+    )
+    if not fits or before is None:
+        handle._hold(*_packed(leaves, graphdef, layout.max_bytes, copy=False))
+        return
+    joined = [
+        old if all(leaves[i] is before[i] for i in buffer.leaves) else _joined([leaves[i] for i in buffer.leaves])
+        for old, buffer in zip(handle._arrays, layout.buffers, strict=False)
+    ]
+    handle._arrays = (*joined, *(leaves[i] for i in layout.apart))
+
+
+def _is_traced(handle: Packed[Any]) -> bool:
+    return any(isinstance(a, jax.core.Tracer) for a in handle._arrays)
+
+
+def _handles_in(result: object) -> list[Packed[Any]]:
+    """The handles in a result, through tuples, lists and dicts."""
+    found: list[Packed[Any]] = []
+    seen: set[int] = set()
+    todo: list[Any] = [result]
+    while todo:
+        x = todo.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if type(x) is Packed:
+            found.append(cast("Packed[Any]", x))
+        elif isinstance(x, (tuple, list)):
+            todo += cast("list[Any]", x)
+        elif isinstance(x, dict):
+            todo += cast("dict[Any, Any]", x).values()
+    return found[::-1]
