@@ -394,9 +394,11 @@ def loss_of(model, x, y):
 
 def flarejax_adam(jit):
     """FlareJax's own optimizers, whose step is jitted by value."""
-    optimizer, model, losses = flr.opt.Adam(1e-2), flr.net.Sequential(
-        flr.net.Affine(jrn.PRNGKey(0), 4), jnn.relu, LazyLinear(jrn.key(1), 1)
-    ), []
+    optimizer, model, losses = (
+        flr.opt.Adam(1e-2),
+        flr.net.Sequential(flr.net.Affine(jrn.PRNGKey(0), 4), jnn.relu, LazyLinear(jrn.key(1), 1)),
+        [],
+    )
     step = jit(lambda optimizer, *args: optimizer._minimize_no_jit(loss_of, *args))
     for seed in range(4):
         optimizer, model, loss = step(optimizer, model, *data(seed))

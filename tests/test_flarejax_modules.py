@@ -21,6 +21,7 @@ from flarejax.opt import Chain, Optimizer  # noqa: E402
 
 from graftax.interop.flarejax import describe  # noqa: E402
 
+
 def x(*shape: int) -> jax.Array:
     return jnp.array(np.linspace(-1.0, 2.0, int(np.prod(shape)), dtype=np.float32).reshape(shape))
 
@@ -96,7 +97,9 @@ EXAMPLES = {
         Example(lambda: flr.net.DotProductAttention(key(), 4, 2), (x(1, 3, 4),)),
         Example(lambda: flr.net.DotProductAttention(key(), 4, 2, norm=True, tanh_cap=2.0), (x(1, 3, 4),)),
     ],
-    flr.net.Sequential: [Example(lambda: flr.net.Sequential(flr.net.Affine(key(), 3), jax.nn.relu, double), (x(2, 4),))],
+    flr.net.Sequential: [
+        Example(lambda: flr.net.Sequential(flr.net.Affine(key(), 3), jax.nn.relu, double), (x(2, 4),))
+    ],
     flr.net.Add: [Example(lambda: flr.net.Add(flr.net.Linear(key(), 4), flr.net._combine.Identity()), (x(2, 4),))],
     flr.net.Multiply: [Example(lambda: flr.net.Multiply(flr.net.Constant.full(2.0), double), (x(2, 4),))],
     flr.net.Constant: [
@@ -387,9 +390,9 @@ def test_a_call_by_value_is_that_of_flarejax(example):
     def program(module, *args):
         return example.call(module, *args), module
 
-    f, module = graftax.filter_jit(program), example.make()
+    f, one = graftax.filter_jit(program), example.make()
     expected, changed = flr.filter_jit(program)(example.make(), *example.args)
-    for module in (module, module, example.make()):
+    for module in (one, one, example.make()):
         before = flr.flatten(module)
         result, made = f(module, *example.args)
         agree(result, expected)
