@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules of Equinox, FlareJax and NNX in direct calls: as plain Python, whatever changes from call to call."""
 
+import importlib.util
 import random
 import threading
 
@@ -25,13 +26,16 @@ class OfNNX(nnx.Module):
 
 
 def of_flarejax(w, b):
-    flr = pytest.importorskip("flarejax")
-    module = flr.Module()
+    import flarejax
+
+    module = flarejax.Module()
     module.w, module.b = w, b
     return module
 
 
-makers = pytest.mark.parametrize("make", [OfEquinox, OfNNX, of_flarejax], ids=["equinox", "nnx", "flarejax"])
+installed = pytest.mark.skipif(importlib.util.find_spec("flarejax") is None, reason="flarejax is not installed")
+FLAREJAX = pytest.param(of_flarejax, marks=installed, id="flarejax")
+makers = pytest.mark.parametrize("make", [OfEquinox, OfNNX, FLAREJAX])
 modes = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
 
 
@@ -184,13 +188,13 @@ def test_donated_parameters_are_gone_each_time(make):
         module = make(w, b)
         agree(f(module, x), f32(17, 28))
         assert w.is_deleted() or b.is_deleted() or x.is_deleted()
-        with pytest.raises(RuntimeError, match=r"module\.(w|b)|x"):
+        with pytest.raises((RuntimeError, ValueError), match=r"(module\.(w|b)\S*|x) holds an array that was"):
             f(module, x)
         shared = f32(1, 2)
         agree(f(make(shared, shared), f32(5, 6)), f32(7, 16))
 
 
-@pytest.mark.parametrize("make", [OfNNX, of_flarejax], ids=["nnx", "flarejax"])
+@pytest.mark.parametrize("make", [OfNNX, FLAREJAX])
 @pytest.mark.parametrize("donate", ["none", "all"])
 def test_state_that_moves_between_attributes_goes_on(make, donate):
     def put(module, name, new):
