@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GraphDef.fingerprint`: the same in every process, another one for another structure."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -31,3 +32,9 @@ def test_another_structure_has_another_one(other):
 def test_sharing_counts():
     x, y = [jnp.ones(1)], [jnp.ones(1)]
     assert graftax.flatten([x, x])[1].fingerprint() != graftax.flatten([x, y])[1].fingerprint()
+
+
+def test_a_jitted_function_counts_by_its_name():
+    relu, gelu = ({"f": f, "w": jnp.ones(1)} for f in (jax.nn.relu, jax.nn.gelu))
+    prints = [graftax.flatten(x)[1].fingerprint() for x in (relu, dict(relu), gelu)]
+    assert prints[0] == prints[1] != prints[2]

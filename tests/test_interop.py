@@ -10,6 +10,7 @@ import typing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import graftax
@@ -33,6 +34,11 @@ def test_an_adapter_is_loaded_once_its_library_is():
     assert loaded(call) == []
     assert loaded(f"import equinox\n{call}") == ["graftax.interop.equinox"]
     assert loaded(f"from flax import nnx\n{call}") == ["graftax.interop.nnx"]
+
+
+def test_the_adapter_of_flarejax_is_loaded_once_flarejax_is():
+    pytest.importorskip("flarejax")
+    assert loaded("import flarejax\ngraftax.flatten(type('C', (), {})())") == ["graftax.interop.flarejax"]
 
 
 def test_a_library_without_the_names_an_adapter_needs_is_what_jax_makes_of_it():

@@ -472,6 +472,9 @@ def _stable(value: Any) -> str:
         return f"frozenset {sorted(map(_stable, cast('frozenset[Any]', value)))}"
     if isinstance(value, enum.Enum):
         return f"enum {_stable(type(value))}.{value.name}"
+    named = _named(value)
+    if isinstance(named, _ByName):
+        return "name {}.{}".format(*named.place)
     return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"
 
 

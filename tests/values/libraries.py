@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import Any
 
 import chex
@@ -171,6 +172,38 @@ def change_state(v, w, n):
     v[0].nu["n"] = n
 
 
+def flarejax_kinds():
+    """FlareJax is there for comparison; nothing else here needs it."""
+    if importlib.util.find_spec("flarejax") is None:
+        return []
+    import flarejax as flr
+
+    class Flare(flr.Module):
+        def __init__(self, w, n):
+            self.w, self.n = w, n
+
+    class FlareGraph(flr.Module):
+        """One module in two places, and a child that knows its parent."""
+
+        def __init__(self, w, n):
+            self.layers = [Flare(w, n)]
+            self.tied = self.layers[0]
+            self.tied.parent = self
+
+    def read(v):
+        return v.layers[0].w, v.tied.n, v.tied is v.layers[0], v.tied.parent is v
+
+    return [
+        Kind("`flarejax.Module`", Flare, both, assign),
+        Kind(
+            "`flarejax.Module`, shared and cyclic",
+            FlareGraph,
+            read,
+            lambda v, w, n: assign(v.layers[0], w, n),
+        ),
+    ]
+
+
 def keywords(cls):
     return lambda w, n: cls(w=w, n=n)
 
@@ -234,6 +267,7 @@ LIBRARIES = [
         lambda v: (v.mean[...], v.tied[...], v.layers[0].n, v.tied is v.layers[0].w),
         change_stats,
     ),
+    *flarejax_kinds(),
     Kind(
         "`flax.linen` module",
         lambda w, n: DENSE[n],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..registry import Description
 
-ADAPTERS = {"equinox": ".equinox", "flax.nnx": ".nnx"}
+ADAPTERS = {"equinox": ".equinox", "flarejax": ".flarejax", "flax.nnx": ".nnx"}
 
 
 def describe(cls: type) -> Description | None:
