@@ -36,5 +36,13 @@ from .packed import pack as pack
 from .path import Path as Path
 from .path import Ref as Ref
 from .registry import register_static as register_static
+from .transforms import grad as grad
+from .transforms import hessian as hessian
+from .transforms import jacfwd as jacfwd
+from .transforms import jacrev as jacrev
+from .transforms import jvp as jvp
+from .transforms import linearize as linearize
+from .transforms import value_and_grad as value_and_grad
+from .transforms import vjp as vjp
 
 __version__ = "0.1.0"

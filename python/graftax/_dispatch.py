@@ -159,35 +159,62 @@ def trace(
 ) -> tuple[_core.Outcome, list[Any]]:
     """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
     signature, options = plan.signature, plan.options
-    tracing = plan.tracing(roots, layout, shapes)
     attributes = dict(vars(caller))
+    uses_up = options.mutation == "propagate"
+
+    def call(values: list[Any]) -> Any:
+        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up)
+        if options.captured and keep_attributes(caller, attributes):
+            raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
+        return result
+
+    # A forwarded input would keep its own sharding, whatever the options say.
+    forward = options.in_shardings is None and options.out_shardings is None
+    tracing = plan.tracing(roots, layout, shapes)
+    outcome, out, lost = run_trace(
+        plan.name, tracing, roots, leaves, call, options.mutation, by_value=by_value, forward=forward, donated=donated
+    )
+    plan.on_trace(lost)
+    return outcome, out
+
+
+def run_trace(
+    name: str,
+    tracing: _core.Trace,
+    roots: tuple[Any, ...],
+    leaves: Sequence[Any],
+    call: Callable[[list[Any]], Any],
+    mutation: str,
+    *,
+    by_value: bool,
+    forward: bool,
+    donated: Sequence[bool] = (),
+) -> tuple[_core.Outcome, list[Any], list[str]]:
+    """Runs `call` on the roots rebuilt around `leaves`, whatever happens leaves the caller's objects as they were.
+
+    Returns:
+        (the Outcome, its output leaves, the paths of changes that are lost with it).
+    """
     try:
         values = tracing.rebuild(leaves)
         try:
-            uses_up = options.mutation == "propagate"
-            result = signature.call(caller._function, roots, values, layout, plan.name, uses_up)
-            if options.captured and keep_attributes(caller, attributes):
-                raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
-            # A forwarded input would keep its own sharding, whatever the options say.
-            forward = options.in_shardings is None and options.out_shardings is None
-            outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated)
+            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
                 rename_leaves(error, tracing.leaf_paths())
             raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])
-            raise MutationError(GLOBAL_ASSIGNED.format(name=plan.name, names=assigned)) from None
+            raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         finally:
             tracing.restore()
-        if options.mutation == "error" and changed:
-            raise MutationError(MUTATION_FORBIDDEN.format(name=plan.name, paths=", ".join(changed)))
+        if mutation == "error" and changed:
+            raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
         if not tracing.verify(roots):
             raise ConcurrentChangeError(
-                CHANGED_BEHIND.format(name=plan.name, path="one of its arguments or captured objects")
+                CHANGED_BEHIND.format(name=name, path="one of its arguments or captured objects")
             )
-        plan.on_trace(changed if lost else [])
-        return outcome, out
+        return outcome, out, changed if lost else []
     finally:
         tracing.close()
 

@@ -172,3 +172,19 @@ PACK_USED = (
 )
 PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
+NO_SUCH_OPERAND = "{name} is given no argument {which!r}; it is given {operands}."
+WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
+NOTHING_TO_DIFFERENTIATE = (
+    "{name}: there is no array of a floating dtype to differentiate in {where}. Python numbers inside of an argument "
+    "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=."
+)
+NOT_WITH_AUX = "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}."
+NOT_SCALAR = (
+    "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
+    "for what else there is, or use jacrev for the derivative of more than one number."
+)
+OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
+OTHER_TANGENT = (
+    "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
+    "array, in a graph of the same structure; None stands for zero."
+)

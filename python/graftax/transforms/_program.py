@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One mechanism for every transform: functions and operands split into arrays and structure, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _core
+from .._difference import place_name
+from .._dispatch import place_of, run_trace
+from .._errors import NO_SUCH_OPERAND, GraftaxError
+from .._options import Options
+from .._signature import Signature, call_opaque, refuse_generators, resolve
+from .._table import FunctionTable
+
+_OPTIONS = Options()
+
+
+class _Part(NamedTuple):
+    """One function of a program, and where its roots are among those of the program."""
+
+    function: Any
+    signature: Signature
+    layout: tuple[Any, ...]
+    roots: tuple[Any, ...]
+    places: tuple[int, ...]  # for each root of the function, its place among the program's
+
+
+class Place(NamedTuple):
+    """Where a leaf stands."""
+
+    root: int  # which root; the operands come first
+    path: tuple[Any, ...]  # below it, of JAX's key entries
+    name: str  # as messages print it
+
+
+class Program:
+    """Functions and their operands, under a transform: what they are given and what they capture is one graph.
+
+    A transform reads `leaves`, runs JAX's own transform on a flat function that calls `trace`, and gives what comes
+    back to `finish`. A program is made for one call of a transform, and holds the caller's objects for that long.
+
+    Args:
+        name: for messages: what the user called.
+        functions: any callables. What they capture is part of the graph, as in `graftax.jit`.
+        operands: positional arguments of each of the functions.
+        keywords: keyword arguments of each of them.
+        mutation: "propagate", "error" or "discard", as in `graftax.jit`.
+        captured: False for transforms by value, where closures and globals are as in JAX.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        functions: Sequence[Callable[..., Any]],
+        operands: Sequence[Any],
+        keywords: dict[str, Any] | None = None,
+        *,
+        mutation: str = "propagate",
+        captured: bool = True,
+    ) -> None:
+        keywords = keywords or {}
+        self.name, self.mutation = name, mutation
+        self.roots: tuple[Any, ...] = (*operands, *keywords.values())
+        self.operands, self.positional = len(self.roots), len(operands)
+        self.names = ("",) * self.operands
+        self._keywords = tuple(keywords)
+        self._flags = [0] * self.operands
+        self._parts = [self._part(function, captured) for function in functions]
+        self.leaves, self.graphdef = self._record()
+        self.outcome: _core.Outcome | None = None
+
+    def _part(self, function: Callable[..., Any], captured: bool) -> _Part:
+        if isinstance(function, _core.Caller):  # stays compiled
+            plain, prefix = call_opaque, (function,)
+        else:
+            plain, prefix, _ = resolve(function)
+        refuse_generators(plain)  # type: ignore[arg-type]
+        signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
+        binder = _core.Caller()
+        binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
+        marks = [_Mark() for _ in self.roots]
+        positional = self.positional
+        bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
+        if bound is None:  # the function's own TypeError
+            plain(*prefix, *self.roots[:positional], **dict(zip(self._keywords, self.roots[positional:], strict=True)))
+            raise GraftaxError(f"the arguments of {self.name} could not be bound")
+        roots, layout = bound
+        names, flags = signature.root_names(layout), signature.root_flags(layout, ())
+        known = {id(mark): i for i, mark in enumerate(marks)}
+        places: list[int] = []
+        for root, name, flag in zip(roots, names, flags, strict=True):
+            place = known.get(id(root))
+            if place is None:
+                place = len(self.roots)
+                self.roots += (root,)
+                self.names += (name,)
+                self._flags.append(flag)
+            elif not self.names[place]:
+                self.names = (*self.names[:place], name, *self.names[place + 1 :])
+            places.append(place)
+        own = tuple(self.roots[place] for place in places)
+        return _Part(plain, signature, layout, own, tuple(places))
+
+    def _record(self) -> tuple[list[Any], _core.GraphDef]:
+        leaves, graphdef = _core.record(self.roots, self.names, self._flags, None)
+        # JAX may read a NumPy array after the call has returned.
+        return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
+
+    @property
+    def places(self) -> list[Place]:
+        """Where each leaf stands: the first place, for one in a node that is reached twice."""
+        out: list[Place] = []
+        for path in self.graphdef.leaf_paths():
+            root, below = (0, path) if len(self.roots) == 1 else (path[0], path[1:])
+            out.append(Place(root, below, place_name(path, self.names)))
+        return out
+
+    def trace(
+        self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None
+    ) -> tuple[_core.Outcome, list[Any]]:
+        """Runs `body(functions, operands)` on the graph rebuilt around `leaves`.
+
+        The functions take the operands, or what stands for them, and run with what they capture rebuilt too.
+
+        Returns:
+            (the Outcome, its output leaves). `outcome` is that of the last trace.
+        """
+        tracing = _core.Trace(self.roots, self.names, self._flags, False, False, None)
+
+        def call(values: list[Any]) -> Any:
+            functions = [self._function(part, values) for part in self._parts]
+            return body(functions, values[: self.operands])
+
+        mutation = mutation or self.mutation
+        outcome, out, _ = run_trace(
+            self.name, tracing, self.roots, list(leaves), call, mutation, by_value=mutation == "discard", forward=False
+        )
+        self.outcome = outcome
+        return outcome, out
+
+    def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
+        def run(*operands: Any) -> Any:
+            # An operand that stands in two places of the signature is given to both.
+            given = [operands[place] if place < self.operands else values[place] for place in part.places]
+            return part.signature.call(part.function, part.roots, given, part.layout, self.name, False)
+
+        return run
+
+    def finish(self, out: Sequence[Any], outcome: _core.Outcome | None = None) -> Any:
+        """The result, built around these output leaves of the Outcome; what changed is written back."""
+        outcome = outcome or self.outcome
+        assert outcome is not None
+        walked = _core.walk(self.graphdef, self.roots)
+        if walked is None:
+            raise GraftaxError(f"the arguments of {self.name} changed while it ran")
+        return outcome.apply(list(out), self.leaves, walked[1])
+
+    def operand(self, which: int | str) -> int:
+        """The number of the operand that a position or a name means."""
+        if isinstance(which, str):
+            if which in self.names[: self.operands]:
+                return self.names.index(which)
+        elif -self.positional <= which < self.positional:
+            return which % self.positional
+        named = ", ".join(self.names[: self.operands]) or "none"
+        raise ValueError(NO_SUCH_OPERAND.format(name=self.name, which=which, operands=named))
+
+    def below(self, roots: Sequence[int]) -> set[int]:
+        """The leaves that are reached from these roots, wherever their first place is."""
+        if not roots:
+            return set()
+        marks = [np.zeros(()) for _ in self.leaves]
+        built = _core.unflatten(self.graphdef, marks)
+        built = built if len(self.roots) != 1 else (built,)
+        numbers = {id(mark): i for i, mark in enumerate(marks)}
+        return {numbers[id(leaf)] for leaf in _core.flatten([built[root] for root in roots])[0] if id(leaf) in numbers}
+
+    @property
+    def place_of(self) -> Any:
+        """What JAX's messages name in place of a flat function: the first function and where it is written."""
+        return place_of(self._parts[0].function)
+
+
+class _Mark:
+    """Stands for an operand while the signature is bound."""

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives by object graphs: `grad`, `value_and_grad`, Jacobians, `jvp`, `vjp`, `linearize`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from .. import _core
+from .._errors import (
+    NOT_SCALAR,
+    NOT_WITH_AUX,
+    NOTHING_TO_DIFFERENTIATE,
+    OTHER_SHAPE,
+    OTHER_TANGENT,
+    WRT_TWICE,
+    StructureError,
+)
+from ..path import matcher
+from ._program import Program
+
+Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
+
+
+class Chosen(NamedTuple):
+    """What is differentiated: leaves of a program, and the operands whose graphs the derivative is given as.
+
+    Nothing of the caller's objects is in it: a derivative asked for later does not keep them alive.
+    """
+
+    graphdef: _core.GraphDef
+    of_one: bool  # the program has one root
+    leaves: tuple[int, ...]
+    roots: tuple[int, ...]
+    single: bool  # one graph, not a tuple of them
+
+    def graphs(self, values: Sequence[Any]) -> Any:
+        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others."""
+        leaves: list[Any] = [None] * self.graphdef.num_leaves
+        for i, value in zip(self.leaves, values, strict=True):
+            leaves[i] = value
+        built = _core.unflatten(self.graphdef, leaves)
+        built = (built,) if self.of_one else built
+        graphs = [built[root] for root in self.roots]
+        return graphs[0] if self.single else tuple(graphs)
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The gradient of a function of any objects; as `value_and_grad`, without the value.
+
+    Returns:
+        a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
+    """
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
+
+    @functools.wraps(fun)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """A function's value together with its gradient by the arrays in its arguments.
+
+    The gradient is a graph like the argument, with the same sharing: each inexact array is replaced by its gradient
+    (same shape and dtype), every other array by None. A mutable node that is reached twice is one node there too, and
+    its arrays get one gradient for all their uses; an array in two places of immutable nodes gets one for each place.
+    What the function changes comes back to the caller, as in plain Python.
+
+    Args:
+        fun: returns a scalar of a floating (with `holomorphic`, complex) dtype, or (scalar, aux) with `has_aux`.
+        argnums: which positional arguments: one gives one gradient graph, several a tuple of them.
+        has_aux: the function returns a pair, and the second part, any objects, is returned with the value.
+        holomorphic, allow_int, reduce_axes: as in `jax.value_and_grad`.
+        wrt: instead of `argnums`: names or positions of arguments; patterns of key paths (`"model.head"`, `"**.bias"`):
+            the gradient is that of the arguments in which they match; or a predicate of arrays, which selects in
+            what `argnums` names.
+
+    Returns:
+        a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
+
+    Raises:
+        TypeError: where the value is no scalar, or there is nothing to differentiate.
+
+    Example:
+        >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
+        {'w': Array([1., 1.], dtype=float32), 'name': 'net'}
+    """
+    options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
+    if reduce_axes:
+        options["reduce_axes"] = reduce_axes
+
+    @functools.wraps(fun)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+        program = Program(name_of(fun, "value_and_grad"), [fun], as_arrays(args, argnums, wrt), kwargs)
+        chosen = choose(program, argnums, wrt, allow_int)
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+            value: list[Any] = []
+
+            def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+                result = functions[0](*operands)
+                scalar = split_aux(result, program.name)[0] if has_aux else result
+                value.append(as_scalar(scalar, program.name))
+                return result
+
+            _, out = program.trace(replaced(program, chosen.leaves, by), body)
+            return value[0], out
+
+        run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
+        (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
+        grads = chosen.graphs(gradients)
+        return program.finish(out), grads
+
+    return value_and_gradient
+
+
+# ---- what is differentiated
+
+
+def name_of(fun: Any, transform: str) -> str:
+    name = getattr(fun, "__name__", type(fun).__name__)
+    return f"{transform} of {name}"
+
+
+def as_arrays(args: tuple[Any, ...], argnums: int | Sequence[int], wrt: Wrt) -> tuple[Any, ...]:
+    """A Python float or complex number that is itself differentiated is an array, as in JAX."""
+    chosen = argnums if wrt is None or callable(wrt) else wrt
+    numbers = [chosen] if isinstance(chosen, (int, str)) else list(chosen)
+    count = len(args)
+    at = {n % count for n in numbers if isinstance(n, int) and -count <= n < count}
+    return tuple(jnp.asarray(x) if i in at and type(x) in (float, complex) else x for i, x in enumerate(args))
+
+
+def choose(program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False) -> Chosen:
+    """Which leaves are differentiated, and by which operands' graphs."""
+    predicate = wrt if callable(wrt) else None
+    named: Any = argnums if wrt is None or callable(wrt) else wrt
+    single = isinstance(named, (int, str))
+    wanted: list[Any] = [named] if single else list(named)
+    patterns = [w for w in wanted if isinstance(w, str) and not w.isidentifier()]
+    roots = [program.operand(w) for w in wanted if w not in patterns]
+    if len(set(roots)) != len(roots):
+        raise ValueError(WRT_TWICE.format(name=program.name, wrt=named))
+    below = program.below(roots)
+    matches = matcher(patterns)
+    leaves: list[int] = []
+    for i, (leaf, place) in enumerate(zip(program.leaves, program.places, strict=True)):
+        matched = place.root < program.operands and matches(place.name)
+        if not (matched or i in below) or (predicate is not None and not predicate(leaf)):
+            continue
+        if is_inexact(leaf) or (allow_int and not is_key(leaf)):
+            leaves.append(i)
+            if matched and i not in below and place.root not in roots:
+                roots.append(place.root)
+    if not leaves:
+        where = ", ".join(program.names[root] for root in roots) or ", ".join(patterns)
+        raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
+    return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
+
+
+def is_inexact(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) if not is_key(leaf) else False
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
+
+
+def split_aux(result: Any, name: str) -> tuple[Any, Any]:
+    """The two parts of what a function with `has_aux` returned."""
+    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+        raise TypeError(NOT_WITH_AUX.format(name=name, found=type(result).__qualname__))
+    return cast("tuple[Any, Any]", result)
+
+
+def as_scalar(value: Any, name: str) -> Any:
+    shape = getattr(value, "shape", () if isinstance(value, (int, float, complex)) else None)
+    if shape != ():
+        found = f"an array of shape {shape}" if shape is not None else type(value).__qualname__
+        raise TypeError(NOT_SCALAR.format(name=name, found=found))
+    return value
+
+
+# ---- leaves in, graphs out
+
+
+def replaced(program: Program, at: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """The program's leaves, with others in these places."""
+    leaves = list(program.leaves)
+    for i, value in zip(at, values, strict=True):
+        leaves[i] = value
+    return leaves
+
+
+def named(flat: Callable[..., Any], program: Program) -> Callable[..., Any]:
+    """The flat function under the user's name and place, which JAX's messages show."""
+    flat.__wrapped__ = program.place_of  # type: ignore[attr-defined]
+    flat.__name__ = flat.__qualname__ = flat.__wrapped__.__name__  # type: ignore[attr-defined]
+    return flat
+
+
+class Output(NamedTuple):
+    """What a function returned, as arrays that a transform sees and a structure that it does not."""
+
+    leaves: list[Any]
+    graphdef: _core.GraphDef
+
+    def rebuilt(self, leaves: Sequence[Any]) -> Any:
+        return _core.unflatten(self.graphdef, list(leaves))
+
+
+def traced_output(program: Program, leaves: Sequence[Any], has_aux: bool) -> tuple[Output, list[Any]]:
+    """(what the program's function returned, flat and by value; the output leaves of the Outcome)."""
+    found: list[Output] = []
+
+    def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+        result = functions[0](*operands)
+        found.append(Output(*_core.flatten(split_aux(result, program.name)[0] if has_aux else result)))
+        return result
+
+    _, out = program.trace(leaves, body)
+    return found[0], out
+
+
+# ---- Jacobians
+
+
+def jacfwd(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The Jacobian in forward mode: a graph like the result, with a graph like the argument in place of each array.
+
+    The arguments are those of `value_and_grad`. An array of the innermost graph has the shape of the result's array
+    followed by that of the argument's.
+
+    Returns:
+        a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
+    """
+    return _jacobian(jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
+
+
+def jacrev(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The Jacobian in reverse mode; otherwise as `jacfwd`."""
+    options = {"holomorphic": holomorphic, "allow_int": allow_int}
+    return _jacobian(jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
+
+
+def hessian(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The Hessian: as `jacfwd`, with a graph like the argument in place of each array of its inner graphs."""
+    return _jacobian(jax.hessian, "hessian", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic}, order=2)
+
+
+def _jacobian(
+    transform: Callable[..., Any],
+    title: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    wrt: Wrt,
+    options: dict[str, Any],
+    order: int = 1,
+) -> Callable[..., Any]:
+    @functools.wraps(fun)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        program = Program(name_of(fun, title), [fun], as_arrays(args, argnums, wrt), kwargs)
+        chosen = choose(program, argnums, wrt, options.get("allow_int", False))
+        output: list[Output] = []
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+            found, out = traced_output(program, replaced(program, chosen.leaves, by), has_aux)
+            output.append(found)
+            return tuple(found.leaves), out
+
+        run = transform(named(flat, program), has_aux=True, **options)
+        by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
+
+        def nested(values: Any, depth: int) -> Any:
+            inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
+            return chosen.graphs(inner)
+
+        whole = output[-1].rebuilt([nested(row, order) for row in by_output])
+        result = program.finish(out)
+        return (whole, result[1]) if has_aux else whole
+
+    return jacobian
+
+
+# ---- products
+
+
+def jvp(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+) -> tuple[Any, ...]:
+    """The value of a function of any objects, and its directional derivative.
+
+    Args:
+        fun: the function; what it changes comes back to the caller.
+        primals: its positional arguments.
+        tangents: one graph like each of them, with a tangent (same shape and dtype) for each inexact array; None, or
+            a static, in its place is a tangent of zero.
+        has_aux: the function returns a pair, of which the first part is differentiated.
+
+    Returns:
+        (value, tangent of the value), and with `has_aux` the second part. The tangent is a graph like the value, with
+        None for arrays that are not inexact.
+
+    Raises:
+        StructureError: where the tangents do not fit, naming the path.
+    """
+    one = _Flat(fun, "jvp", primals, has_aux)
+    given = one.tangents(tangents)
+    _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
+    return one.results(one.rate(rates), out)
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a function of any objects, and its derivative there as a function of tangents.
+
+    Returns:
+        (value, rate), and with `has_aux` the second part. `rate(*tangents)` takes and gives what `jvp` takes and gives,
+        without running the function again.
+    """
+    one = _Flat(fun, "linearize", primals, has_aux)
+    _, push, out = jax.linearize(one.flat, one.primals, has_aux=True)
+    later = one.later()
+
+    def rate(*tangents: Any) -> Any:
+        return later.rate(push(later.tangents(tangents)))
+
+    return one.results(rate, out)
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a function of any objects, and the function that pulls cotangents back.
+
+    Args:
+        fun: the function; what it changes comes back to the caller.
+        primals: its positional arguments.
+        has_aux: the function returns a pair, of which the first part is differentiated.
+
+    Returns:
+        (value, pull back), and with `has_aux` the second part. `pull back` takes a graph like the value, with a
+        cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
+        gives them.
+    """
+    one = _Flat(fun, "vjp", primals, has_aux)
+    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True)
+    later = one.later()
+
+    def pull_back(cotangent: Any) -> tuple[Any, ...]:
+        (gradients,) = pull(later.cotangents(cotangent))
+        return later.chosen.graphs(gradients)
+
+    return one.results(pull_back, out)
+
+
+class _Shape(NamedTuple):
+    """What a tangent has to look like, and where it stands."""
+
+    root: int
+    path: tuple[Any, ...]
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @staticmethod
+    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> _Shape:
+        inexact = is_inexact(leaf)
+        return _Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
+
+    def zeros(self) -> Any:
+        zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
+        return zeros(self.shape, self.dtype)
+
+
+class _Later(NamedTuple):
+    """What a derivative that is asked for later needs. Holds nothing of the caller's objects."""
+
+    name: str
+    chosen: Chosen
+    inputs: tuple[_Shape, ...]
+    output: _core.GraphDef
+    outputs: tuple[_Shape, ...]
+
+    def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        return _fitting(self.name, "tangent", self.inputs, tuple(given))
+
+    def cotangents(self, given: Any) -> tuple[Any, ...]:
+        return _fitting(self.name, "cotangent", self.outputs, (given,))
+
+    def rate(self, rates: Sequence[Any]) -> Any:
+        return _core.unflatten(self.output, [None if _is_nothing(x) else x for x in rates])
+
+
+class _Flat:
+    """A function, differentiated by the inexact arrays of all its positional arguments."""
+
+    def __init__(self, fun: Callable[..., Any], title: str, primals: Sequence[Any], has_aux: bool) -> None:
+        numbers = range(len(primals))
+        self._program = Program(name_of(fun, title), [fun], as_arrays(tuple(primals), numbers, None))
+        self._chosen = choose(self._program, numbers, None)
+        self._has_aux = has_aux
+        self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
+        places = self._program.places
+        self._inputs = tuple(_Shape.of(self._program.leaves[i], *places[i]) for i in self._chosen.leaves)
+        self._output: Output | None = None
+        self.flat = named(lambda by: self._flat(by), self._program)
+
+    def _flat(self, by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        leaves = replaced(self._program, self._chosen.leaves, by)
+        self._output, out = traced_output(self._program, leaves, self._has_aux)
+        return tuple(self._output.leaves), out
+
+    def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        return _fitting(self._program.name, "tangent", self._inputs, tuple(given))
+
+    def rate(self, rates: Sequence[Any]) -> Any:
+        return self.later().rate(rates)
+
+    def later(self) -> _Later:
+        assert self._output is not None
+        paths = self._output.graphdef.leaf_paths()
+        shapes = tuple(
+            _Shape.of(leaf, 0, path, f"value{keystr(path)}")
+            for leaf, path in zip(self._output.leaves, paths, strict=True)
+        )
+        return _Later(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
+
+    def results(self, second: Any, out: Sequence[Any]) -> tuple[Any, ...]:
+        result = self._program.finish(out)
+        return (result[0], second, result[1]) if self._has_aux else (result, second)
+
+
+def _is_nothing(x: Any) -> bool:
+    return getattr(x, "dtype", None) == jax.dtypes.float0
+
+
+def _fitting(name: str, what: str, wanted: Sequence[_Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold none."""
+    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
+    found: dict[Any, Any] = {}
+    for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
+        root, below = (0, path) if len(given) == 1 else (path[0], path[1:])
+        found[root, below] = leaf
+    out: list[Any] = []
+    for shape in wanted:
+        leaf = found.pop((shape.root, shape.path), None)
+        if leaf is None:
+            leaf = shape.zeros()
+        elif np.shape(leaf) != shape.shape or jnp.result_type(leaf) != shape.dtype:
+            expected = f"{shape.dtype}{list(shape.shape)}"
+            text = f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+            raise StructureError(
+                OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
+            )
+        out.append(leaf)
+    if found:
+        root, path = next(iter(found))
+        raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{root}]{keystr(path)}"))
+    return tuple(out)
