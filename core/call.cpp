@@ -211,7 +211,8 @@ constexpr size_t max_directs = 16;
 constexpr int patience = 64;     // calls without one, over those with one
 constexpr int pause_calls = 1024;
 
-std::shared_ptr<Direct> ready_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, const OwnedList& surroundings) {
+// Null where none fits; one that is not ready yet where it is too early to ask for its executable.
+std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, const OwnedList& surroundings) {
   static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned cached = own(PyObject_CallMethodNoArgs(compiled, cache_size));
@@ -223,7 +224,7 @@ std::shared_ptr<Direct> ready_direct(Entry& entry, PyObject* compiled, const Own
     std::shared_ptr<Direct> direct = entry.directs[i];
     if (!direct->fits(leaves, surroundings)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
-    if (direct->ready()) return direct;
+    if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
     entry.refused = !direct->prepare(compiled, leaves, entry.packed);
     return entry.refused ? nullptr : direct;
   }
@@ -238,7 +239,7 @@ std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const Owne
     if (!gate_is_open()) return nullptr;
     OwnedList surroundings;
     surroundings_now(surroundings);
-    out = ready_direct(entry, compiled, leaves, surroundings);
+    out = fitting_direct(entry, compiled, leaves, surroundings);
     if (!out && !entry.refused) seen = Direct::look(leaves, std::move(surroundings));
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
@@ -251,6 +252,7 @@ std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const Owne
     seen = nullptr;
   }
   if (entry.refused || entry.pause > 0) entry.directs.clear();
+  if (out && !out->ready()) out = nullptr;
   return out;
 }
 

@@ -21,7 +21,8 @@ struct Question {
 // What _direct.py hands over when the self-test has passed. Lives as long as the process.
 struct Known {
   bool on = false;
-  size_t least = 0;           // leaves: below, jax.jit's own call is as fast
+  size_t least = 0;           // leaves: calls with fewer stay with jax.jit
+  int wait = 0;               // calls before an executable with few leaves is asked for
   PyTypeObject* key = nullptr;  // typed PRNG keys
   PyObject *aval = nullptr, *sharding = nullptr, *committed = nullptr, *layout = nullptr;  // getters of an array
   PyObject *impl = nullptr, *base = nullptr;                                            // attributes of a key
@@ -32,6 +33,8 @@ struct Known {
   PyTypeObject* scalar = nullptr;  // numpy.generic
   std::vector<Question> required, at_first, surroundings;
 } known;
+
+constexpr size_t few_leaves = 4;
 
 bool answered(const std::vector<Question>& questions) {
   for (const Question& q : questions)
@@ -80,6 +83,8 @@ void surroundings_now(OwnedList& out) {
 }
 
 bool direct_takes(size_t leaves) { return known.on && leaves >= known.least; }
+
+int direct_waits(size_t leaves) { return leaves < few_leaves ? known.wait : 0; }
 
 bool Direct::look_at(Guard& guard, PyObject* leaf) {
   if (kind_of(leaf).base == Base::numpy) {
@@ -260,9 +265,9 @@ void bind_direct(nb::module_& m) {
              "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: list[tuple[Any, Any]], "
              "put: tuple[Any, Any, type]) -> None"),
      "Hands over, once, what direct calls read of JAX.");
-  m.def("direct_from", [](size_t leaves) { known.on = leaves != 0, known.least = leaves; }, nb::arg("leaves"),
-        nb::sig("def direct_from(leaves: int) -> None"),
-        "Calls with so many leaves or more may run their executable directly; 0: none does.");
+  m.def("direct_from", [](size_t leaves, int wait) { known.on = leaves != 0, known.least = leaves, known.wait = wait; },
+        nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),
+        "Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.");
 }
 
 }  // namespace graftax

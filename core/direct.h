@@ -18,6 +18,9 @@ void surroundings_now(OwnedList& out);
 // May a call with so many leaves go this way?
 bool direct_takes(size_t leaves);
 
+// How many calls jax.jit makes before its executable is asked for: with few leaves there is little to gain by each.
+int direct_waits(size_t leaves);
+
 class Direct {
  public:
   // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
@@ -33,6 +36,8 @@ class Direct {
 
   // The output arrays (a list), or nothing with the error set.
   Owned run(const OwnedList& leaves) const;
+
+  int calls = 0;  // that fitted before it was ready
 
   size_t outcome() const { return outcome_; }
   bool donates() const { return donates_; }

@@ -112,12 +112,151 @@ def test_an_array_at_the_address_of_one_that_is_gone_is_looked_at():
         del x, out
 
 
-def test_more_shapes_than_it_keeps_still_give_the_right_results():
+@pytest.mark.parametrize(("shapes", "kept"), [(4, 4), (12, 12), (20, 0)])
+def test_shapes_in_turn_go_direct_until_there_are_more_than_it_keeps(shapes, kept):
     f = graftax.jit(lambda t: t["a"].sum() + t["b"].sum())
-    for _ in range(3):
-        for n in range(1, 9):
+    for _ in range(80 // shapes):
+        for n in range(1, shapes + 1):
             assert f({"a": jnp.ones(n), "b": jnp.ones((n, 2))}) == 3 * n
-    assert f.cache_info().traces == 8
+    assert f.cache_info().traces == shapes and directs(f) == kept
+
+
+def test_a_structure_with_many_shapes_is_looked_at_again_after_a_pause():
+    f = graftax.jit(lambda x: x * 2)
+    many = [jnp.ones(n) for n in range(1, 21)]
+    for x in 8 * many:
+        assert np.array_equal(f(x), x * 2)
+    assert directs(f) == 0
+    for _ in range(1200):
+        f(many[3])
+    assert directs(f) == 1 and np.array_equal(f(many[3]), many[3] * 2)
+
+
+def test_few_leaves_wait_until_the_executable_is_worth_asking_for():
+    run(
+        """
+        import jax.numpy as jnp, graftax
+        f, g = graftax.jit(lambda x: x + 1), graftax.jit(lambda t: [x + 1 for x in t])
+        for n in range(30):
+            assert f(jnp.ones(3))[0] == 2 and g([jnp.ones(3)] * 4)[3][0] == 2
+        direct = lambda f: [e.direct for e in f._table.entries.values()]
+        assert direct(f) == [0] and direct(g) == [1]
+        for n in range(10):
+            assert f(jnp.ones(3))[0] == 2
+        assert direct(f) == [1]
+        """
+    )
+
+
+HOST = {
+    "float32": np.linspace(0, 1, 6, dtype="float32").reshape(2, 3),
+    "float64": np.linspace(0, 1, 6).reshape(2, 3),
+    "int64": np.arange(6).reshape(2, 3),
+    "bool": np.array([[True, False], [False, True]]),
+    "bfloat16": np.ones((2, 2), jnp.bfloat16),
+    "transposed": np.arange(6.0, dtype="float32").reshape(3, 2).T,
+    "every other": np.arange(12.0, dtype="float32").reshape(4, 3)[::2],
+    "empty": np.zeros((0, 3), "float32"),
+    "no dimension": np.array(2.5),
+    "scalar": np.float32(3),
+    "scalar of 64 bits": np.float64(3),
+    "integer scalar": np.int8(3),
+    "bool scalar": np.bool_(True),
+    "complex scalar": np.complex128(1 + 2j),
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("name", HOST)
+def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
+    def program(t):
+        return t["x"], t["x"] + 1, t["x"] * t["c"], t["x"].sum()
+
+    f, values = graftax.jit(lambda t: program(t)[1:]), tree(x=HOST[name])
+    with graftax_x64(x64):
+        expected = jax.jit(program)(values)[1:]
+        found = warm(f, values)
+    assert directs(f) == 1
+    for a, b in zip(expected, found, strict=True):
+        assert a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed and np.array_equal(a, b)
+
+
+def graftax_x64(on):
+    return jax.enable_x64(on) if callable(getattr(jax, "enable_x64", None)) else jax.experimental.enable_x64(on)
+
+
+def test_a_numpy_leaf_of_another_shape_or_dtype_or_class_is_another_program():
+    f = graftax.jit(lambda t: (t["x"] * 2, t["b"] + 1))
+    others = [np.ones(3, "float32"), np.ones(3, "int32"), np.ones(4, "float32"), np.float32(1), np.int32(1), jnp.ones(3)]
+    for _ in range(4):
+        for x in others:
+            found, expected = f(tree(x=x))[0], jax.jit(lambda x: x * 2)(x)
+            assert found.aval == expected.aval and np.array_equal(found, expected)
+    assert directs(f) == len(others)
+
+
+def test_a_numpy_leaf_may_be_written_to_as_soon_as_the_call_returns():
+    f = graftax.jit(lambda t: (jnp.sin(t["x"]).sum(), t["x"] + t["a"][0]))
+    for size in (1, 64, 50_000, 1_000_000):
+        x = np.zeros(size, "float32")
+        for i in range(8):
+            x[:] = i
+            total, moved = f(tree(x=x))
+            x[:] = -1
+            assert np.all(np.asarray(moved) == i) and np.isclose(total, np.sin(np.float32(i)) * size, rtol=1e-3)
+    assert directs(f) == 4
+
+
+def test_a_numpy_leaf_that_is_returned_is_the_callers_own():
+    f, x = graftax.jit(lambda t: (t["x"], t["a"] + 1)), np.arange(3.0)
+    for _ in range(4):
+        assert f(tree(x=x))[0] is x
+    assert directs(f) == 1
+
+
+def test_a_numpy_leaf_goes_to_the_device_of_the_others():
+    run(
+        """
+        import jax, jax.numpy as jnp, numpy as np, graftax
+        from graftax import _direct
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        _direct.start_from(1)
+        f, x = graftax.jit(lambda w, x: w * x), np.arange(4.0)
+        def check(w):
+            for _ in range(4):
+                found, expected = f(w, x), jax.jit(lambda w, x: w * x)(w, x)
+                assert found.sharding == expected.sharding and found.committed == expected.committed
+                assert np.array_equal(found, expected)
+        check(jnp.ones(4))
+        check(jax.device_put(jnp.ones(4), jax.devices()[3]))
+        with jax.default_device(jax.devices()[2]):
+            check(jnp.ones(4))
+        [entry] = f._table.entries.values()
+        assert entry.direct == 3, entry.direct
+        check(jax.device_put(jnp.ones(4), NamedSharding(Mesh(np.array(jax.devices()), "x"), P())))
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+
+
+def test_the_transfer_guard_holds_for_numpy_leaves():
+    f, x = graftax.jit(lambda t: t["x"] + t["a"]), np.ones(3, "float32")
+    values = tree(x=x)
+    warm(f, values)
+    assert directs(f) == 1
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device"):
+        f(values)
+    assert np.array_equal(f(values), values["a"] + 1)
+
+
+def test_a_numpy_leaf_that_is_donated_is_the_callers_still():
+    f = graftax.jit(lambda t: {n: v + 1 for n, v in t.items()}, donate_argnums=0)
+    x = np.zeros(3, "float32")
+    for i in range(5):
+        x[:] = i
+        out = f({"x": x, "a": jnp.ones(3)})
+        assert np.all(np.asarray(out["x"]) == i + 1) and np.all(x == i)
+    assert directs(f) == 1
 
 
 def test_a_deleted_input_is_named_by_its_path():

@@ -21,7 +21,7 @@ from jax import tree_util
 
 from . import _compat, _core
 
-_LEAST = 4  # leaves: with fewer, jax.jit's own call is as fast
+_WAIT = 32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
 
 # Settings under which an executable is not simply run: each has to be False.
 _MUST_BE_OFF = (
@@ -54,7 +54,7 @@ class _State:
 
     def off(self, reason: str) -> None:
         self.reason = reason
-        _core.direct_from(0)
+        _core.direct_from(0, 0)
 
 
 _state = _State()
@@ -77,13 +77,13 @@ def setup() -> None:
     except Exception as error:
         _state.off(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
         return
-    start_from(_LEAST)
+    start_from(1, _WAIT)
 
 
-def start_from(leaves: int) -> None:
-    """Calls with so many leaves or more may go direct, from now on; for tests and benchmarks."""
+def start_from(leaves: int, wait: int = 0) -> None:
+    """Calls with so many leaves or more may go direct, from now on; those with few only after `wait` calls."""
     if _state.reason is None:
-        _core.direct_from(leaves)
+        _core.direct_from(leaves, wait)
 
 
 def _private_names() -> tuple[Any, ...]:
