@@ -35,6 +35,7 @@ struct Known {
 } known;
 
 constexpr size_t few_leaves = 4;
+constexpr uint8_t max_searches = 3;
 
 bool answered(const std::vector<Question>& questions) {
   for (const Question& q : questions)
@@ -131,7 +132,9 @@ bool Direct::fits(const Host& host, PyObject* leaf) {
 
 bool Direct::fits(Guard& guard, PyObject* leaf) {
   if (guard.host) return fits(*guard.host, leaf);
-  if (guard.ref && referent(guard.ref.get()) == leaf) return true;
+  bool referred = guard.ref && referent(guard.ref.get()) == leaf;
+  uint32_t result = referred ? guard.result : NONE;
+  if (referred && (result == NONE || guard.sure)) return true;
   Owned array = Owned::borrow(leaf);
   if (guard.impl) {
     if (Py_TYPE(leaf) != known.key || own(PyObject_GetAttr(leaf, known.impl)).get() != guard.impl.get()) return false;
@@ -148,9 +151,37 @@ bool Direct::fits(Guard& guard, PyObject* leaf) {
   if (!as_before(known.aval, guard.aval) || !as_before(known.sharding, guard.sharding)) return false;
   if (read(known.committed, array.get()).get() != guard.committed.get()) return false;
   if (guard.asks_layout && !as_before(known.layout, guard.layout)) return false;
+  if (result != NONE) {
+    guard.sure = guard.result == result;
+    guard.searches = 0;
+    return true;
+  }
+  guard.result = NONE;
   if (guard.last == leaf) guard.ref = own(PyWeakref_NewRef(leaf, nullptr));
   else guard.last = leaf;
+  if (guard.asks_layout && !guard.impl && guard.searches < max_searches) find_result(guard, leaf);
   return true;
+}
+
+// An address may be that of another array by now, so what is found here is only tried.
+void Direct::find_result(Guard& guard, PyObject* leaf) const {
+  ++guard.searches;
+  auto found = std::find(results_.begin(), results_.end(), leaf);
+  if (found == results_.end()) return;
+  guard.result = static_cast<uint32_t>(found - results_.begin());
+  guard.sure = false;
+}
+
+void Direct::expect(PyObject* outputs) {
+  PyObject* const* items = PySequence_Fast_ITEMS(outputs);
+  auto count = static_cast<size_t>(PyList_GET_SIZE(outputs));
+  bool searching = false;
+  for (Guard& guard : guards_) {
+    if (guard.result < count) guard.ref = own(PyWeakref_NewRef(items[guard.result], nullptr));
+    searching = searching || (guard.asks_layout && guard.searches < max_searches);
+  }
+  if (searching) results_.assign(items, items + count);
+  else results_.clear();
 }
 
 bool Direct::fits(const OwnedList& leaves, const OwnedList& surroundings) {
@@ -210,7 +241,7 @@ Owned Direct::put(const Host& host, PyObject* leaf) {
   return Owned::steal(PyObject_Vectorcall(known.put, arguments, 7, nullptr));
 }
 
-Owned Direct::run(const OwnedList& leaves) const {
+Owned Direct::run(const OwnedList& leaves) {
   Owned inputs = own(PyList_New(static_cast<Py_ssize_t>(kept_.size())));
   for (size_t i = 0; i < kept_.size(); ++i) {
     PyObject* leaf = leaves[kept_[i]];
@@ -224,6 +255,7 @@ Owned Direct::run(const OwnedList& leaves) const {
   if (!results) return {};
   Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), known.consume, handlers_.get()));
   if (outputs && !PyList_CheckExact(outputs.get())) raise_error(PyExc_SystemError, "the results of an executable are no list");
+  if (outputs) expect(outputs.get());
   return outputs;
 }
 

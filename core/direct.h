@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "py.h"
+#include "graphdef.h"
 
 namespace graftax {
 
@@ -35,7 +35,7 @@ class Direct {
   bool prepare(PyObject* compiled, const OwnedList& leaves, bool packed);
 
   // The output arrays (a list), or nothing with the error set.
-  Owned run(const OwnedList& leaves) const;
+  Owned run(const OwnedList& leaves);
 
   int calls = 0;  // that fitted before it was ready
 
@@ -57,17 +57,24 @@ class Direct {
     std::unique_ptr<Host> host;
     PyObject* last = nullptr;  // compared, never read: it may be gone
     bool asks_layout = false;  // of arrays with one dimension or none there is but one
+    // A leaf that is a result of the call before: to ask for its layout is dear, so `ref` refers to each new result.
+    uint32_t result = NONE;
+    bool sure = false;     // a leaf that was this result has been looked at: all others are like it
+    uint8_t searches = 0;
   };
 
   static bool look_at(Guard& guard, PyObject* leaf);
-  static bool fits(Guard& guard, PyObject* leaf);
+  bool fits(Guard& guard, PyObject* leaf);
   static bool fits(const Host& host, PyObject* leaf);
+  void find_result(Guard& guard, PyObject* leaf) const;
+  void expect(PyObject* outputs);
   static Owned put(const Host& host, PyObject* leaf);
 
   std::vector<Guard> guards_;
   OwnedList surroundings_;
   std::vector<uint32_t> kept_;  // the leaves that the executable takes
   Owned execute_, handlers_;
+  std::vector<PyObject*> results_;  // of the last call; compared, never read
   size_t outcome_ = 0;
   size_t differed_ = 0;  // the leaf that did not fit the last time: it is asked first
   bool donates_ = false;

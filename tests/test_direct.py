@@ -464,6 +464,36 @@ def test_a_layout_of_its_own_is_seen():
         assert np.array_equal(f(values)[0], a * 2)
 
 
+def test_results_that_come_back_as_leaves_are_told_from_others():
+    from jax.experimental.layout import Format, Layout
+
+    f = graftax.jit(lambda t: {"a": t["b"] * 2, "b": t["a"].T + 1})  # a result of one leaf's shape comes back as the other
+    a, b = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3))
+    g = graftax.jit(lambda t: {"a": t["a"] + t["b"], "b": t["b"] * 2})
+    turned = jax.device_put(a, Format(Layout((1, 0)), a.sharding))
+    state, expected = {"a": a, "b": b}, {"a": np.asarray(a), "b": np.asarray(b)}
+    for i in range(40):
+        if i % 7 == 3:
+            state["a"] = state["a"] + 0  # not a result of the call before
+        if i % 11 == 5:
+            state["b"] = jax.device_put(state["b"], turned.format)
+        if i % 13 == 6:
+            state["a"] = jnp.asarray(np.asarray(state["a"]), "float32")
+        if i % 17 == 9:
+            state = {"a": state["b"], "b": state["a"]}
+            expected = {"a": expected["b"], "b": expected["a"]}
+        state = g(state)
+        expected = {"a": expected["a"] + expected["b"], "b": expected["b"] * 2}
+        assert all(np.allclose(state[n], expected[n]) for n in state)
+    state = {"a": jnp.ones((2, 3)), "b": jnp.ones((3, 2))}
+    for _ in range(8):  # shapes change places: the known result is never taken for the other leaf
+        previous, state = state, f(state)
+        assert state["a"].shape == previous["b"].shape and np.array_equal(state["b"], previous["a"].T + 1)
+    old = weakref.ref(state["a"])
+    del state, previous
+    assert old() is None
+
+
 def test_the_environment_turns_it_off():
     run(
         """

@@ -101,10 +101,10 @@ def _private_names() -> tuple[Any, ...]:
     off: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
     at_first = [question for question in off if question[1]._name in shown]
     required = [question for question in off if question[1]._name not in shown]
-    if hasattr(core, "trace_state_strong_ref"):  # what `trace_ctx.trace` reads
-        required.append((value, core.trace_state_strong_ref, core.eval_trace))
-    else:
-        required.append((type(core.trace_ctx).trace.fget, core.trace_ctx, core.eval_trace))  # type: ignore[attr-defined]
+    state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
+    trace = (operator.attrgetter("trace"), core.trace_ctx) if state is None else (value, state)
+    required.append((*trace, core.eval_trace))
+    _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
     surroundings: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
     surroundings.append((config.trace_context, None))
