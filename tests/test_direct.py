@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftax
+from graftax import _direct
 from hazards.watchdog import python
 
 
@@ -166,6 +167,10 @@ HOST = {
 }
 
 
+def with_x64(on):
+    return jax.enable_x64(on) if callable(getattr(jax, "enable_x64", None)) else jax.experimental.enable_x64(on)
+
+
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("name", HOST)
 def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
@@ -173,7 +178,7 @@ def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
         return t["x"], t["x"] + 1, t["x"] * t["c"], t["x"].sum()
 
     f, values = graftax.jit(lambda t: program(t)[1:]), tree(x=HOST[name])
-    with graftax_x64(x64):
+    with with_x64(x64):
         expected = jax.jit(program)(values)[1:]
         found = warm(f, values)
     assert directs(f) == 1
@@ -181,13 +186,16 @@ def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
         assert a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed and np.array_equal(a, b)
 
 
-def graftax_x64(on):
-    return jax.enable_x64(on) if callable(getattr(jax, "enable_x64", None)) else jax.experimental.enable_x64(on)
-
-
 def test_a_numpy_leaf_of_another_shape_or_dtype_or_class_is_another_program():
     f = graftax.jit(lambda t: (t["x"] * 2, t["b"] + 1))
-    others = [np.ones(3, "float32"), np.ones(3, "int32"), np.ones(4, "float32"), np.float32(1), np.int32(1), jnp.ones(3)]
+    others = [
+        np.ones(3, "float32"),
+        np.ones(3, "int32"),
+        np.ones(4, "float32"),
+        np.float32(1),
+        np.int32(1),
+        jnp.ones(3),
+    ]
     for _ in range(4):
         for x in others:
             found, expected = f(tree(x=x))[0], jax.jit(lambda x: x * 2)(x)
@@ -303,6 +311,28 @@ def test_changes_come_back_and_forwarded_leaves_are_the_callers_own():
         same, out = f(model, jnp.ones(3))
         assert same is model and out is b and model.b is b and np.all(np.asarray(model.w) == i)
     assert directs(f) == 1
+
+
+def test_what_is_not_read_is_not_handed_over_and_what_is_unchanged_is_no_result():
+    f, values = graftax.jit(lambda t: (t["a"] + 1, t["b"], t)), tree()
+    sums, b, same = warm(f, values)
+    [entry] = entries(f)
+    _, handlers, kept, *_ = _direct.capture(entry.compiled, tuple(values.values()), packed=False)
+    assert kept == (0,) and len(handlers) == 1 and entry.direct == 1
+    assert b is values["b"] and same is values and np.array_equal(sums, values["a"] + 1)
+    unread = values | {"d": jnp.zeros((), "int8")}  # another dtype of what is not read is another program all the same
+    assert f(unread)[2]["d"] is unread["d"] and f.cache_info().traces == 2
+
+
+def test_an_array_free_config_is_a_static_tuple_or_is_looked_at_again():
+    config = {"sizes": tuple((i, str(i)) for i in range(1000)), "rate": [1]}
+    f = graftax.jit(lambda t, c: t["a"] * c["rate"][0] + len(c["sizes"]))
+    for _ in range(4):
+        assert f(tree(), config)[0] == 1000
+    config["rate"][0] = 2
+    assert f(tree(), config)[1] == 1002 and f.cache_info().traces == 2
+    config["sizes"] = config["sizes"][1:]
+    assert f(tree(), config)[1] == 1001 and f.cache_info().traces == 3
 
 
 def test_programs_with_callbacks_or_refs_stay_with_jax_jit():
@@ -467,7 +497,9 @@ def test_a_layout_of_its_own_is_seen():
 def test_results_that_come_back_as_leaves_are_told_from_others():
     from jax.experimental.layout import Format, Layout
 
-    f = graftax.jit(lambda t: {"a": t["b"] * 2, "b": t["a"].T + 1})  # a result of one leaf's shape comes back as the other
+    f = graftax.jit(
+        lambda t: {"a": t["b"] * 2, "b": t["a"].T + 1}
+    )  # a result of one leaf's shape comes back as the other
     a, b = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3))
     g = graftax.jit(lambda t: {"a": t["a"] + t["b"], "b": t["b"] * 2})
     turned = jax.device_put(a, Format(Layout((1, 0)), a.sharding))

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import tree_util
+from jax import dtypes, tree_util
 
 from . import _compat, _core
 
@@ -102,7 +102,7 @@ def _private_names() -> tuple[Any, ...]:
     at_first = [question for question in off if question[1]._name in shown]
     required = [question for question in off if question[1]._name not in shown]
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
-    trace = (operator.attrgetter("trace"), core.trace_ctx) if state is None else (value, state)
+    trace: tuple[Any, Any] = (operator.attrgetter("trace"), core.trace_ctx) if state is None else (value, state)
     required.append((*trace, core.eval_trace))
     _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
@@ -113,8 +113,8 @@ def _private_names() -> tuple[Any, ...]:
 
 
 def _put() -> tuple[Any, Any, type]:
-    """What copies a NumPy leaf to a device, how it treats the memory (not read after the call), and the scalars' class."""
-    from jax._src.lib import xla_client
+    """What copies a NumPy leaf to a device, how it treats the memory (not read afterwards), and the scalars' class."""
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
     return xla_client.batched_device_put, xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL, np.generic
 
@@ -174,9 +174,9 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any
 
 
 def _host(leaf: Any, sharding: Any, layout: Any, aval: Any) -> tuple[Any, ...] | None:
-    """Aval, sharding and devices of the copy that the executable takes for a NumPy leaf; None for more than one device."""
+    """Aval, sharding and devices of the copy that the executable takes for a NumPy leaf; None for several devices."""
     devices = list(sharding.device_set)
-    if len(devices) != 1 or leaf.shape != aval.shape or jax.dtypes.canonicalize_dtype(leaf.dtype) != aval.dtype:
+    if len(devices) != 1 or leaf.shape != aval.shape or dtypes.canonicalize_dtype(leaf.dtype) != aval.dtype:
         return None
     place = jax.sharding.SingleDeviceSharding(devices[0])
     if sharding.memory_kind not in (None, place.memory_kind):
