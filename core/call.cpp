@@ -25,6 +25,8 @@ struct Entry {
   uint32_t arguments = 0;      // roots that are arguments; what the function captures comes after them
   std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
   bool refused = false;        // its executable is none to run directly
+  int in_vain = 0;             // calls that found no direct one, less those that did
+  int pause = 0;               // calls that do not look for one
 
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const {
@@ -120,21 +122,31 @@ bool layout_matches(const Program& program, PyObject* layout) {
   return program.layout && PyObject_RichCompareBool(program.layout, layout, Py_EQ) == 1;
 }
 
-struct Settings {
-  PyObject* disable_jit = nullptr;  // objects with an attribute `value`
-  PyObject* prng_impl = nullptr;
-  PyObject* others = nullptr;       // tuple of such objects, whose value is a bool
-  PyObject* value = nullptr;        // the interned name
-} settings;
+// A JAX setting: an object with a property `value`, whose getter is looked up once.
+struct Setting {
+  PyObject* of = nullptr;
+  PyObject* get = nullptr;
 
-Owned setting(PyObject* state) { return own(PyObject_GetAttr(state, settings.value)); }
+  Owned now() const { return own(get ? PyObject_CallOneArg(get, of) : PyObject_GetAttrString(of, "value")); }
+};
+
+Setting setting_of(nb::object state) {
+  nb::object found = nb::getattr(state.type(), "value", nb::none());
+  nb::object get = PyObject_TypeCheck(found.ptr(), &PyProperty_Type) ? nb::object(found.attr("fget")) : nb::none();
+  return {state.release().ptr(), get.is_none() ? nullptr : get.release().ptr()};
+}
+
+struct Settings {
+  Setting disable_jit, prng_impl;
+  std::vector<Setting> others;  // their value is a bool
+} settings;
 
 // What a trace depends on and JAX's own key does not show. The usual case builds nothing.
 Owned context_of_call() {
-  Owned prng_impl = setting(settings.prng_impl);
+  Owned prng_impl = settings.prng_impl.now();
   long long set = 0;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(settings.others); ++i)
-    if (setting(PyTuple_GET_ITEM(settings.others, i)).get() == Py_True) set |= 1LL << i;
+  for (size_t i = 0; i < settings.others.size(); ++i)
+    if (settings.others[i].now().get() == Py_True) set |= 1LL << i;
   if (set == 0) return prng_impl;
   return own(Py_BuildValue("(OL)", prng_impl.get(), set));
 }
@@ -193,9 +205,14 @@ Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const 
 
 // ---- Tier B
 
-constexpr size_t max_directs = 4;
+// How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
+// are kept, in turn), looking at the leaves is in vain, and left for a while.
+constexpr size_t max_directs = 16;
+constexpr int patience = 64;     // calls without one, over those with one
+constexpr int pause_calls = 1024;
 
-std::shared_ptr<Direct> ready_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves) {
+// Null where none fits; one that is not ready yet where it is too early to ask for its executable.
+std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, const OwnedList& surroundings) {
   static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned cached = own(PyObject_CallMethodNoArgs(compiled, cache_size));
@@ -205,9 +222,9 @@ std::shared_ptr<Direct> ready_direct(Entry& entry, PyObject* compiled, const Own
   }
   for (size_t i = 0; i < entry.directs.size(); ++i) {
     std::shared_ptr<Direct> direct = entry.directs[i];
-    if (!direct->fits(leaves)) continue;
+    if (!direct->fits(leaves, surroundings)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
-    if (direct->ready()) return direct;
+    if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
     entry.refused = !direct->prepare(compiled, leaves, entry.packed);
     return entry.refused ? nullptr : direct;
   }
@@ -217,15 +234,25 @@ std::shared_ptr<Direct> ready_direct(Entry& entry, PyObject* compiled, const Own
 // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
 std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, std::shared_ptr<Direct>& seen) {
   std::shared_ptr<Direct> out;
+  if (entry.pause > 0 && --entry.pause > 0) return nullptr;
   try {
     if (!gate_is_open()) return nullptr;
-    out = ready_direct(entry, compiled, leaves);
-    if (!out && !entry.refused) seen = Direct::look(leaves);
+    OwnedList surroundings;
+    surroundings_now(surroundings);
+    out = fitting_direct(entry, compiled, leaves, surroundings);
+    if (!out && !entry.refused) seen = Direct::look(leaves, std::move(surroundings));
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     entry.refused = true;
   }
-  if (entry.refused) entry.directs.clear();
+  entry.in_vain = std::max(0, entry.in_vain + (out ? -1 : 1));
+  if (entry.in_vain > patience) {
+    entry.in_vain = 0;
+    entry.pause = pause_calls;
+    seen = nullptr;
+  }
+  if (entry.refused || entry.pause > 0) entry.directs.clear();
+  if (out && !out->ready()) out = nullptr;
   return out;
 }
 
@@ -311,7 +338,7 @@ void rebind_replaced_defaults(CallerObject* self) {
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
-  if (setting(settings.disable_jit).get() == Py_True) return call_unjitted(self, args, nargs, kwnames);
+  if (settings.disable_jit.now().get() == Py_True) return call_unjitted(self, args, nargs, kwnames);
   rebind_replaced_defaults(self);
   Owned kept = Owned::borrow(self->binding);
   const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
@@ -332,7 +359,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned flat_result;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get()});
-    if (!walk.has_numpy && !entry.refused && direct_takes(walk.leaves.size())) direct = find_direct(entry, compiled.get(), walk.leaves, seen);
+    if (!entry.refused && direct_takes(walk.leaves.size())) direct = find_direct(entry, compiled.get(), walk.leaves, seen);
     if (direct) {
       flat_result = direct->run(walk.leaves);
       if (!flat_result) {
@@ -550,10 +577,10 @@ void bind_call(nb::module_& m) {
         nb::sig("def decode(code: tuple[object, ...]) -> int"),
         "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");
   m.def("use_settings", [](nb::object disable_jit, nb::object prng_impl, nb::tuple others) {
-    settings.disable_jit = disable_jit.release().ptr();
-    settings.prng_impl = prng_impl.release().ptr();
-    settings.others = others.release().ptr();
-    settings.value = PyUnicode_InternFromString("value");
+    settings.disable_jit = setting_of(std::move(disable_jit));
+    settings.prng_impl = setting_of(std::move(prng_impl));
+    settings.others.clear();
+    for (nb::handle h : others) settings.others.push_back(setting_of(nb::borrow(h)));
   }, nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
      nb::sig("def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None"),
      "Where to read JAX's settings: objects with an attribute `value`. The others are booleans.");

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "direct.h"
 
+#include <algorithm>
+
+#include "kind.h"
+
 namespace graftax {
 
 namespace {
@@ -17,20 +21,50 @@ struct Question {
 // What _direct.py hands over when the self-test has passed. Lives as long as the process.
 struct Known {
   bool on = false;
-  size_t least = 0;           // leaves: below, jax.jit's own call is as fast
+  size_t least = 0;           // leaves: calls with fewer stay with jax.jit
+  int wait = 0;               // calls before an executable with few leaves is asked for
   PyTypeObject* key = nullptr;  // typed PRNG keys
   PyObject *aval = nullptr, *sharding = nullptr, *committed = nullptr, *layout = nullptr;  // getters of an array
   PyObject *impl = nullptr, *base = nullptr;                                            // attributes of a key
   PyObject* capture = nullptr;
   PyObject* consume = nullptr;  // the name of the method that makes arrays of results
-  std::vector<Question> required, surroundings;
+  PyObject* put = nullptr;         // NumPy array, aval and devices -> a jax.Array with its content
+  PyObject* semantics = nullptr;   // says to it that the memory is the caller's again when the call returns
+  PyTypeObject* scalar = nullptr;  // numpy.generic
+  std::vector<Question> required, at_first, surroundings;
 } known;
 
-bool same(const Owned& a, const Owned& b) {
-  if (a.get() == b.get()) return true;
-  int equal = PyObject_RichCompareBool(a.get(), b.get(), Py_EQ);
+constexpr size_t few_leaves = 4;
+constexpr uint8_t max_searches = 3;
+
+bool answered(const std::vector<Question>& questions) {
+  for (const Question& q : questions)
+    if (q.now().get() != q.answer) return false;
+  return true;
+}
+
+// JAX makes its trace context anew for each question, of the same objects.
+bool same_items(PyObject* a, PyObject* b) {
+  if (!PyTuple_CheckExact(a) || !PyTuple_CheckExact(b) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+  PyObject *const *x = PySequence_Fast_ITEMS(a), *const *y = PySequence_Fast_ITEMS(b);
+  return std::equal(x, x + PyTuple_GET_SIZE(a), y);
+}
+
+bool same(PyObject* a, PyObject* b) {
+  if (a == b || same_items(a, b)) return true;
+  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
   check(equal);
   return equal;
+}
+
+PyObject* name_of_shape() {
+  static PyObject* name = PyUnicode_InternFromString("shape");
+  return name;
+}
+
+PyObject* name_of_dtype() {
+  static PyObject* name = PyUnicode_InternFromString("dtype");
+  return name;
 }
 
 Owned read(PyObject* getter, PyObject* array) { return own(PyObject_CallOneArg(getter, array)); }
@@ -38,21 +72,32 @@ Owned read(PyObject* getter, PyObject* array) { return own(PyObject_CallOneArg(g
 PyObject* referent(PyObject* ref) { return reinterpret_cast<PyWeakReference*>(ref)->wr_object; }
 
 Py_ssize_t rank(PyObject* aval) {
-  static PyObject* name = PyUnicode_InternFromString("shape");
-  return PyTuple_GET_SIZE(own(PyObject_GetAttr(aval, name)).get());
+  return PyTuple_GET_SIZE(own(PyObject_GetAttr(aval, name_of_shape())).get());
 }
 
 }  // namespace
 
-bool gate_is_open() {
-  for (const Question& q : known.required)
-    if (q.now().get() != q.answer) return false;
-  return true;
+bool gate_is_open() { return answered(known.required); }
+
+void surroundings_now(OwnedList& out) {
+  for (const Question& q : known.surroundings) out.push_stolen(q.now());
 }
 
 bool direct_takes(size_t leaves) { return known.on && leaves >= known.least; }
 
+int direct_waits(size_t leaves) { return leaves < few_leaves ? known.wait : 0; }
+
 bool Direct::look_at(Guard& guard, PyObject* leaf) {
+  if (kind_of(leaf).base == Base::numpy) {
+    bool is_array = Py_TYPE(leaf) == runtime.ndarray_type;
+    if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), known.scalar)) return false;
+    guard.host = std::make_unique<Host>();
+    guard.host->type = Py_TYPE(leaf);
+    if (!is_array) return true;
+    guard.host->dtype = own(PyObject_GetAttr(leaf, name_of_dtype()));
+    guard.host->shape = own(PyObject_GetAttr(leaf, name_of_shape()));
+    return true;
+  }
   Owned array = Owned::borrow(leaf);
   if (Py_TYPE(leaf) == known.key) {
     guard.impl = own(PyObject_GetAttr(leaf, known.impl));
@@ -68,17 +113,28 @@ bool Direct::look_at(Guard& guard, PyObject* leaf) {
   return true;
 }
 
-std::shared_ptr<Direct> Direct::look(const OwnedList& leaves) {
+std::shared_ptr<Direct> Direct::look(const OwnedList& leaves, OwnedList surroundings) {
+  if (!answered(known.at_first)) return nullptr;
   auto out = std::make_shared<Direct>();
   out->guards_.resize(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i)
     if (!look_at(out->guards_[i], leaves[i])) return nullptr;
-  for (const Question& q : known.surroundings) out->surroundings_.push_back(q.now());
+  out->surroundings_ = std::move(surroundings);
   return out;
 }
 
+bool Direct::fits(const Host& host, PyObject* leaf) {
+  if (Py_TYPE(leaf) != host.type) return false;
+  if (!host.dtype) return true;
+  return same(own(PyObject_GetAttr(leaf, name_of_dtype())).get(), host.dtype.get()) &&
+         same(own(PyObject_GetAttr(leaf, name_of_shape())).get(), host.shape.get());
+}
+
 bool Direct::fits(Guard& guard, PyObject* leaf) {
-  if (guard.ref && referent(guard.ref.get()) == leaf) return true;
+  if (guard.host) return fits(*guard.host, leaf);
+  bool referred = guard.ref && referent(guard.ref.get()) == leaf;
+  uint32_t result = referred ? guard.result : NONE;
+  if (referred && (result == NONE || guard.sure)) return true;
   Owned array = Owned::borrow(leaf);
   if (guard.impl) {
     if (Py_TYPE(leaf) != known.key || own(PyObject_GetAttr(leaf, known.impl)).get() != guard.impl.get()) return false;
@@ -88,24 +144,57 @@ bool Direct::fits(Guard& guard, PyObject* leaf) {
   auto as_before = [&](PyObject* getter, Owned& before) {
     Owned now = read(getter, array.get());
     if (now.get() == before.get()) return true;
-    if (!same(now, before)) return false;
+    if (!same(now.get(), before.get())) return false;
     before = std::move(now);  // the next one is likely to have the same
     return true;
   };
   if (!as_before(known.aval, guard.aval) || !as_before(known.sharding, guard.sharding)) return false;
   if (read(known.committed, array.get()).get() != guard.committed.get()) return false;
   if (guard.asks_layout && !as_before(known.layout, guard.layout)) return false;
+  if (result != NONE) {
+    guard.sure = guard.result == result;
+    guard.searches = 0;
+    return true;
+  }
+  guard.result = NONE;
   if (guard.last == leaf) guard.ref = own(PyWeakref_NewRef(leaf, nullptr));
   else guard.last = leaf;
+  if (guard.asks_layout && !guard.impl && guard.searches < max_searches) find_result(guard, leaf);
   return true;
 }
 
-bool Direct::fits(const OwnedList& leaves) {
-  if (leaves.size() != guards_.size()) return false;
-  for (size_t i = 0; i < surroundings_.size(); ++i)
-    if (!same(known.surroundings[i].now(), surroundings_[i])) return false;
-  for (size_t i = 0; i < leaves.size(); ++i)
-    if (!fits(guards_[i], leaves[i])) return false;
+// An address may be that of another array by now, so what is found here is only tried.
+void Direct::find_result(Guard& guard, PyObject* leaf) const {
+  ++guard.searches;
+  auto found = std::find(results_.begin(), results_.end(), leaf);
+  if (found == results_.end()) return;
+  guard.result = static_cast<uint32_t>(found - results_.begin());
+  guard.sure = false;
+}
+
+void Direct::expect(PyObject* outputs) {
+  PyObject* const* items = PySequence_Fast_ITEMS(outputs);
+  auto count = static_cast<size_t>(PyList_GET_SIZE(outputs));
+  bool searching = false;
+  for (Guard& guard : guards_) {
+    if (guard.result < count) guard.ref = own(PyWeakref_NewRef(items[guard.result], nullptr));
+    searching = searching || (guard.asks_layout && guard.searches < max_searches);
+  }
+  if (searching) results_.assign(items, items + count);
+  else results_.clear();
+}
+
+bool Direct::fits(const OwnedList& leaves, const OwnedList& surroundings) {
+  if (leaves.size() != guards_.size() || surroundings.size() != surroundings_.size()) return false;
+  for (size_t i = 0; i < surroundings.size(); ++i)
+    if (!same(surroundings[i], surroundings_[i])) return false;
+  if (differed_ > 0 && !fits(guards_[differed_], leaves[differed_])) return false;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (i > 0 && i == differed_) continue;
+    if (fits(guards_[i], leaves[i])) continue;
+    differed_ = i;
+    return false;
+  }
   return true;
 }
 
@@ -114,11 +203,23 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool packed) {
   for (size_t i = 0; i < leaves.size(); ++i) PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), Py_NewRef(leaves[i]));
   Owned answer = own(PyObject_CallFunctionObjArgs(known.capture, compiled, all.get(), packed ? Py_True : Py_False, nullptr));
   if (answer.get() == Py_None) return false;
-  PyObject *execute, *handlers, *kept;
+  PyObject *execute, *handlers, *kept, *hosts;
   Py_ssize_t number;
   int donates;
-  if (!PyArg_ParseTuple(answer.get(), "OO!O!np", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number, &donates))
+  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number, &donates,
+                        &PyList_Type, &hosts))
     raise_python();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hosts); ++i) {
+    Py_ssize_t k;
+    PyObject *aval, *sharding, *devices;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(hosts, i), "nOOO", &k, &aval, &sharding, &devices)) raise_python();
+    if (k < 0 || static_cast<size_t>(k) >= guards_.size() || !guards_[static_cast<size_t>(k)].host)
+      raise_error(PyExc_IndexError, "a NumPy leaf that is not there");
+    Host& host = *guards_[static_cast<size_t>(k)].host;
+    host.aval = Owned::borrow(aval);
+    host.sharding = Owned::borrow(sharding);
+    host.devices = Owned::borrow(devices);
+  }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kept); ++i) {
     size_t k = PyLong_AsSize_t(PyTuple_GET_ITEM(kept, i));
     if (k >= leaves.size()) raise_error(PyExc_IndexError, "a kept leaf that is not there");
@@ -131,23 +232,36 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool packed) {
   return true;
 }
 
-Owned Direct::run(const OwnedList& leaves) const {
+// The content of a NumPy leaf on its device. The caller may write to the leaf as soon as the call has returned.
+Owned Direct::put(const Host& host, PyObject* leaf) {
+  if (!host.aval) raise_error(PyExc_SystemError, "a NumPy leaf has no place");
+  Owned content = own(PyList_New(1));
+  PyList_SET_ITEM(content.get(), 0, Py_NewRef(leaf));
+  PyObject* arguments[] = {host.aval.get(), host.sharding.get(), content.get(), host.devices.get(), Py_False, Py_False, known.semantics};
+  return Owned::steal(PyObject_Vectorcall(known.put, arguments, 7, nullptr));
+}
+
+Owned Direct::run(const OwnedList& leaves) {
   Owned inputs = own(PyList_New(static_cast<Py_ssize_t>(kept_.size())));
   for (size_t i = 0; i < kept_.size(); ++i) {
     PyObject* leaf = leaves[kept_[i]];
-    Owned array = guards_[kept_[i]].impl ? own(PyObject_GetAttr(leaf, known.base)) : Owned::borrow(leaf);
+    const Guard& guard = guards_[kept_[i]];
+    Owned array = guard.host ? put(*guard.host, leaf)
+                  : guard.impl ? own(PyObject_GetAttr(leaf, known.base)) : Owned::borrow(leaf);
+    if (!array) return {};
     PyList_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), array.release());
   }
   Owned results = Owned::steal(PyObject_CallOneArg(execute_.get(), inputs.get()));
   if (!results) return {};
   Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), known.consume, handlers_.get()));
   if (outputs && !PyList_CheckExact(outputs.get())) raise_error(PyExc_SystemError, "the results of an executable are no list");
+  if (outputs) expect(outputs.get());
   return outputs;
 }
 
 void bind_direct(nb::module_& m) {
   m.def("use_direct", [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
-                         nb::list required, nb::list surroundings) {
+                         nb::list required, nb::list at_first, nb::list surroundings, nb::tuple put) {
     auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
     auto question = [&](nb::handle h, bool has_answer) {
       auto parts = nb::cast<nb::tuple>(h);
@@ -157,7 +271,8 @@ void bind_direct(nb::module_& m) {
       if (has_answer) q.answer = keep(parts[2]);
       return q;
     };
-    if (array_getters.size() != 4 || key_attributes.size() != 2) raise_error(PyExc_ValueError, "expected 4 getters and 2 names");
+    if (array_getters.size() != 4 || key_attributes.size() != 2 || put.size() != 3)
+      raise_error(PyExc_ValueError, "expected 4 getters, 2 names, and 3 parts of put");
     known.capture = keep(capture);
     known.key = reinterpret_cast<PyTypeObject*>(keep(key));
     known.aval = keep(array_getters[0]);
@@ -168,17 +283,23 @@ void bind_direct(nb::module_& m) {
     known.base = keep(key_attributes[1]);
     known.consume = keep(consume);
     known.required.clear();
+    known.at_first.clear();
     known.surroundings.clear();
+    known.put = keep(put[0]);
+    known.semantics = keep(put[1]);
+    known.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
     for (nb::handle h : required) known.required.push_back(question(h, true));
+    for (nb::handle h : at_first) known.at_first.push_back(question(h, true));
     for (nb::handle h : surroundings) known.surroundings.push_back(question(h, false));
   }, nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
-     nb::arg("required"), nb::arg("surroundings"),
+     nb::arg("required"), nb::arg("at_first"), nb::arg("surroundings"), nb::arg("put"),
      nb::sig("def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], "
-             "consume: str, required: list[tuple[Any, Any, Any]], surroundings: list[tuple[Any, Any]]) -> None"),
+             "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: list[tuple[Any, Any]], "
+             "put: tuple[Any, Any, type]) -> None"),
      "Hands over, once, what direct calls read of JAX.");
-  m.def("direct_from", [](size_t leaves) { known.on = leaves != 0, known.least = leaves; }, nb::arg("leaves"),
-        nb::sig("def direct_from(leaves: int) -> None"),
-        "Calls with so many leaves or more may run their executable directly; 0: none does.");
+  m.def("direct_from", [](size_t leaves, int wait) { known.on = leaves != 0, known.least = leaves, known.wait = wait; },
+        nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),
+        "Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.");
 }
 
 }  // namespace graftax

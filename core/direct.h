@@ -5,23 +5,29 @@
 
 #include <memory>
 
-#include "py.h"
+#include "graphdef.h"
 
 namespace graftax {
 
 // What jax.jit looks at besides its arguments. False where it is not as everyday calls have it: then Tier A runs.
 bool gate_is_open();
 
+// What is in jax.jit's key besides its arguments: the same for all Directs of a call.
+void surroundings_now(OwnedList& out);
+
 // May a call with so many leaves go this way?
 bool direct_takes(size_t leaves);
+
+// How many calls jax.jit makes before its executable is asked for: with few leaves there is little to gain by each.
+int direct_waits(size_t leaves);
 
 class Direct {
  public:
   // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
-  static std::shared_ptr<Direct> look(const OwnedList& leaves);
+  static std::shared_ptr<Direct> look(const OwnedList& leaves, OwnedList surroundings);
 
   // Are the surroundings and these leaves as they were then? Runs no user code.
-  bool fits(const OwnedList& leaves);
+  bool fits(const OwnedList& leaves, const OwnedList& surroundings);
 
   bool ready() const { return static_cast<bool>(execute_); }
   // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
@@ -29,28 +35,48 @@ class Direct {
   bool prepare(PyObject* compiled, const OwnedList& leaves, bool packed);
 
   // The output arrays (a list), or nothing with the error set.
-  Owned run(const OwnedList& leaves) const;
+  Owned run(const OwnedList& leaves);
+
+  int calls = 0;  // that fitted before it was ready
 
   size_t outcome() const { return outcome_; }
   bool donates() const { return donates_; }
 
  private:
+  // A NumPy leaf: what it looked like, and where its copy goes.
+  struct Host {
+    PyTypeObject* type = nullptr;
+    Owned dtype, shape;             // of an array; a scalar's type says both
+    Owned aval, sharding, devices;  // of the copy
+  };
+
   // What one leaf looked like. `ref` is a weak reference to a leaf that was the same object twice in a row: while it is
   // alive, nothing else has to be asked.
   struct Guard {
     Owned aval, sharding, committed, layout, impl, ref;
+    std::unique_ptr<Host> host;
     PyObject* last = nullptr;  // compared, never read: it may be gone
     bool asks_layout = false;  // of arrays with one dimension or none there is but one
+    // A leaf that is a result of the call before: to ask for its layout is dear, so `ref` refers to each new result.
+    uint32_t result = NONE;
+    bool sure = false;     // a leaf that was this result has been looked at: all others are like it
+    uint8_t searches = 0;
   };
 
   static bool look_at(Guard& guard, PyObject* leaf);
-  static bool fits(Guard& guard, PyObject* leaf);
+  bool fits(Guard& guard, PyObject* leaf);
+  static bool fits(const Host& host, PyObject* leaf);
+  void find_result(Guard& guard, PyObject* leaf) const;
+  void expect(PyObject* outputs);
+  static Owned put(const Host& host, PyObject* leaf);
 
   std::vector<Guard> guards_;
-  std::vector<Owned> surroundings_;
+  OwnedList surroundings_;
   std::vector<uint32_t> kept_;  // the leaves that the executable takes
   Owned execute_, handlers_;
+  std::vector<PyObject*> results_;  // of the last call; compared, never read
   size_t outcome_ = 0;
+  size_t differed_ = 0;  // the leaf that did not fit the last time: it is asked first
   bool donates_ = false;
 };
 

@@ -125,9 +125,12 @@ bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& b
 // An opaque value may hide arrays; one that the function made would be one object for all calls.
 void Recorder::check_opaque(PyObject* obj) {
   bool made = options_.inputs != nullptr;
-  if (made)
+  if (made && given_.empty()) {
+    given_.insert(nullptr);  // asked for, even if there are none
     for (const Static& s : options_.inputs->program->statics)
-      if (s.obj == obj && s.how == How::identity) made = false;
+      if (s.how == How::identity) given_.insert(s.obj);
+  }
+  made = made && given_.count(obj) == 0;
   Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj, made ? Py_True : Py_False)));
 }
 

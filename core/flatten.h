@@ -3,6 +3,7 @@
 #pragma once
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "graphdef.h"
 #include "identity.h"
@@ -102,6 +103,7 @@ class Recorder {
   std::vector<size_t> field_base_;
   std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree
   std::unordered_map<uint32_t, size_t> value_hash_;   // the same, the other way round
+  std::unordered_set<PyObject*> given_;  // identity statics of the inputs, once asked for
   OwnedList held_;  // objects whose instructions went: `seen_` still knows their addresses
   size_t expanded_ = 0;
   uint32_t root_ = 0;

@@ -67,6 +67,7 @@ struct Program {
   std::vector<uint32_t> elements;  // static ids
   std::vector<uint32_t> track_pc;  // tracked index -> instruction
   std::vector<uint32_t> key_roots; // keys (statics) that count by identity: what they are made of follows the roots
+  mutable int8_t identity_keys = -1;  // are there keys that count by identity? A replay asks once; -1: not yet
   OwnedList owned;
   std::vector<std::shared_ptr<const Kind>> kinds;  // those that the instructions name
   PyObject* layout = nullptr;      // how the roots were passed: a tuple of strings and numbers; owned

@@ -4,7 +4,9 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,52 +50,85 @@ class Owned {
   PyObject* ptr_ = nullptr;
 };
 
-// Several strong references in one array: what a walk collected, or what a GraphDef owns.
+// Several strong references in one array: what a walk collected, or what a GraphDef owns. A few need no allocation.
 class OwnedList {
  public:
   OwnedList() = default;
   OwnedList(const OwnedList&) = delete;
   OwnedList& operator=(const OwnedList&) = delete;
-  OwnedList(OwnedList&& other) noexcept : items_(std::move(other.items_)) { other.items_.clear(); }
-  OwnedList& operator=(OwnedList&& other) noexcept {
-    items_.swap(other.items_);
+  OwnedList(OwnedList&& other) noexcept { take(other); }
+  OwnedList& operator=(OwnedList&& other) noexcept {  // swaps: nothing is released in an assignment
+    OwnedList mine(std::move(*this));
+    take(other);
+    other.take(mine);
     return *this;
   }
-  ~OwnedList() { clear(); }
+  ~OwnedList() {
+    clear();
+    if (items_ != few_) PyMem_RawFree(items_);
+  }
 
   void push(PyObject* p) {
-    items_.push_back(p);
+    if (size_ == capacity_) reserve(2 * size_);
+    items_[size_++] = p;
     Py_XINCREF(p);
   }
-  void push_stolen(Owned p) { items_.push_back(p.release()); }
+  void push_stolen(Owned p) {
+    if (size_ == capacity_) reserve(2 * size_);
+    items_[size_++] = p.release();
+  }
   void set(size_t i, PyObject* p) {
     Py_XINCREF(p);
     PyObject* old = std::exchange(items_[i], p);
     Py_XDECREF(old);
   }
   void resize(size_t n) {
-    while (items_.size() > n) pop();
-    items_.resize(n, nullptr);
+    while (size_ > n) pop();
+    if (n > capacity_) reserve(std::max(n, 2 * size_));
+    while (size_ < n) items_[size_++] = nullptr;
   }
   void pop() {
-    PyObject* p = items_.back();
-    items_.pop_back();
+    PyObject* p = items_[--size_];
     Py_XDECREF(p);
   }
   // References go one by one from the end: their release may run Python code that looks at this list again.
   void clear() {
-    while (!items_.empty()) pop();
+    while (size_ > 0) pop();
   }
-  size_t size() const { return items_.size(); }
-  bool empty() const { return items_.empty(); }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
   PyObject* operator[](size_t i) const { return items_[i]; }
-  PyObject* back() const { return items_.back(); }
-  PyObject** data() { return items_.data(); }
-  PyObject* const* data() const { return items_.data(); }
-  void reserve(size_t n) { items_.reserve(n); }
+  PyObject* back() const { return items_[size_ - 1]; }
+  PyObject** data() { return items_; }
+  PyObject* const* data() const { return items_; }
+  void reserve(size_t n) {
+    if (n <= capacity_) return;
+    auto* more = static_cast<PyObject**>(PyMem_RawMalloc(n * sizeof(PyObject*)));
+    if (!more) throw std::bad_alloc();
+    std::copy(items_, items_ + size_, more);
+    if (items_ != few_) PyMem_RawFree(items_);
+    items_ = more;
+    capacity_ = n;
+  }
 
  private:
-  std::vector<PyObject*> items_;
+  static constexpr size_t few = 6;
+
+  // What `other` holds, into this one, which is empty.
+  void take(OwnedList& other) noexcept {
+    if (items_ != few_) PyMem_RawFree(items_);
+    size_ = std::exchange(other.size_, 0);
+    capacity_ = std::exchange(other.capacity_, few);
+    items_ = std::exchange(other.items_, other.few_);
+    if (items_ == other.few_) {
+      std::copy(items_, items_ + size_, few_);
+      items_ = few_;
+    }
+  }
+
+  PyObject* few_[few];
+  PyObject** items_ = few_;
+  size_t size_ = 0, capacity_ = few;
 };
 
 // The Python error that is set becomes a C++ exception; nanobind turns it back at the boundary.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The walk of every later call: in lockstep with a GraphDef. Declared in flatten.h beside the recording.
+#include <algorithm>
+
 #include "flatten.h"
 #include "parts.h"
 #include "static_key.h"
@@ -24,7 +26,6 @@ class Replayer {
     if (n != p_.roots) return false;
     walk_.leaves.reserve(p_.leaves);
     walk_.nodes.resize(p_.track_pc.size());
-    if (p_.has_same) same_.resize(p_.code.size());
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
       if (!match(roots[r], pc)) return false;
@@ -47,8 +48,11 @@ class Replayer {
  private:
   // An object that is a key must not stand where the program has one that is none.
   bool keys_as_recorded() {
+    if (p_.identity_keys < 0)  // statics are many where a config is large
+      p_.identity_keys = std::any_of(p_.statics.begin(), p_.statics.end(), is_identity_key);
+    if (!p_.identity_keys) return true;
     for (const Static& key : p_.statics) {
-      if (key.how != How::state || defines_eq(key.type)) continue;
+      if (!is_identity_key(key)) continue;
       uint32_t* track = ids_->find(key.obj);
       if (track && *track != NONE && p_.code[p_.track_pc[*track]].own == NONE) return false;
     }
@@ -92,6 +96,7 @@ class Replayer {
     if (in.whole == obj) return true;
     const Kind& kind = *in.kind;
     if (in.flags & TARGET) {
+      if (same_.empty()) same_.resize(p_.code.size());
       if (same_[pc] == obj) return true;
       same_.set(pc, obj);
     }

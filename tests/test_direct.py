@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import graftax
+from graftax import _direct
 from hazards.watchdog import python
 
 
@@ -112,12 +113,158 @@ def test_an_array_at_the_address_of_one_that_is_gone_is_looked_at():
         del x, out
 
 
-def test_more_shapes_than_it_keeps_still_give_the_right_results():
+@pytest.mark.parametrize(("shapes", "kept"), [(4, 4), (12, 12), (20, 0)])
+def test_shapes_in_turn_go_direct_until_there_are_more_than_it_keeps(shapes, kept):
     f = graftax.jit(lambda t: t["a"].sum() + t["b"].sum())
-    for _ in range(3):
-        for n in range(1, 9):
+    for _ in range(80 // shapes):
+        for n in range(1, shapes + 1):
             assert f({"a": jnp.ones(n), "b": jnp.ones((n, 2))}) == 3 * n
-    assert f.cache_info().traces == 8
+    assert f.cache_info().traces == shapes and directs(f) == kept
+
+
+def test_a_structure_with_many_shapes_is_looked_at_again_after_a_pause():
+    f = graftax.jit(lambda x: x * 2)
+    many = [jnp.ones(n) for n in range(1, 21)]
+    for x in 8 * many:
+        assert np.array_equal(f(x), x * 2)
+    assert directs(f) == 0
+    for _ in range(1200):
+        f(many[3])
+    assert directs(f) == 1 and np.array_equal(f(many[3]), many[3] * 2)
+
+
+def test_few_leaves_wait_until_the_executable_is_worth_asking_for():
+    run(
+        """
+        import jax.numpy as jnp, graftax
+        f, g = graftax.jit(lambda x: x + 1), graftax.jit(lambda t: [x + 1 for x in t])
+        for n in range(30):
+            assert f(jnp.ones(3))[0] == 2 and g([jnp.ones(3)] * 4)[3][0] == 2
+        direct = lambda f: [e.direct for e in f._table.entries.values()]
+        assert direct(f) == [0] and direct(g) == [1]
+        for n in range(10):
+            assert f(jnp.ones(3))[0] == 2
+        assert direct(f) == [1]
+        """
+    )
+
+
+HOST = {
+    "float32": np.linspace(0, 1, 6, dtype="float32").reshape(2, 3),
+    "float64": np.linspace(0, 1, 6).reshape(2, 3),
+    "int64": np.arange(6).reshape(2, 3),
+    "bool": np.array([[True, False], [False, True]]),
+    "bfloat16": np.ones((2, 2), jnp.bfloat16),
+    "transposed": np.arange(6.0, dtype="float32").reshape(3, 2).T,
+    "every other": np.arange(12.0, dtype="float32").reshape(4, 3)[::2],
+    "empty": np.zeros((0, 3), "float32"),
+    "no dimension": np.array(2.5),
+    "scalar": np.float32(3),
+    "scalar of 64 bits": np.float64(3),
+    "integer scalar": np.int8(3),
+    "bool scalar": np.bool_(True),
+    "complex scalar": np.complex128(1 + 2j),
+}
+
+
+def with_x64(on):
+    return jax.enable_x64(on) if callable(getattr(jax, "enable_x64", None)) else jax.experimental.enable_x64(on)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("name", HOST)
+def test_a_numpy_leaf_is_what_jax_jit_makes_of_it(name, x64):
+    def program(t):
+        return t["x"], t["x"] + 1, t["x"] * t["c"], t["x"].sum()
+
+    f, values = graftax.jit(lambda t: program(t)[1:]), tree(x=HOST[name])
+    with with_x64(x64):
+        expected = jax.jit(program)(values)[1:]
+        found = warm(f, values)
+    assert directs(f) == 1
+    for a, b in zip(expected, found, strict=True):
+        assert a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed and np.array_equal(a, b)
+
+
+def test_a_numpy_leaf_of_another_shape_or_dtype_or_class_is_another_program():
+    f = graftax.jit(lambda t: (t["x"] * 2, t["b"] + 1))
+    others = [
+        np.ones(3, "float32"),
+        np.ones(3, "int32"),
+        np.ones(4, "float32"),
+        np.float32(1),
+        np.int32(1),
+        jnp.ones(3),
+    ]
+    for _ in range(4):
+        for x in others:
+            found, expected = f(tree(x=x))[0], jax.jit(lambda x: x * 2)(x)
+            assert found.aval == expected.aval and np.array_equal(found, expected)
+    assert directs(f) == len(others)
+
+
+def test_a_numpy_leaf_may_be_written_to_as_soon_as_the_call_returns():
+    f = graftax.jit(lambda t: (jnp.sin(t["x"]).sum(), t["x"] + t["a"][0]))
+    for size in (1, 64, 50_000, 1_000_000):
+        x = np.zeros(size, "float32")
+        for i in range(8):
+            x[:] = i
+            total, moved = f(tree(x=x))
+            x[:] = -1
+            assert np.all(np.asarray(moved) == i) and np.isclose(total, np.sin(np.float32(i)) * size, rtol=1e-3)
+    assert directs(f) == 4
+
+
+def test_a_numpy_leaf_that_is_returned_is_the_callers_own():
+    f, x = graftax.jit(lambda t: (t["x"], t["a"] + 1)), np.arange(3.0)
+    for _ in range(4):
+        assert f(tree(x=x))[0] is x
+    assert directs(f) == 1
+
+
+def test_a_numpy_leaf_goes_to_the_device_of_the_others():
+    run(
+        """
+        import jax, jax.numpy as jnp, numpy as np, graftax
+        from graftax import _direct
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        _direct.start_from(1)
+        f, x = graftax.jit(lambda w, x: w * x), np.arange(4.0)
+        def check(w):
+            for _ in range(4):
+                found, expected = f(w, x), jax.jit(lambda w, x: w * x)(w, x)
+                assert found.sharding == expected.sharding and found.committed == expected.committed
+                assert np.array_equal(found, expected)
+        check(jnp.ones(4))
+        check(jax.device_put(jnp.ones(4), jax.devices()[3]))
+        with jax.default_device(jax.devices()[2]):
+            check(jnp.ones(4))
+        [entry] = f._table.entries.values()
+        assert entry.direct == 3, entry.direct
+        check(jax.device_put(jnp.ones(4), NamedSharding(Mesh(np.array(jax.devices()), "x"), P())))
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+
+
+def test_the_transfer_guard_holds_for_numpy_leaves():
+    f, x = graftax.jit(lambda t: t["x"] + t["a"]), np.ones(3, "float32")
+    values = tree(x=x)
+    warm(f, values)
+    assert directs(f) == 1
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device"):
+        f(values)
+    assert np.array_equal(f(values), values["a"] + 1)
+
+
+def test_a_numpy_leaf_that_is_donated_is_the_callers_still():
+    f = graftax.jit(lambda t: {n: v + 1 for n, v in t.items()}, donate_argnums=0)
+    x = np.zeros(3, "float32")
+    for i in range(5):
+        x[:] = i
+        out = f({"x": x, "a": jnp.ones(3)})
+        assert np.all(np.asarray(out["x"]) == i + 1) and np.all(x == i)
+    assert directs(f) == 1
 
 
 def test_a_deleted_input_is_named_by_its_path():
@@ -164,6 +311,28 @@ def test_changes_come_back_and_forwarded_leaves_are_the_callers_own():
         same, out = f(model, jnp.ones(3))
         assert same is model and out is b and model.b is b and np.all(np.asarray(model.w) == i)
     assert directs(f) == 1
+
+
+def test_what_is_not_read_is_not_handed_over_and_what_is_unchanged_is_no_result():
+    f, values = graftax.jit(lambda t: (t["a"] + 1, t["b"], t)), tree()
+    sums, b, same = warm(f, values)
+    [entry] = entries(f)
+    _, handlers, kept, *_ = _direct.capture(entry.compiled, tuple(values.values()), packed=False)
+    assert kept == (0,) and len(handlers) == 1 and entry.direct == 1
+    assert b is values["b"] and same is values and np.array_equal(sums, values["a"] + 1)
+    unread = values | {"d": jnp.zeros((), "int8")}  # another dtype of what is not read is another program all the same
+    assert f(unread)[2]["d"] is unread["d"] and f.cache_info().traces == 2
+
+
+def test_an_array_free_config_is_a_static_tuple_or_is_looked_at_again():
+    config = {"sizes": tuple((i, str(i)) for i in range(1000)), "rate": [1]}
+    f = graftax.jit(lambda t, c: t["a"] * c["rate"][0] + len(c["sizes"]))
+    for _ in range(4):
+        assert f(tree(), config)[0] == 1000
+    config["rate"][0] = 2
+    assert f(tree(), config)[1] == 1002 and f.cache_info().traces == 2
+    config["sizes"] = config["sizes"][1:]
+    assert f(tree(), config)[1] == 1001 and f.cache_info().traces == 3
 
 
 def test_programs_with_callbacks_or_refs_stay_with_jax_jit():
@@ -323,6 +492,38 @@ def test_a_layout_of_its_own_is_seen():
     for _ in range(3):
         assert np.array_equal(f({"a": turned, "b": jnp.ones(2)})[0], a * 2)
         assert np.array_equal(f(values)[0], a * 2)
+
+
+def test_results_that_come_back_as_leaves_are_told_from_others():
+    from jax.experimental.layout import Format, Layout
+
+    f = graftax.jit(
+        lambda t: {"a": t["b"] * 2, "b": t["a"].T + 1}
+    )  # a result of one leaf's shape comes back as the other
+    a, b = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3))
+    g = graftax.jit(lambda t: {"a": t["a"] + t["b"], "b": t["b"] * 2})
+    turned = jax.device_put(a, Format(Layout((1, 0)), a.sharding))
+    state, expected = {"a": a, "b": b}, {"a": np.asarray(a), "b": np.asarray(b)}
+    for i in range(40):
+        if i % 7 == 3:
+            state["a"] = state["a"] + 0  # not a result of the call before
+        if i % 11 == 5:
+            state["b"] = jax.device_put(state["b"], turned.format)
+        if i % 13 == 6:
+            state["a"] = jnp.asarray(np.asarray(state["a"]), "float32")
+        if i % 17 == 9:
+            state = {"a": state["b"], "b": state["a"]}
+            expected = {"a": expected["b"], "b": expected["a"]}
+        state = g(state)
+        expected = {"a": expected["a"] + expected["b"], "b": expected["b"] * 2}
+        assert all(np.allclose(state[n], expected[n]) for n in state)
+    state = {"a": jnp.ones((2, 3)), "b": jnp.ones((3, 2))}
+    for _ in range(8):  # shapes change places: the known result is never taken for the other leaf
+        previous, state = state, f(state)
+        assert state["a"].shape == previous["b"].shape and np.array_equal(state["b"], previous["a"].T + 1)
+    old = weakref.ref(state["a"])
+    del state, previous
+    assert old() is None
 
 
 def test_the_environment_turns_it_off():

@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import tree_util
+import numpy as np
+from jax import dtypes, tree_util
 
 from . import _compat, _core
 
-_LEAST = 4  # leaves: with fewer, jax.jit's own call is as fast
+_WAIT = 32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
 
 # Settings under which an executable is not simply run: each has to be False.
 _MUST_BE_OFF = (
@@ -53,7 +54,7 @@ class _State:
 
     def off(self, reason: str) -> None:
         self.reason = reason
-        _core.direct_from(0)
+        _core.direct_from(0, 0)
 
 
 _state = _State()
@@ -76,13 +77,13 @@ def setup() -> None:
     except Exception as error:
         _state.off(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
         return
-    start_from(_LEAST)
+    start_from(1, _WAIT)
 
 
-def start_from(leaves: int) -> None:
-    """Calls with so many leaves or more may go direct, from now on; for tests and benchmarks."""
+def start_from(leaves: int, wait: int = 0) -> None:
+    """Calls with so many leaves or more may go direct, from now on; those with few only after `wait` calls."""
     if _state.reason is None:
-        _core.direct_from(leaves)
+        _core.direct_from(leaves, wait)
 
 
 def _private_names() -> tuple[Any, ...]:
@@ -95,13 +96,27 @@ def _private_names() -> tuple[Any, ...]:
     value = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
     _expect(value(config.enable_x64) in (True, False), value)
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
-    required: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
-    required.append((type(core.trace_ctx).trace.fget, core.trace_ctx, core.eval_trace))  # type: ignore[attr-defined]
+    # Those that the trace context shows are asked once: later, the context is compared.
+    shown = set(getattr(config, "trace_context_names", tuple)())
+    off: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
+    at_first = [question for question in off if question[1]._name in shown]
+    required = [question for question in off if question[1]._name not in shown]
+    state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
+    trace: tuple[Any, Any] = (operator.attrgetter("trace"), core.trace_ctx) if state is None else (value, state)
+    required.append((*trace, core.eval_trace))
+    _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
     surroundings: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
     surroundings.append((config.trace_context, None))
     _expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
-    return key, getters, ("_impl", "_base_array"), "consume_with_handlers", required, surroundings
+    return key, getters, ("_impl", "_base_array"), "consume_with_handlers", required, at_first, surroundings, _put()
+
+
+def _put() -> tuple[Any, Any, type]:
+    """What copies a NumPy leaf to a device, how it treats the memory (not read afterwards), and the scalars' class."""
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    return xla_client.batched_device_put, xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL, np.generic
 
 
 def capture(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, ...] | None:
@@ -109,7 +124,8 @@ def capture(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, 
 
     Returns:
         (takes a list of arrays and starts the computation, handlers that make arrays of its results, the leaves that it
-        takes, the number of its Outcome, whether it donates).
+        takes, the number of its Outcome, whether it donates, for each NumPy leaf that it takes: index, and aval,
+        sharding and devices of the copy).
     """
     return _captured(compiled, leaves, packed) if _tested() else None
 
@@ -132,10 +148,16 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any
     # Arguments that are not leaves: constants of the program.
     if len(executable._all_args_info.in_avals) != len(leaves) or len(executable.in_avals) != len(kept):  # pyright: ignore
         return None
-    arrays = [leaf if type(leaf) is _compat.array_class() else leaf._base_array for leaf in leaves]
+    hosts: list[tuple[Any, ...]] = []
     expected = zip(kept, call.in_handler.in_shardings, executable._xla_in_layouts, executable.in_avals, strict=True)
     for i, sharding, layout, aval in expected:
-        array = arrays[i]
+        if isinstance(leaves[i], np.ndarray | np.generic):
+            host = _host(leaves[i], sharding, layout, aval)
+            if host is None:
+                return None
+            hosts.append((i, *host))
+            continue
+        array = leaves[i] if type(leaves[i]) is _compat.array_class() else leaves[i]._base_array
         if leaves[i].shape != aval.shape or leaves[i].dtype != aval.dtype:
             return None
         physical = sharding if array is leaves[i] else _physical(aval, sharding)
@@ -148,7 +170,20 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any
     outputs = tree_util.tree_unflatten(stage.out_tree, list(range(len(handlers))))
     number = _core.decode(outputs[2])
     donates = any(info.donated for info in tree_util.tree_leaves(stage.args_info))
-    return call.xla_executable.execute_sharded, handlers, kept, number, donates
+    return call.xla_executable.execute_sharded, handlers, kept, number, donates, hosts
+
+
+def _host(leaf: Any, sharding: Any, layout: Any, aval: Any) -> tuple[Any, ...] | None:
+    """Aval, sharding and devices of the copy that the executable takes for a NumPy leaf; None for several devices."""
+    devices = list(sharding.device_set)
+    if len(devices) != 1 or leaf.shape != aval.shape or dtypes.canonicalize_dtype(leaf.dtype) != aval.dtype:
+        return None
+    place = jax.sharding.SingleDeviceSharding(devices[0])
+    if sharding.memory_kind not in (None, place.memory_kind):
+        return None
+    if layout is not None and jax.device_put(leaf, place).format.layout != layout:
+        return None
+    return aval, place, devices
 
 
 def _physical(aval: Any, sharding: Any) -> Any:
@@ -173,19 +208,22 @@ def _tested() -> bool:
 def _self_test() -> None:
     """Runs a small program both ways: results, types, placement, weak types and forwarding have to be the same."""
 
-    def program(x: Any, unused: Any, key: Any, i: Any) -> tuple[Any, Any, Any]:
+    def program(x: Any, unused: Any, key: Any, i: Any, host: Any) -> tuple[Any, Any, Any]:
         del unused
-        return (x * 2, jax.random.fold_in(key, 1), i + 1, x.sum()), (x.astype(int),), (None, ())
+        return (x * 2, jax.random.fold_in(key, 1), i + 1, host + 1), (x.astype(int),), (None, ())
 
     jitted = jax.jit(program)
-    leaves: tuple[Any, ...] = (jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16"))
+    plain = jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16")
+    leaves: tuple[Any, ...] = (*plain, np.arange(3.0))
     expected: Any = jitted(*leaves)
     captured = _captured(jitted, leaves, packed=False)
     if captured is None:
         raise RuntimeError("the program was refused")
-    execute, handlers, kept, number, donates = captured
-    _expect((kept, number, donates) == ((0, 2, 3), 2, False), (kept, number, donates))
-    inputs = [leaves[i] if i != 2 else leaves[2]._base_array for i in kept]
+    execute, handlers, kept, number, donates, hosts = captured
+    _expect((kept, number, donates) == ((0, 2, 3, 4), 2, False), (kept, number, donates))
+    [(_, *place, devices)] = hosts
+    host = _put()[0](*place, [leaves[4].copy()], devices, False, False, _put()[1])
+    inputs = [leaves[0], leaves[2]._base_array, leaves[3], host]
     found = execute(inputs).consume_with_handlers(handlers)
     a: Any
     b: Any
