@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import subjects
-from benchmarks.inputs import case
+from benchmarks.cases import case
 
 LEAVES = 1000
 # Walks are named subject/case; JAX's own flatten gives the number beside which a replay is read.
