@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions of the hot loop under valgrind's callgrind: the same on a busy machine and on a quiet one.
 
-`python benchmarks/callgrind.py` runs itself under valgrind twice for each walk and each call, with and without the
-loop; the difference over the iterations is the count of one. `--write` stores the counts with the versions that
+`python benchmarks/callgrind.py` runs itself under valgrind once for each walk and each call, and has the instructions
+counted during the loop only. `--write` stores the counts with the versions that
 they hold for, `--check` compares with what is stored.
 """
 
@@ -45,6 +45,7 @@ BASELINE = Path(__file__).resolve().parent / "callgrind.json"
 TOLERANCE = 0.05
 _WARM = 5
 _FIXED_ADDRESSES = ("setarch", "-R")
+_TRIGGER = re.compile(r"^desc: Trigger: dump (\w+)", re.MULTILINE)
 _TOTAL = re.compile(r"^(?:totals|summary): (\d+)", re.MULTILINE)
 
 
@@ -64,13 +65,26 @@ def _loop(name: str) -> Callable[[], Any]:
     return ready.call
 
 
+def _control(*words: str) -> None:
+    """Tells the valgrind that runs this process to count, to start again from zero, or to write what it counted."""
+    subprocess.run(["callgrind_control", *words, str(os.getpid())], check=True, capture_output=True, timeout=300)
+
+
 def _child(name: str, iterations: int) -> None:
     call = _loop(name)
+    for _ in repeat(None, _WARM):
+        call()
     gc.collect()
     gc.disable()
-    for _ in repeat(None, _WARM + iterations):
+    _control("--instr=on")
+    # A first pass with instructions counted: what it translates and what `_control` itself loads is not in the dumps.
+    call()
+    _control("--dump=warm")
+    for _ in repeat(None, iterations):
         call()
-    # Leave without the interpreter's exit, which is long and not the same in every run.
+    _control("--dump=loop")
+    _control("--dump=empty")
+    # Leave without the interpreter's exit, which is long.
     sys.stdout.flush()
     os._exit(0)
 
@@ -81,14 +95,14 @@ def _works(prefix: tuple[str, ...]) -> bool:
     return shutil.which(prefix[0]) is not None and subprocess.run([*prefix, "true"], check=False).returncode == 0
 
 
-def _instructions(name: str, iterations: int) -> int:
-    """Every instruction of a process that imports, prepares the loop and runs it this often."""
+def _instructions(name: str, iterations: int) -> float:
+    """Instructions of one pass of a loop: the dump after the loop less the dump after nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "callgrind.out"
         command = [
             "valgrind",
             "--tool=callgrind",
-            f"--callgrind-out-file={out}",
+            "--instr-atstart=no",  # imports and compilation are most of the run: ten times quicker if not counted
+            f"--callgrind-out-file={folder}/out",
             sys.executable,
             str(Path(__file__).resolve()),
             "--child",
@@ -112,10 +126,15 @@ def _instructions(name: str, iterations: int) -> int:
         )
         if done.returncode != 0:
             raise RuntimeError(f"{name} failed under valgrind:\n{done.stderr[-2000:]}")
-        found = _TOTAL.search(out.read_text())
-        if found is None:
-            raise RuntimeError(f"no total in callgrind's output for {name}")
-        return int(found[1])
+        totals: dict[str, int] = {}
+        for dump in Path(folder).glob("out.*"):
+            text = dump.read_text()
+            trigger, total = _TRIGGER.search(text), _TOTAL.search(text)
+            if trigger and total:
+                totals[trigger[1]] = int(total[1])
+        if not {"loop", "empty"} <= totals.keys():
+            raise RuntimeError(f"callgrind wrote no counts for {name}")
+        return (totals["loop"] - totals["empty"]) / iterations
 
 
 def _measure(names: list[str], iterations: int) -> dict[str, float]:
@@ -124,12 +143,10 @@ def _measure(names: list[str], iterations: int) -> dict[str, float]:
 
     counts: dict[str, float] = {}
     with report.progress(report.console()) as bar:
-        task = bar.add_task("", total=2 * len(names))
+        task = bar.add_task("", total=len(names))
         for name in names:
             bar.update(task, description=name)
-            base = _instructions(name, 0)
-            bar.advance(task)
-            counts[name] = (_instructions(name, iterations) - base) / iterations
+            counts[name] = _instructions(name, iterations)
             bar.advance(task)
     return counts
 
@@ -202,7 +219,7 @@ def main(argv: list[str]) -> int:
     args = _parse(argv)
     if args.child:
         _child(args.child, args.iterations)
-    if shutil.which("valgrind") is None:
+    if shutil.which("valgrind") is None or shutil.which("callgrind_control") is None:
         print("callgrind.py needs valgrind on the PATH", file=sys.stderr)
         return 2
     names: list[str] = args.loop or list(LOOPS)
