@@ -12,11 +12,12 @@ from benchmarks.table import Row
 
 try:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 except ImportError as e:
     raise ImportError("--plot draws with matplotlib: pip install 'graftax[bench]'") from e
 
 _MARKERS = "os^vDPX*<>hp"
+_COLOURS = (*(f"C{i}" for i in range(10)), "black", "gold")
 _PANELS_IN_A_ROW = 3
 _LEGEND_COLUMNS = 4
 
@@ -24,7 +25,7 @@ _LEGEND_COLUMNS = 4
 def _style(names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """One colour and one marker for each subject: a plot may be printed in grey."""
     return {
-        subject: {"color": f"C{i % 10}", "marker": _MARKERS[i % len(_MARKERS)], "label": name}
+        subject: {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "label": name}
         for i, (subject, name) in enumerate(names.items())
     }
 
@@ -51,6 +52,17 @@ def _finish(figure: Figure, axes: list[Any], path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
+def _ratio_axis(ax: Any) -> None:
+    """From a half to twice at least, so that noise does not fill a panel; labels where there is room for them."""
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    low, high = min(low, 0.45), max(high, 2.2)
+    ax.set_xlim(low, high)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 50 else (1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
 def table(rows: list[Row], names: Mapping[str, str], path: Path) -> None:
     """Every case's ratios to its first subject: a panel for each measure, a line for each case."""
     rows = _timed(rows)
@@ -58,7 +70,7 @@ def table(rows: list[Row], names: Mapping[str, str], path: Path) -> None:
         raise ValueError("nothing to plot: no time was measured")
     cases = list(dict.fromkeys(row.case for row in rows))
     measures = [m for m in MEASURES.values() if any(row.measure == m.name for row in rows)]
-    columns = min(_PANELS_IN_A_ROW, len(measures))
+    columns = 2 if len(measures) == 4 else min(_PANELS_IN_A_ROW, len(measures))
     lines = math.ceil(len(measures) / columns)
     size = (2.5 + 3.6 * columns, 1.6 + lines * (1.0 + 0.27 * len(cases)))
     figure = Figure(figsize=size, layout="constrained")
@@ -72,8 +84,7 @@ def table(rows: list[Row], names: Mapping[str, str], path: Path) -> None:
             points = {row.case: row.ratio for row in rows if (row.measure, row.subject) == (measure.name, subject)}
             if points:
                 ax.plot(list(points.values()), [cases.index(c) for c in points], linestyle="none", alpha=0.8, **style)
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        _ratio_axis(ax)
         ax.set_yticks(range(len(cases)), cases, fontsize=8)
         ax.grid(axis="both", which="major", color="0.9", zorder=0)
         ax.tick_params(axis="x", labelsize=8)

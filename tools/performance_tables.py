@@ -62,11 +62,11 @@ def _in_order(rows: list[dict[str, Any]], key: str) -> list[Any]:
 
 def versions(results: dict[str, Any]) -> str:
     """What each part was measured with, and how often."""
-    lines: list[str] = []
-    for part, content in results.items():
+    parts: dict[str, list[str]] = {}
+    for part, content in sorted(results.items()):
         found = ", ".join(f"{k} {v}" for k, v in content["versions"].items() if v != "absent")
-        lines.append(f"- {part}, {content['rounds']} rounds: {found}")
-    return "\n".join(lines)
+        parts.setdefault(found, []).append(f"{part} in {content['rounds']} rounds")
+    return "\n".join(f"- {', '.join(names)}: {found}." for found, names in parts.items())
 
 
 def budgets(results: dict[str, Any], wanted: Callable[[str], bool] = lambda _: True) -> str:
