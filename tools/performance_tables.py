@@ -71,7 +71,7 @@ def versions(results: dict[str, Any]) -> str:
 
 def budgets(results: dict[str, Any], wanted: Callable[[str], bool] = lambda _: True) -> str:
     def line(v: dict[str, Any]) -> list[str]:
-        measured = "not measured" if v["measured"] is None else f"{v['measured']:.2f}"
+        measured = "not measured" if v["measured"] is None else f"{v['measured']:.3f}"
         return [v["title"], f"{v['limit']:.2f}", measured, "yes" if v["held"] else "**no**"]
 
     verdicts = [v for v in results["budgets"]["budgets"] if wanted(v["title"])]
