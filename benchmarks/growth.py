@@ -2,8 +2,8 @@
 """How the cost of a call grows with the number of leaves, from one to 100,000.
 
 The functions touch one leaf, so that what grows is the call: finding the leaves, checking them, putting the result
-together. A program with an output for each leaf compiles for a quarter of a minute at 10,000 leaves and for more than
-eight minutes at 100,000 (measured with `jax.jit`), so the function that returns its object stops at 10,000.
+together. A program with an output for each leaf compiles for a quarter of a minute at 10,000 leaves and did not
+finish at 100,000 (tried with `jax.jit`), so the function that returns its object stops at 10,000.
 """
 
 from collections.abc import Callable
