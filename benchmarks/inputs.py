@@ -52,7 +52,7 @@ class Case:
         return [np.full(4, i % 7, np.float32) for i in range(self.size)]
 
     def arrays(self) -> list[jax.Array]:
-        return [jax.device_put(v) for v in self.values()]
+        return jax.device_put(self.values())
 
     def missing(self) -> str | None:
         """The library that this form needs and that is not installed."""
@@ -94,7 +94,7 @@ def _assign_list(obj: list[Any], new: Arrays) -> None:
 
 
 # Sorted by name they keep their order, which is how JAX visits a dict.
-_NAMES = [f"x{i:04}" for i in range(10_000)]
+_NAMES = [f"x{i:05}" for i in range(100_000)]
 
 
 def _build_dict(arrays: Arrays) -> dict[str, Any]:
@@ -114,7 +114,7 @@ DICT = Form(
     "dict",
     build=_build_dict,
     arrays=_dict_arrays,
-    probe=lambda o: o["x0000"],
+    probe=lambda o: o[_NAMES[0]],
     assign=_assign_dict,
 )
 
@@ -310,7 +310,24 @@ SHARED = Form(
     "shared dicts",
     build=_build_shared,
     arrays=lambda o: [x for block in o[:_BLOCKS] for x in _dict_arrays(block)],
-    probe=lambda o: o[0]["x0000"],
+    probe=lambda o: o[0][_NAMES[0]],
+)
+
+# ---- tied: one layer in a hundred places ----
+
+_PLACES = 100
+
+
+def _assign_tied(obj: list[dict[str, Any]], new: Arrays) -> None:
+    _assign_dict(obj[0], new)
+
+
+TIED = Form(
+    "tied layer",
+    build=lambda a: [_build_dict(a)] * _PLACES,
+    arrays=lambda o: _dict_arrays(o[0]),
+    probe=lambda o: o[0][_NAMES[0]],
+    assign=_assign_tied,
 )
 
 # ---- many small leaves: blocks of forty ----
@@ -332,51 +349,6 @@ BLOCKS = Form(
     "dict of dicts",
     build=_build_blocks,
     arrays=lambda o: [x for name in sorted(o) for x in _dict_arrays(o[name])],
-    probe=lambda o: o["b0000"]["x0000"],
+    probe=lambda o: o["b0000"][_NAMES[0]],
     assign=_assign_blocks,
 )
-
-# ---- an Optax state: parameters of an MLP and their Adam state ----
-
-_WIDTH, _DEPTH = 16, 8
-
-
-@functools.cache
-def _adam() -> tuple[list[np.ndarray[Any, Any]], Any]:
-    import optax
-
-    layer = {"b": np.full(_WIDTH, 2, np.float32), "w": np.full((_WIDTH, _WIDTH), 3, np.float32)}
-    params = {f"layer{i}": dict(layer) for i in range(_DEPTH)}
-    leaves, treedef = jax.tree.flatten((params, optax.adam(1e-3).init(params)))
-    return [np.asarray(x) for x in leaves], treedef
-
-
-ADAM = Form(
-    "MLP and Adam state",
-    build=lambda a: jax.tree.unflatten(_adam()[1], a),
-    arrays=jax.tree.leaves,
-    probe=lambda o: o[0]["layer0"]["b"],
-    library="optax",
-)
-
-
-def cases() -> list[Case]:
-    """Every case of the table, small ones first."""
-    sized = [Case(f"{form.name} {n}", form, n) for form in (LIST, DICT, EQUINOX) for n in (1, 10, 100, 1000)]
-    return [
-        Case("one array", ONE, 1),
-        *sized,
-        Case("object 100", OBJECT, 100),
-        Case("object 1000", OBJECT, 1000),
-        Case("nnx.Module 100", NNX, 100),
-        Case("flarejax.Module 100", FLAREJAX, 100),
-        Case("deep 100", DEEP, 100),
-        Case("shared 100", SHARED, 100),
-        Case("many 2000", BLOCKS, 2000),
-        Case("adam", ADAM, 6 * _DEPTH + 1, template=lambda: list(_adam()[0])),
-    ]
-
-
-def case(name: str) -> Case:
-    """The case with this name."""
-    return {c.name: c for c in cases()}[name]

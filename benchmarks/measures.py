@@ -14,9 +14,9 @@ from benchmarks.inputs import Case, bumped, total
 
 @dataclass(frozen=True)
 class Ready:
-    """A call to time, and whether its result was the expected one."""
+    """A call to time, or one that returns a count, and whether the result of the step was the expected one."""
 
-    call: Callable[[], object]
+    call: Callable[[], Any]
     equal: bool
 
 
@@ -33,35 +33,37 @@ class Measure:
     prepare: Callable[[ModuleType, Case, list[Any]], Ready | None]
     # A first call can be made only once, so its slices are one call long and there are fewer rounds.
     once: bool = False
+    # Seconds are taken by the clock; of any other unit the call itself returns how many.
+    unit: str = "s"
 
 
 def work(obj: Any) -> Any:
-    """Stands for the one global of `_user_function`, whose copies each have their own."""
+    """Stands for the one global of `_called`, whose copies each have their own."""
     raise NotImplementedError
 
 
-def _user_function(obj: Any) -> Any:
+def _called(obj: Any) -> Any:
     return work(obj)
 
 
-def _function(body: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def user_function(body: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A new function with no cells and one global, so that a jit that reads captured state reads no more."""
-    return FunctionType(_user_function.__code__, {"work": body}, "user_function")
+    return FunctionType(_called.__code__, {"work": body}, "user_function")
 
 
-def _same(arrays: list[Any], expected: list[Any]) -> bool:
+def same(arrays: list[Any], expected: list[Any]) -> bool:
     pairs = zip(arrays, expected, strict=True) if len(arrays) == len(expected) else None
     return pairs is not None and all(
         a.dtype == e.dtype and a.shape == e.shape and np.array_equal(a, e) for a, e in pairs
     )
 
 
-def _plus(case: Case, steps: int) -> list[Any]:
+def plus(case: Case, steps: int) -> list[Any]:
     return [v + v.dtype.type(steps) for v in case.values()]
 
 
 def _expected_total(case: Case, steps: int = 0) -> float:
-    return float(sum(v.astype(np.float64).sum() for v in _plus(case, steps)))
+    return float(sum(v.astype(np.float64).sum() for v in plus(case, steps)))
 
 
 def _first(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
@@ -70,7 +72,7 @@ def _first(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
 
     def call() -> Any:
         # A new function object each time: nothing to find in any cache of traces.
-        step = subject.jit(_function(lambda obj: total(form.arrays(obj))))
+        step = subject.jit(user_function(lambda obj: total(form.arrays(obj))))
         return step(obj).block_until_ready()
 
     return Ready(call, float(call()) == _expected_total(case))
@@ -80,32 +82,33 @@ def _reduce(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
     obj = form.build(arrays)
 
-    step = subject.jit(_function(lambda obj: total(form.arrays(obj))))
+    step = subject.jit(user_function(lambda obj: total(form.arrays(obj))))
     more = form.build(bumped(arrays))
     # Other values on the known structure: arrays that became constants of the program would show here.
     equal = float(step(obj)) == _expected_total(case) and float(step(more)) == _expected_total(case, 1)
     return Ready(lambda: step(obj).block_until_ready(), equal)
 
 
-def _step(
+def update_step(
     subject: ModuleType, case: Case, arrays: list[Any]
 ) -> tuple[Callable[[Any], Any], Any, Callable[[Any], Any], bool]:
+    """A compiled step that returns a new object, its argument, how to read one array, and whether it is right."""
     form = subject.taken_as(case.form)
     obj = form.build(arrays)
 
-    step = subject.jit(_function(lambda obj: form.build(bumped(form.arrays(obj)))))
-    equal = _same(form.arrays(step(step(obj))), _plus(case, 2))
-    equal = equal and _same(form.arrays(obj), _plus(case, 0))
+    step = subject.jit(user_function(lambda obj: form.build(bumped(form.arrays(obj)))))
+    equal = same(form.arrays(step(step(obj))), plus(case, 2))
+    equal = equal and same(form.arrays(obj), plus(case, 0))
     return step, obj, form.probe, equal
 
 
 def _update(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
-    step, obj, probe, equal = _step(subject, case, arrays)
+    step, obj, probe, equal = update_step(subject, case, arrays)
     return Ready(lambda: probe(step(obj)).block_until_ready(), equal)
 
 
 def _chain(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
-    step, state, probe, equal = _step(subject, case, arrays)
+    step, state, probe, equal = update_step(subject, case, arrays)
 
     def call() -> None:
         nonlocal state
@@ -122,10 +125,10 @@ def _write_back(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | N
         return None
     obj = form.build(arrays)
 
-    step = subject.in_place(form, _function(lambda obj: assign(obj, bumped(form.arrays(obj)))))
+    step = subject.in_place(form, user_function(lambda obj: assign(obj, bumped(form.arrays(obj)))))
     step(obj)
     step(obj)  # a second time, on the known structure
-    equal = _same(form.arrays(obj), _plus(case, 2))
+    equal = same(form.arrays(obj), plus(case, 2))
 
     def call() -> None:
         step(obj)
@@ -158,7 +161,7 @@ def _unflatten(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     form = subject.taken_as(case.form)
     leaves, structure = subject.flatten(form.build(arrays))
     unflatten = subject.unflatten
-    equal = _same(form.arrays(unflatten(structure, leaves)), _plus(case, 0))
+    equal = same(form.arrays(unflatten(structure, leaves)), plus(case, 0))
     return Ready(lambda: unflatten(structure, leaves), equal)
 
 

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables on the terminal."""
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
+from benchmarks import growth
 from benchmarks.budgets import Verdict
-from benchmarks.measures import MEASURES
 from benchmarks.subjects import Absent
-from benchmarks.table import Row
+from benchmarks.table import ALL_MEASURES, Row
 
 try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError as e:
-    raise ImportError("the benchmarks print with rich: pip install 'graftax[demo]'") from e
+    raise ImportError("the benchmarks print with rich: pip install 'graftax[bench]'") from e
+
+
+Key = TypeVar("Key")
+
+# A file has no width of its own; tables of eight measures need this much.
+_FILE_WIDTH = 170
+
+
+def console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def progress(console: Console) -> Progress:
@@ -45,27 +57,63 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+def amount(row: Row) -> str:
+    """A count in its unit."""
+    assert row.amount is not None
+    if row.unit == "B" and abs(row.amount) >= 10_000:
+        return f"{row.amount / 1000:,.0f} kB"
+    return f"{row.amount:,.0f} B" if row.unit == "B" else f"{row.amount:+,.0f}"
+
+
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    if row.error is not None or row.seconds is None:
+    if row.error is not None:
         return "[red]failed[/red]"
     equal = "=" if row.equal else "[red]≠[/red]"
+    if row.seconds is None:
+        return f"{amount(row)} {equal}"
     return f"{duration(row.seconds)} {row.ratio:.2f}x {equal}"
 
 
-def print_case(console: Console, name: str, rows: list[Row], names: Mapping[str, str]) -> None:
-    """One case: a line for each subject, a column for each measure."""
-    cells = {(row.subject, row.measure): row for row in rows}
-    measures = [m for m in MEASURES.values() if any(row.measure == m.name for row in rows)]
-    table = Table(title=name, title_justify="left", title_style="bold")
+def _table(
+    title: str, rows: list[Row], names: Mapping[str, str], columns: Mapping[Key, str], key: Callable[[Row], Key]
+) -> Table:
+    """A line for each subject, a column for each key of a row."""
+    table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
-    for measure in measures:
-        table.add_column(measure.title, justify="right")
+    for heading in columns.values():
+        table.add_column(heading, justify="right")
+    cells = {(row.subject, key(row)): row for row in rows}
     for subject, shown in names.items():
         if any(row.subject == subject for row in rows):
-            table.add_row(shown, *(_cell(cells.get((subject, m.name))) for m in measures))
-    console.print(table)
+            table.add_row(shown, *(_cell(cells.get((subject, column))) for column in columns))
+    return table
+
+
+def print_case(console: Console, name: str, rows: list[Row], names: Mapping[str, str]) -> None:
+    """One case: a line for each subject, a column for each measure; what is counted has a table of its own."""
+    for timed in (True, False):
+        units = {m.name: m.title for m in ALL_MEASURES.values() if (m.unit == "s") == timed}
+        shown = [row for row in rows if row.measure in units]
+        if shown:
+            present = {row.measure for row in shown}
+            columns = {key: title for key, title in units.items() if key in present}
+            title = name if timed else f"{name}, counted"
+            console.print(_table(title, shown, names, columns, lambda row: row.measure))
+    print_failed(console, rows)
+
+
+def print_growth(console: Console, rows: list[Row], names: Mapping[str, str]) -> None:
+    """One table for each measure: a line for each subject, a column for each number of leaves."""
+    for measure in growth.MEASURES.values():
+        shown = [row for row in rows if row.measure == measure.name]
+        columns = {row.leaves: f"{row.leaves:,}" for row in shown}
+        console.print(_table(f"leaves; {measure.title}", shown, names, columns, lambda row: row.leaves))
+    print_failed(console, rows)
+
+
+def print_failed(console: Console, rows: list[Row]) -> None:
     for row in rows:
         if row.error is not None:
             console.print(f"failed: {row.subject}, {row.measure}: {row.error}", style="red", markup=False)

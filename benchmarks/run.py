@@ -7,44 +7,75 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 # Started as a file or loaded from one, the package `benchmarks` is found beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, report, subjects, table
-from benchmarks.inputs import cases
-from benchmarks.measures import MEASURES
+from benchmarks import budgets, growth, report, subjects, table
+from benchmarks.cases import cases
 from benchmarks.versions import versions
+
+_PLOTS = (".svg", ".png")
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python benchmarks/run.py", description="What a call costs, side by side in one process."
     )
-    parser.add_argument("--budgets", action="store_true", help="measure the budgets; exit 1 if one is missed")
-    parser.add_argument("--final", action="store_true", help="the final budgets (implies --budgets)")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--budgets", action="store_true", help="measure the budgets; exit 1 if one is missed")
+    what.add_argument("--growth", action="store_true", help="measure calls with 1 to 100,000 leaves")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes, for a first look")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (31; 101 for budgets; 7 when quick)")
     parser.add_argument("--case", metavar="REGEX", default="", help="only cases whose name matches")
-    parser.add_argument("--measure", action="append", choices=list(MEASURES), help="only this measure (repeatable)")
+    parser.add_argument(
+        "--measure", action="append", choices=list(table.ALL_MEASURES), help="only this measure (repeatable)"
+    )
     parser.add_argument("--subject", action="append", choices=subjects.ORDER, help="only this subject (repeatable)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers to FILE, beside what else is there"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them: FILE.svg or FILE.png")
+    args = parser.parse_args(argv)
+    if args.plot is not None and (args.budgets or args.plot.suffix not in _PLOTS):
+        parser.error("--plot draws the table or the growth series, as .svg or .png")
+    if args.budgets and (args.case or args.measure or args.subject):
+        parser.error("--budgets measures all budgets: --case, --measure and --subject choose from the table")
+    return args
 
 
-def _write(path: Path | None, content: dict[str, object]) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+def _rounds(args: argparse.Namespace, usual: int) -> int:
+    return args.rounds or (7 if args.quick else usual)
 
 
-def _run_table(args: argparse.Namespace, console: report.Console) -> int:
+def _write(path: Path | None, part: str, content: dict[str, Any]) -> None:
+    """One file may hold the table, the growth series and the budgets; each says what it was measured with."""
+    if path is None:
+        return
+    whole = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole | {part: {"versions": versions(), **content}}, indent=1) + "\n")
+
+
+def _content(
+    rows: list[table.Row], rounds: int, names: dict[str, str], absent: list[subjects.Absent]
+) -> dict[str, Any]:
+    return {
+        "rounds": rounds,
+        "subjects": names,
+        "absent": [asdict(a) for a in absent],
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def _run_table(args: argparse.Namespace, console: report.Console) -> list[table.Row]:
     present, absent = subjects.load(tuple(args.subject) if args.subject else subjects.ORDER)
     report.print_absent(console, absent)
     names = {name: module.NAME for name, module in present.items()}
-    rounds = args.rounds or (7 if args.quick else 31)
+    rounds = _rounds(args, 31)
     chosen = [c for c in cases() if re.search(args.case, c.name)]
-    plan = table.plan(chosen, args.measure or list(MEASURES))
+    plan = table.plan(chosen, args.measure)
     rows: list[table.Row] = []
     with report.progress(console) as bar:
         task = bar.add_task("", total=sum(table.rounds_for(m, rounds) for _, m in plan))
@@ -57,27 +88,43 @@ def _run_table(args: argparse.Namespace, console: report.Console) -> int:
                 report.print_case(console, case.name, shown, names)
                 rows += shown
                 shown = []
-    _write(
-        args.json,
-        {
-            "versions": versions(),
-            "rounds": rounds,
-            "absent": [asdict(a) for a in absent],
-            "rows": [asdict(row) for row in rows],
-        },
-    )
-    return 0 if all(row.equal for row in rows if row.error is None) else 1
+    _write(args.json, "table", _content(rows, rounds, names, absent))
+    if args.plot is not None:
+        from benchmarks import plot
+
+        plot.table(rows, names, args.plot)
+    return rows
 
 
-def _run_budgets(args: argparse.Namespace, console: report.Console) -> int:
+def _run_growth(args: argparse.Namespace, console: report.Console) -> list[table.Row]:
+    present, absent = subjects.load(tuple(args.subject) if args.subject else growth.SUBJECTS)
+    report.print_absent(console, absent)
+    names = {name: module.NAME for name, module in present.items()}
+    rounds = _rounds(args, 31)
+    plan = growth.plan(largest=1000 if args.quick else growth.SIZES[-1])
+    rows: list[table.Row] = []
+    with report.progress(console) as bar:
+        task = bar.add_task("", total=sum(growth.rounds_for(case, rounds) for case, _ in plan))
+        for case, measure in plan:
+            bar.update(task, description=f"{case.name}: {measure.title}")
+            rows += growth.measure(case, measure, present, rounds, lambda: bar.advance(task))
+    report.print_growth(console, rows, names)
+    _write(args.json, "growth", _content(rows, rounds, names, absent))
+    if args.plot is not None:
+        from benchmarks import plot
+
+        plot.growth_series(rows, names, args.plot)
+    return rows
+
+
+def _run_budgets(args: argparse.Namespace, console: report.Console) -> list[budgets.Verdict]:
     present, absent = subjects.load()
     report.print_absent(console, absent)
-    chosen = budgets.FINAL if args.final else budgets.FIRST
-    rounds = args.rounds or (7 if args.quick else 101)
+    rounds = _rounds(args, 101)
     verdicts: list[budgets.Verdict] = []
     with report.progress(console) as bar:
-        task = bar.add_task("", total=sum(b.rounds(rounds) for b in chosen))
-        for budget in chosen:
+        task = bar.add_task("", total=sum(b.rounds(rounds) for b in budgets.BUDGETS))
+        for budget in budgets.BUDGETS:
             bar.update(task, description=budget.title)
             try:
                 verdict = budget.run(present, rounds, lambda: bar.advance(task))
@@ -85,19 +132,28 @@ def _run_budgets(args: argparse.Namespace, console: report.Console) -> int:
                 verdict = budgets.Verdict(budget.title, budget.limit, None, False, table.short(e))
             verdicts.append(verdict)
     report.print_verdicts(console, verdicts)
-    _write(
-        args.json,
-        {"versions": versions(), "rounds": rounds, "budgets": [asdict(v) for v in verdicts]},
-    )
-    return 0 if all(v.held for v in verdicts) else 1
+    _write(args.json, "budgets", {"rounds": rounds, "budgets": [asdict(v) for v in verdicts]})
+    return verdicts
 
 
 def main(argv: list[str]) -> int:
     """Run with these command-line arguments; 0 when all is equal and every asked budget is held."""
     args = _parse(argv)
-    console = report.Console()
+    if args.plot is not None:
+        try:
+            from benchmarks import plot  # noqa: F401
+        except ImportError as e:  # before anything is measured
+            print(e, file=sys.stderr)
+            return 2
+    console = report.console()
     report.print_versions(console, versions())
-    return _run_budgets(args, console) if args.budgets or args.final else _run_table(args, console)
+    if args.budgets:
+        return 0 if all(verdict.held for verdict in _run_budgets(args, console)) else 1
+    rows = _run_growth(args, console) if args.growth else _run_table(args, console)
+    if not rows:
+        print("nothing was measured: no case, measure and subject fit together", file=sys.stderr)
+        return 2
+    return 0 if all(row.equal for row in rows if row.error is None) else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-_DISTRIBUTIONS = ("graftax", "jax", "jaxlib", "numpy", "equinox", "flax", "flarejax", "optax")
+_DISTRIBUTIONS = ("graftax", "jax", "jaxlib", "numpy", "equinox", "flax", "flarejax", "optax", "jarp")
 
 
 def _processor() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import flarejax as flr
 import jax
 
-from benchmarks.inputs import ADAM, EQUINOX, NNX, OBJECT, Form
+from benchmarks.inputs import OBJECT, Form
 from benchmarks.subjects import by_hand
 
 NAME = "flarejax.filter_jit"
@@ -20,7 +20,7 @@ in_place = functools.partial(by_hand, jit)
 def accepts(form: Form) -> bool:
     # It enters its own modules and the builtin containers; any other object is a constant of the program,
     # and so are the arrays inside.
-    return form not in (ADAM, EQUINOX, NNX, OBJECT)
+    return form.library in (None, "flarejax") and form is not OBJECT
 
 
 def taken_as(form: Form) -> Form:

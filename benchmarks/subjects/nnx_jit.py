@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from benchmarks.inputs import NNX, OBJECT, Form
+from benchmarks.inputs import OBJECT, Form
 from benchmarks.subjects import by_hand
 
 NAME = "nnx.jit"
@@ -26,7 +26,7 @@ def taken_as(form: Form) -> Form:
 
 def in_place(form: Form, change: Callable[[Any], None]) -> Callable[[Any], None]:
     # Only what lives in Variables comes back; other containers are by value here.
-    return jit(change) if form is NNX else by_hand(jit, form, change)
+    return jit(change) if form.library == "flax" else by_hand(jit, form, change)
 
 
 def flatten(obj: Any) -> tuple[list[Any], Any]:

@@ -26,7 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--trace", action="store_true", help="show the flatten and unflatten calls of one call instead")
     demo.add_argument("--model", action="append", choices=MODELS, default=[], help="only this one; may be repeated")
 
-    commands.add_parser("bench", help="run benchmarks/run.py of a checkout; its options follow", add_help=False)
+    commands.add_parser(
+        "bench",
+        help="run benchmarks/run.py of a checkout: --budgets, --growth, --plot FILE and other options of its own",
+        add_help=False,
+    )
     commands.add_parser("doctor", help="print versions, devices and what graftax found")
 
     options, rest = parser.parse_known_args(argv)

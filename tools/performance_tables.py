@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills the tables of docs/performance.md and README.md from benchmarks/results.json: nobody types a number.
+
+python benchmarks/run.py --json benchmarks/results.json    # and again with --growth, and with --budgets
+python tools/performance_tables.py --write                 # without --write: exit 1 where a page is not current
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results.json"
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+BLOCK = re.compile(r"(<!-- measured: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# Few columns stay readable; the JSON has every subject.
+SUBJECTS = ("jax_flat", "jax_tree", "graftax_jit", "equinox_filter_jit", "nnx_jit", "flarejax_filter_jit")
+NNX = ("graftax_jit", "nnx_jit", "nnx_jit_tree", "nnx_cached_partial", "nnx_split")
+GRAFTAX = ("graftax_jit", "graftax_filter_jit")
+# What users wait for. Walks alone are a part of it, and `flatten` has no known structure to compare with.
+CALLS = {"first": "first call", "reduce": "reduced", "update": "all updated", "chain": "fed back"}
+CALLS["write_back"] = "changed in place"
+README_BUDGETS = (
+    "reduce, vs jax.jit",
+    "all updated, vs",
+    "one array",
+    "equinox.filter_jit",
+    "nnx.jit",
+    "flarejax.filter",
+)
+# Less is the machine's noise and no difference.
+SLOWER = 1.05
+
+
+def _grid(head: list[str], lines: list[list[str]]) -> str:
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _ratio(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    if row["error"]:
+        return "failed"
+    return f"{row['ratio']:.2f}" if row["ratio"] < 100 else f"{row['ratio']:,.0f}"
+
+
+def _cells(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(row["case"], row["measure"], row["subject"]): row for row in rows}
+
+
+def _in_order(rows: list[dict[str, Any]], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def versions(results: dict[str, Any]) -> str:
+    """What each part was measured with, and how often."""
+    parts: dict[str, list[str]] = {}
+    for part, content in sorted(results.items()):
+        found = ", ".join(f"{k} {v}" for k, v in content["versions"].items() if v != "absent")
+        parts.setdefault(found, []).append(f"{part} in {content['rounds']} rounds")
+    return "\n".join(f"- {', '.join(names)}: {found}." for found, names in parts.items())
+
+
+def budgets(results: dict[str, Any], wanted: Callable[[str], bool] = lambda _: True) -> str:
+    def line(v: dict[str, Any]) -> list[str]:
+        measured = "not measured" if v["measured"] is None else f"{v['measured']:.3f}"
+        return [v["title"], f"{v['limit']:.2f}", measured, "yes" if v["held"] else "**no**"]
+
+    verdicts = [v for v in results["budgets"]["budgets"] if wanted(v["title"])]
+    return _grid(["budget", "at most", "measured", "held"], [line(v) for v in verdicts])
+
+
+def readme(results: dict[str, Any]) -> str:
+    return budgets(results, lambda title: any(part in title for part in README_BUDGETS))
+
+
+def _calls(measure: str, subjects: tuple[str, ...], only: str = "") -> Callable[[dict[str, Any]], str]:
+    def render(results: dict[str, Any]) -> str:
+        table = results["table"]
+        rows = [r for r in table["rows"] if r["measure"] == measure and r["subject"] in subjects and only in r["case"]]
+        cells, present = _cells(rows), [s for s in subjects if any(r["subject"] == s for r in rows)]
+        lines = [
+            [case, *(_ratio(cells.get((case, measure, subject))) for subject in present)]
+            for case in _in_order(rows, "case")
+        ]
+        return _grid(["", *(table["subjects"][s] for s in present)], lines)
+
+    return render
+
+
+def counts(results: dict[str, Any]) -> str:
+    """Bytes and objects, of the cases in which they were counted."""
+    table = results["table"]
+    rows = [r for r in table["rows"] if r["unit"] != "s" and r["error"] is None and r["subject"] in SUBJECTS]
+    cells, measures = _cells(rows), _in_order(rows, "measure")
+    lines = [
+        [f"{case}, {table['subjects'][s]}", *(f"{cells[case, m, s]['amount']:,.0f}" for m in measures)]
+        for case in _in_order(rows, "case")
+        for s in SUBJECTS
+        if all((case, m, s) in cells for m in measures)
+    ]
+    heads = {"allocated": "bytes in a call", "kept": "bytes freed with f", "grown": "objects, 100 calls"}
+    return _grid(["", *(heads.get(m, "objects after f") for m in measures)], lines)
+
+
+def growth(results: dict[str, Any]) -> str:
+    series = results["growth"]
+    cells = {(r["measure"], r["leaves"], r["subject"]): r for r in series["rows"]}
+    names = {"read_one": "reads one", "update_one": "changes one"}
+    lines = [
+        [f"{names[m]}, {n:,}", *(_microseconds(cells.get((m, n, s))) for s in series["subjects"])]
+        for m in _in_order(series["rows"], "measure")
+        for n in _in_order(series["rows"], "leaves")
+        if any((m, n, s) in cells for s in series["subjects"])
+    ]
+    return _grid(["us for a call", *series["subjects"].values()], lines)
+
+
+def _microseconds(row: dict[str, Any] | None) -> str:
+    if row is None or row["seconds"] is None:
+        return "" if row is None else "failed"
+    return f"{row['seconds'] * 1e6:,.1f}" if row["seconds"] < 1e-4 else f"{row['seconds'] * 1e6:,.0f}"
+
+
+def slower(results: dict[str, Any]) -> str:
+    """Every call in which another library took less time than `graftax.jit`, with the quickest one."""
+    table = results["table"]
+    cells = _cells([r for r in table["rows"] if r["ratio"] is not None and r["measure"] in CALLS and r["equal"]])
+    lines: list[list[str]] = []
+    for (case, measure, subject), ours in cells.items():
+        if subject != "graftax_jit":
+            continue
+        others = [r for (c, m, s), r in cells.items() if (c, m) == (case, measure) and s not in GRAFTAX]
+        best = min(others, key=lambda r: r["ratio"], default=None)
+        if best is not None and ours["ratio"] > SLOWER * best["ratio"]:
+            times = f"{ours['ratio'] / best['ratio']:.2f}"
+            lines.append([f"{case}, {CALLS[measure]}", table["subjects"][best["subject"]], times])
+    return _grid(["call", "quickest", "graftax.jit over it"], lines) if lines else "None of the measured calls."
+
+
+RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
+    "versions": versions,
+    "budgets": budgets,
+    "readme": readme,
+    "reduce": _calls("reduce", SUBJECTS),
+    "update": _calls("update", SUBJECTS),
+    "first": _calls("first", SUBJECTS),
+    "nnx": _calls("write_back", NNX, only="nnx"),
+    "counts": counts,
+    "growth": growth,
+    "slower": slower,
+}
+
+
+def filled(text: str, results: dict[str, Any]) -> str:
+    """The page with every measured block as the results have it."""
+    return BLOCK.sub(lambda m: f"{m[1]}{RENDER[m[2]](results)}\n{m[3]}", text)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Fills the tables of the pages from benchmarks/results.json.")
+    parser.add_argument(
+        "--write", action="store_true", help="change the pages; otherwise exit 1 where one would change"
+    )
+    options = parser.parse_args(arguments)
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    changed = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = filled(text, results)
+        if new != text:
+            changed += 1
+            print(f"{page.relative_to(ROOT)}: {'written' if options.write else 'not current, run with --write'}")
+            if options.write:
+                page.write_text(new, encoding="utf-8")
+    return 0 if options.write or not changed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
