@@ -458,7 +458,7 @@ bool Cursor::next_named(PyObject*& child, PyObject*& key) {
 }
 
 bool Cursor::intact() const {
-  if (dict_ && PyDict_GET_SIZE(dict_.get()) != dict_size_) return false;
+  if (!fields_intact()) return false;
   switch (kind_->base) {
     case Base::registered:
     case Base::method:

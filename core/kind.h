@@ -159,6 +159,7 @@ class Cursor {
   PyObject* shared_dict() const { return dict_ && Py_REFCNT(dict_.get()) > 2 ? dict_.get() : nullptr; }
   // False when the sizes read at opening no longer hold: user code changed the node meanwhile.
   bool intact() const;
+  bool fields_intact() const { return !dict_ || PyDict_GET_SIZE(dict_.get()) == dict_size_; }
 
  private:
   bool advance(PyObject*& child, PyObject*& key);

@@ -55,7 +55,7 @@ void bind_flatten(nb::module_& m) {
     if (!replay(g.program, &root, 1, walk)) return nb::none();
     nb::list out = nb::steal<nb::list>(check(PyList_New(static_cast<Py_ssize_t>(walk.leaves.size()))));
     for (size_t i = 0; i < walk.leaves.size(); ++i)
-      PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(walk.leaves[i]));
+      PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), walk.leaves.release(i));
     return out;
   }, nb::arg("graphdef"), nb::arg("obj").none(), nb::sig("def replay(graphdef: GraphDef, obj: object) -> list[Any] | None"),
      "The leaves of `obj` when its structure is `graphdef`, else None.");

@@ -95,6 +95,8 @@ class OwnedList {
   void clear() {
     while (size_ > 0) pop();
   }
+  // Hands one reference over; null stays in its place.
+  PyObject* release(size_t i) { return std::exchange(items_[i], nullptr); }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
   PyObject* operator[](size_t i) const { return items_[i]; }

@@ -11,6 +11,15 @@ namespace graftax {
 namespace {
 
 struct ReplayFrame {
+  ReplayFrame(PyObject* obj, const Kind& kind, uint32_t pc, uint32_t left, uint32_t key)
+      : cursor(obj, kind), pc(pc), child(pc + 1), left(left), key(key) {}
+
+  // Every recorded child was met; are there no others? Most nodes know without asking for another child.
+  bool is_complete() const {
+    if (left > 0 || !cursor.kind().slots.empty()) return false;
+    return cursor.kind().base == Base::none ? cursor.fields_intact() : cursor.intact();
+  }
+
   Cursor cursor;
   uint32_t pc;     // the node
   uint32_t child;  // the instruction of the next child
@@ -114,8 +123,7 @@ class Replayer {
     if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque &&
         kind.base != Base::weakref)
       return true;
-    stack_.push_back({Cursor(obj, kind), pc, pc + 1, children,
-                      in.keys + (kind.base == Base::set ? own_keys : 0)});
+    stack_.emplace_back(obj, kind, pc, children, in.keys + (kind.base == Base::set ? own_keys : 0));
     const Cursor& cursor = stack_.back().cursor;
     if (cursor.own_dict() != static_cast<bool>(in.flags & OWN_DICT)) return false;
     // Met a second time, as a dict or below another object, it is another structure; what is handed over keeps it.
@@ -138,6 +146,10 @@ class Replayer {
   bool step() {
     ReplayFrame& top = stack_.back();
     PyObject *child = nullptr, *key = nullptr;
+    if (top.is_complete()) {
+      stack_.pop_back();
+      return true;
+    }
     if (top.cursor.kind().by_name) {  // as many fields as recorded: each one recorded must be there
       if (top.left > 0 && !(child = top.cursor.named(p_.statics[p_.keys[top.key++]].obj))) {
         if (PyErr_Occurred()) raise_python();
