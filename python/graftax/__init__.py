@@ -36,13 +36,20 @@ from .packed import pack as pack
 from .path import Path as Path
 from .path import Ref as Ref
 from .registry import register_static as register_static
+from .transforms import associative_scan as associative_scan
+from .transforms import cond as cond
+from .transforms import fori_loop as fori_loop
 from .transforms import grad as grad
 from .transforms import hessian as hessian
 from .transforms import jacfwd as jacfwd
 from .transforms import jacrev as jacrev
 from .transforms import jvp as jvp
 from .transforms import linearize as linearize
+from .transforms import map as map
+from .transforms import scan as scan
+from .transforms import switch as switch
 from .transforms import value_and_grad as value_and_grad
 from .transforms import vjp as vjp
+from .transforms import while_loop as while_loop
 
 __version__ = "0.1.0"

@@ -50,6 +50,7 @@ class Program:
         keywords: keyword arguments of each of them.
         mutation: "propagate", "error" or "discard", as in `graftax.jit`.
         captured: False for transforms by value, where closures and globals are as in JAX.
+        dynamic: by key path, which Python numbers are traced.
     """
 
     def __init__(
@@ -61,13 +62,14 @@ class Program:
         *,
         mutation: str = "propagate",
         captured: bool = True,
+        dynamic: Callable[[str], bool] | None = None,
     ) -> None:
         keywords = keywords or {}
         self.name, self.mutation = name, mutation
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
-        self._keywords = tuple(keywords)
+        self._keywords, self._dynamic = tuple(keywords), dynamic
         self._flags = [0] * self.operands
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
@@ -82,11 +84,11 @@ class Program:
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
         binder = _core.Caller()
         binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
-        marks = [_Mark() for _ in self.roots]
-        positional = self.positional
+        marks = [_Mark() for _ in range(self.operands)]
+        positional, operands = self.positional, self.roots[: self.operands]
         bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
         if bound is None:  # the function's own TypeError
-            plain(*prefix, *self.roots[:positional], **dict(zip(self._keywords, self.roots[positional:], strict=True)))
+            plain(*prefix, *operands[:positional], **dict(zip(self._keywords, operands[positional:], strict=True)))
             raise GraftaxError(f"the arguments of {self.name} could not be bound")
         roots, layout = bound
         names, flags = signature.root_names(layout), signature.root_flags(layout, ())
@@ -106,7 +108,7 @@ class Program:
         return _Part(plain, signature, layout, own, tuple(places))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
-        leaves, graphdef = _core.record(self.roots, self.names, self._flags, None)
+        leaves, graphdef = _core.record(self.roots, self.names, self._flags, None, dynamic=self._dynamic)
         # JAX may read a NumPy array after the call has returned.
         return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
@@ -129,7 +131,7 @@ class Program:
         Returns:
             (the Outcome, its output leaves). `outcome` is that of the last trace.
         """
-        tracing = _core.Trace(self.roots, self.names, self._flags, False, False, None)
+        tracing = _core.Trace(self.roots, self.names, self._flags, False, False, self._dynamic)
 
         def call(values: list[Any]) -> Any:
             functions = [self._function(part, values) for part in self._parts]
@@ -154,10 +156,27 @@ class Program:
         """The result, built around these output leaves of the Outcome; what changed is written back."""
         outcome = outcome or self.outcome
         assert outcome is not None
+        return self.finish_all([(out, outcome)])[0]
+
+    def finish_all(self, pairs: Sequence[tuple[Sequence[Any], _core.Outcome]]) -> list[Any]:
+        """The results of several Outcomes of this graph; their changes are written back in this order."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it ran")
-        return outcome.apply(list(out), self.leaves, walked[1])
+        return [outcome.apply(list(out), self.leaves, walked[1]) for out, outcome in pairs]
+
+    def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The roots, rebuilt around other leaves outside of any trace."""
+        built = _core.unflatten(self.graphdef, list(leaves))
+        return tuple(built) if len(self.roots) != 1 else (built,)
+
+    def recorded(self, roots: tuple[Any, ...], more: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
+        """(leaves, GraphDef, tracked nodes) of roots in the place of this program's, and `more` after them."""
+        names = (*self.names, *(f"result[{i}]" if more > 1 else "result" for i in range(more)))
+        leaves, graphdef = _core.record(roots, names, [*self._flags, *[0] * more], None)
+        walked = _core.walk(graphdef, roots)
+        assert walked is not None
+        return leaves, graphdef, walked[1]
 
     def operand(self, which: int | str) -> int:
         """The number of the operand that a position or a name means."""
@@ -174,8 +193,7 @@ class Program:
         if not roots:
             return set()
         marks = [np.zeros(()) for _ in self.leaves]
-        built = _core.unflatten(self.graphdef, marks)
-        built = built if len(self.roots) != 1 else (built,)
+        built = self.rebuilt(marks)
         numbers = {id(mark): i for i, mark in enumerate(marks)}
         return {numbers[id(leaf)] for leaf in _core.flatten([built[root] for root in roots])[0] if id(leaf) in numbers}
 

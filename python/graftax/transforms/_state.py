@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of a program's graph, place by place: the state of a loop after a step, or after a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _core
+from .._difference import place_name
+from ._program import Program
+
+_NUMBERS = (bool, int, float, complex)
+
+
+class Again(Exception):
+    """A trace found that more has to be carried, traced or copied than was assumed: the transform starts anew."""
+
+
+class After(NamedTuple):
+    """The graph after a trace. Places are counted as in a recording of all roots and the parts of the result."""
+
+    program: Program
+    before: _core.GraphDef
+    graphdef: _core.GraphDef
+    values: list[Any]  # the leaf in each place
+    origins: list[int | None]  # for each tracked node the input node that it is, None for a new one
+    changed: list[int]  # the input nodes that were changed in place
+    out: list[int]  # for each output leaf of the Outcome, its place
+    outcome: _core.Outcome
+    roots: tuple[Any, ...]  # after the trace, with marks in place of arrays
+    result: Any  # likewise
+    number: dict[int, int]  # of an input node, by its `id`; the result and these nodes live as long as this
+    nodes: list[Any]
+
+    def graph(self, roots: tuple[Any, ...], more: int = 0) -> tuple[_core.GraphDef, list[int | None]]:
+        """The structure of roots and parts of the result, and the origins of its tracked nodes."""
+        _, graphdef, nodes = self.program.recorded(roots, more)
+        return graphdef, [self.number.get(id(node)) for node in nodes]
+
+    def reached(self, part: Any) -> set[int]:
+        """The input nodes that a part of the result reaches."""
+        _, graphdef = _core.record((part,), None, [0], None)
+        walked = _core.walk(graphdef, (part,))
+        assert walked is not None
+        return {self.number[id(node)] for node in walked[1] if id(node) in self.number}
+
+
+def look(
+    program: Program,
+    leaves: Sequence[Any],
+    outcome: _core.Outcome,
+    out: Sequence[Any],
+    roots_of: Callable[[tuple[Any, ...], Any], tuple[tuple[Any, ...], int]],
+) -> After:
+    """Finds out what a trace on `leaves` did, by applying its Outcome to a copy of the graph that holds marks.
+
+    An array has no identity, so one tracer may stand in several places, which another step or branch fills with several
+    arrays. A mark stands in one place only.
+
+    Args:
+        program, leaves: what was traced.
+        outcome, out: what `program.trace` returned.
+        roots_of: from (the roots, the result) to the roots of the graph that is looked at, and how many of these are more
+            than the program's.
+    """
+    marks = [_mark(leaf) for leaf in leaves]
+    roots = program.rebuilt(marks)
+    _, before, nodes = program.recorded(roots)
+    number = {id(node): i for i, node in enumerate(nodes) if node is not None}
+    new = [_mark(leaf) for leaf in out]
+    result = outcome.apply(new, marks, nodes)
+    value = {id(mark): leaf for mark, leaf in zip([*marks, *new], [*leaves, *out], strict=True)}
+    found, graphdef, after = program.recorded(*roots_of(roots, result))
+    place = {id(mark): i for i, mark in enumerate(found)}
+    return After(
+        program,
+        before,
+        graphdef,
+        [value[id(mark)] for mark in found],
+        [number.get(id(node)) for node in after],
+        outcome.inputs()[2],
+        [place[id(mark)] for mark in new],
+        outcome,
+        roots,
+        result,
+        number,
+        nodes,
+    )
+
+
+def _mark(leaf: Any) -> Any:
+    """An array like no other, of the leaf's shape."""
+    dtype = getattr(leaf, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        return np.zeros(np.shape(leaf))
+    return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), np.shape(leaf))
+
+
+def node_names(program: Program, after: After) -> list[str]:
+    """The key path of each tracked node before the trace, as messages print it."""
+    names: list[str] = []
+    for path, op, cls, _ in after.before.instructions():
+        node = after.nodes[len(names)] if len(names) < len(after.nodes) else None
+        if op == "node" and type(node) is cls:
+            names.append(place_name(path, program.names))
+    return [*names, *["a part of the state"] * (len(after.nodes) - len(names))]
+
+
+# ---- numbers and types
+
+
+def with_arrays(value: Any) -> Any:
+    """`value` with an array in place of a Python number that stands by itself, or in a tuple: so does JAX."""
+    if type(value) in _NUMBERS:
+        return jnp.asarray(value)
+    if type(value) is tuple and any(type(x) in (*_NUMBERS, tuple) for x in cast("tuple[Any, ...]", value)):
+        return tuple(with_arrays(x) for x in cast("tuple[Any, ...]", value))
+    return value
+
+
+def numbers_in(program: Program, root: int) -> set[str]:
+    """The key paths of the static Python numbers that are recorded below a root."""
+    found: set[str] = set()
+    for path, op, _, value in program.graphdef.instructions():
+        if op == "static" and type(value) in _NUMBERS and (len(program.roots) == 1 or path[0] == root):
+            found.add(place_name(path, program.names))
+    return found
+
+
+def type_of(leaf: Any) -> Any:
+    return jax.typeof(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
+
+
+def same_type(before: Any, after: Any) -> bool:
+    """Will JAX take `after` for `before`? A weak type before is promoted."""
+    one, other = type_of(before), type_of(after)
+    weak = getattr(one, "weak_type", False) or getattr(other, "weak_type", False)
+    return one.shape == other.shape and (one.dtype == other.dtype or weak)
+
+
+def type_text(leaf: Any) -> str:
+    aval = type_of(leaf)
+    return f"{aval.dtype}{list(aval.shape)}"
+
+
+# ---- by value
+
+
+def elements(result: Any) -> tuple[Any, ...]:
+    """What of a result has an identity of its own: the elements of a tuple, or the one object."""
+    return cast("tuple[Any, ...]", result) if type(result) is tuple else (result,)
+
+
+def with_copies(result: Any, which: frozenset[int]) -> Any:
+    """The result, with these elements copied: together, so that what they share stays shared."""
+    if not which:
+        return result
+    parts = list(elements(result))
+    chosen = sorted(i for i in which if i < len(parts))
+    copies = _core.unflatten(*reversed(_core.flatten(tuple(parts[i] for i in chosen))))
+    for i, copy in zip(chosen, copies, strict=True):
+        parts[i] = copy
+    return tuple(parts) if type(result) is tuple else parts[0]

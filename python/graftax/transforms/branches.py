@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches over any objects: `cond` and `switch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from .. import _core
+from .._difference import describe, place_name
+from .._errors import (
+    BRANCH_OBJECTS,
+    BRANCH_REPLACED,
+    BRANCH_RESULTS,
+    BRANCH_STRUCTURE,
+    BRANCH_TYPES,
+    NO_BRANCHES,
+    StructureError,
+    rename_leaves,
+)
+from ._program import Program
+from ._state import After, Again, elements, look, node_names, same_type, type_text, with_arrays, with_copies
+from .autodiff import name_of, named
+
+
+def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+    """`jax.lax.cond` for functions of any objects: `true_fun(*operands) if pred else false_fun(*operands)`.
+
+    Both are traced. They may change arrays, and other things, in the operands and in what they capture; where only one
+    does, the other's value of an array is the unchanged one. Afterwards the objects have to have the same structure
+    whichever was run: what is no array must not depend on `pred`, nor which object is where.
+
+    Args:
+        pred: a scalar boolean, or a number.
+        true_fun, false_fun: functions of the operands. They return the same structure: a number that stands by itself
+            or in a tuple counts as an array.
+        operands: any objects.
+
+    Returns:
+        what the function returned. An object that both return, the same one, is that object; where they return
+        different ones, it is a new one with the contents of the chosen one.
+
+    Raises:
+        StructureError: where the branches differ in what cannot depend on an array, with the places.
+
+    Example:
+        >>> def clip(model):
+        ...     model["w"] = model["w"] / norm(model["w"])
+        >>> graftax.cond(norm(model["w"]) > 1, clip, lambda model: None, model)
+    """
+    branches = [true_fun, false_fun]
+    if jax.config.jax_disable_jit and not isinstance(pred, jax.core.Tracer):
+        return branches[0 if pred else 1](*operands)
+    return _Choice(name_of(true_fun, "cond"), ("true_fun", "false_fun"), branches, operands).run(
+        lambda flats, leaves: jax.lax.cond(pred, *flats, *leaves)
+    )
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """`jax.lax.switch` for functions of any objects: `branches[index](*operands)`, with the index clamped.
+
+    Args:
+        index: a scalar integer.
+        branches: functions of the operands, as those of `cond`.
+        operands: any objects.
+    """
+    branches = list(branches)
+    if not branches:
+        raise ValueError(NO_BRANCHES)
+    if jax.config.jax_disable_jit and not isinstance(index, jax.core.Tracer):
+        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+    titles = tuple(f"branches[{i}]" for i in range(len(branches)))
+    return _Choice(name_of(branches[0], "switch"), titles, branches, operands).run(
+        lambda flats, leaves: jax.lax.switch(index, flats, *leaves)
+    )
+
+
+class _Choice:
+    """What one call has found out about its branches."""
+
+    def __init__(
+        self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
+    ) -> None:
+        self.name, self.titles, self.branches = name, titles, branches
+        self.program = Program(name, branches, operands)
+        self.carried: list[int] = []  # places of the state that some branch changes
+        self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
+        self.seen: dict[int, After] = {}
+        self.own: dict[int, dict[int, int]] = {}  # of each branch: the input leaf that a tracer is, by `id`
+
+    def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
+        program = self.program
+        while True:
+            self.seen.clear()
+            flats = [self._flat(i) for i in range(len(self.branches))]
+            try:
+                out = choose(flats, program.leaves)
+            except Again:
+                continue
+            except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+                rename_leaves(error, [place.name for place in program.places])
+                raise
+            return self._finish(out)
+
+    def _flat(self, number: int) -> Callable[..., Any]:
+        program = self.program
+
+        def flat(*leaves: Any) -> tuple[Any, ...]:
+            def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+                return with_copies(with_arrays(functions[number](*operands)), self.copied)
+
+            def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
+                parts = elements(result)
+                return (*roots, *parts), len(parts)
+
+            outcome, out = program.trace(leaves, body)
+            self.seen[number] = look(program, leaves, outcome, out, roots_after)
+            self.own[number] = {id(leaf): i for i, leaf in enumerate(leaves)}
+            if len(self.seen) == len(self.branches):
+                self._compare()
+            after = self.seen[number]
+            return tuple(after.values[place] for place in (*self.carried, *self._of_result(after)))
+
+        return named(flat, program)
+
+    def _of_result(self, after: After) -> range:
+        return range(self._state_leaves(after), len(after.values))
+
+    def _state_leaves(self, after: After) -> int:
+        paths = after.graphdef.leaf_paths()
+        roots, one = len(self.program.roots), len(self.program.roots) + len(elements(after.result)) == 1
+        return 0 if one else sum(path[0] < roots for path in paths)
+
+    # ---- what the branches agree on
+
+    def _compare(self) -> None:
+        first, *others = [self.seen[i] for i in range(len(self.branches))]
+        for after, title in zip(others, self.titles[1:], strict=True):
+            self._same_state(first, after, title)
+            self._same_result(first, after, title)
+        self._same_objects()
+        copied = {i for after in others for i in self._other_elements(first, after)}
+        if copied - self.copied:
+            self.copied |= copied
+            raise Again
+        for after, title in zip(others, self.titles[1:], strict=True):
+            if after.graphdef != first.graphdef:
+                self._differ(BRANCH_RESULTS, first.graphdef, after.graphdef, title)
+            self._same_types(first, after, title)
+        needed = [place for place in range(self._state_leaves(first)) if self._source(place) is None]
+        if set(needed) - set(self.carried):
+            self.carried = needed
+            raise Again
+
+    def _state(self, after: After) -> _core.GraphDef:
+        return after.graph(after.roots)[0]
+
+    def _same_state(self, first: After, after: After, title: str) -> None:
+        one, other = self._state(first), self._state(after)
+        if one != other:
+            self._differ(BRANCH_STRUCTURE, one, other, title)
+
+    def _same_result(self, first: After, after: After, title: str) -> None:
+        one, other = (_core.record((x.result,), ("result",), [0], None)[1] for x in (first, after))
+        if one != other:
+            text = describe(one, other, ("result",))
+            raise StructureError(
+                BRANCH_RESULTS.format(name=self.name, one=self.titles[0], other=title, differences=text)
+            )
+
+    def _differ(self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str) -> None:
+        count = len(elements(self.seen[0].result))
+        results = [f"result[{i}]" if count > 1 else "result" for i in range(count)]
+        text = describe(one, other, (*self.program.names, *results))
+        raise StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
+
+    def _same_objects(self) -> None:
+        """In each place of the state stands the same object, or a new one, after every branch."""
+        state = [self.seen[i].graph(self.seen[i].roots)[1] for i in range(len(self.branches))]
+        for origins, title in zip(state[1:], self.titles[1:], strict=True):
+            for one, other in zip(state[0], origins, strict=True):
+                if one != other:
+                    at = one if one is not None else other
+                    names = node_names(self.program, self.seen[0])
+                    raise StructureError(
+                        BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=names[at or 0])
+                    )
+        for number, title in enumerate(self.titles):
+            after = self.seen[number]
+            gone = set(after.changed) - set(state[0]) - self._in_result()
+            if gone:
+                path = node_names(self.program, after)[min(gone)]
+                raise StructureError(BRANCH_REPLACED.format(name=self.name, one=title, path=path))
+
+    def _in_result(self) -> set[int | None]:
+        """The input nodes that every branch returns: they have a place even where the state has none for them."""
+        return set.intersection(*(set(after.origins) for after in self.seen.values()))
+
+    def _other_elements(self, first: After, after: After) -> set[int]:
+        """The elements of the result that are another object, or share other objects, than the first branch's."""
+        found: set[int] = set()
+        for i, (one, other) in enumerate(zip(elements(first.result), elements(after.result), strict=True)):
+            if first.graph((*first.roots, one), 1) != after.graph((*after.roots, other), 1):
+                found.add(i)
+        return found
+
+    def _same_types(self, first: After, after: After, title: str) -> None:
+        paths = first.graphdef.leaf_paths()
+        count = len(elements(first.result))
+        names = (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
+        for path, one, other in zip(paths, first.values, after.values, strict=True):
+            if not same_type(one, other):
+                raise StructureError(
+                    BRANCH_TYPES.format(
+                        name=self.name,
+                        path=place_name(path, names),
+                        one=self.titles[0],
+                        expected=type_text(one),
+                        other=title,
+                        given=type_text(other),
+                    )
+                )
+
+    def _source(self, place: int) -> int | None:
+        """The input leaf that stands here after every branch, if it is one and the same."""
+        found = {self.own[i].get(id(after.values[place])) for i, after in self.seen.items()}
+        return found.pop() if len(found) == 1 else None
+
+    # ---- together again
+
+    def _finish(self, out: Sequence[Any]) -> Any:
+        """Writes what every branch would write, with the chosen branch's arrays; the first one's objects last.
+
+        A new object stands in the same places after every branch. All of these are written with the first branch's,
+        and what only other branches write are arrays and objects that were there.
+        """
+        first = self.seen[0]
+        places = (*self.carried, *self._of_result(first))
+        chosen = dict(zip(places, out, strict=True))
+        pairs: list[tuple[list[Any], _core.Outcome]] = []
+        for number in reversed(range(len(self.branches))):
+            after = self.seen[number]
+            values: list[Any] = []
+            for place in after.out:
+                source = None if place in chosen else self._source(place)
+                values.append(chosen[place] if source is None else self.program.leaves[source])
+            pairs.append((values, after.outcome))
+        return self.program.finish_all(pairs)[-1]
