@@ -199,8 +199,8 @@ LOOP_TYPE = (
     "in every step: convert it inside of the function (x.astype), or begin with {given}."
 )
 MOVED = (
-    "{name}: a step puts the object at {source} in the place of {path}. Which object is where would depend on the number "
-    "of steps: put a copy there (copy.copy), or move the arrays instead of the objects."
+    "{name}: a step puts the object at {source} in the place of {path}. Which object is where would depend on the "
+    "number of steps: put a copy there (copy.copy), or move the arrays instead of the objects."
 )
 CHANGED_AND_REPLACED = (
     "{name}: a step changes the object at {path} in place, and puts another one there. The second step would change "
@@ -210,14 +210,16 @@ CHANGED_AND_REPLACED = (
 NO_CHANGES = (
     "{name}: {what} must not change anything, and changed {paths}. Return what is new instead, or change it elsewhere."
 )
-NOT_A_PAIR = "{name}: the function has to return a pair (carry, y), and returned {found}. Return (carry, None) for no y."
+NOT_A_PAIR = (
+    "{name}: the function has to return a pair (carry, y), and returned {found}. Return (carry, None) for no y."
+)
 NOT_A_TEST = (
     "{name}: cond_fun has to return a scalar boolean array, and returned {found}. Compare (x > 0), and make one of "
     "several with .any() or .all()."
 )
 NOT_SLICED = (
-    "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or the "
-    "closure; a Python number in xs is the same in each step."
+    "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or "
+    "the closure; a Python number in xs is the same in each step."
 )
 OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
 NO_LENGTH = "{name}: xs holds no array, so the number of steps is not known: pass length=."
@@ -225,24 +227,24 @@ OTHER_ELEMENTS = "{name}: the function has to return the same structure each tim
 NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
 WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {given}."
 BRANCH_STRUCTURE = (
-    "{name}: {one} and {other} leave different structures behind:\n{differences}\n(expected is what {one} leaves, given "
-    "what {other} does.) Which branch runs is known on the device only, so only arrays can depend on it: make what differs "
-    "a jax.Array, or do in both branches what changes the structure."
+    "{name}: {one} and {other} leave different structures behind:\n{differences}\n(expected is what {one} leaves, "
+    "given what {other} does.) Which branch runs is known on the device only, so only arrays can depend on it: make "
+    "what differs a jax.Array, or do in both branches what changes the structure."
 )
 BRANCH_RESULTS = (
-    "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given what "
-    "{other} does.) Only arrays can depend on the branch: return the same structure from each."
+    "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given "
+    "what {other} does.) Only arrays can depend on the branch: return the same structure from each."
 )
 BRANCH_TYPES = (
-    "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape and "
-    "dtype: convert one (x.astype)."
+    "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape "
+    "and dtype: convert one (x.astype)."
 )
 BRANCH_OBJECTS = (
     "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in the other. "
     "Which object is where cannot depend on an array: change the object's content instead of replacing it."
 )
 BRANCH_REPLACED = (
-    "{name}: {one} changes the object at {path} in place, and then puts another one there: after the other branches the "
-    "change would be unknown. Change the object and keep it, or leave it as it is and put a new one there."
+    "{name}: {one} changes the object at {path} in place, and then puts another one there: after the other branches "
+    "the change would be unknown. Change the object and keep it, or leave it as it is and put a new one there."
 )
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."

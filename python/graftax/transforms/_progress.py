@@ -20,12 +20,7 @@ def reporter(progress: Progress, name: str, steps: int) -> Callable[[Any], None]
     """A function of the step's number, a traced one, that says after it how many steps are done."""
     if not progress or not steps:
         return None
-    if callable(progress):
-        tell = progress
-    elif isinstance(progress, (bool, str)):
-        tell = _Bar(name if progress is True else str(progress)).update
-    else:
-        raise TypeError(WRONG_PROGRESS.format(name=name, given=type(progress).__qualname__))
+    tell = progress if callable(progress) else _Bar(name if progress is True else _title(progress, name)).update
     every = -(-steps // _TIMES)
     counting = _Counting(tell, steps, every)
 
@@ -35,6 +30,12 @@ def reporter(progress: Progress, name: str, steps: int) -> Callable[[Any], None]
         jax.lax.cond(due, lambda: jax.debug.callback(counting.one, index), lambda: None)
 
     return report
+
+
+def _title(progress: Any, name: str) -> str:
+    if not isinstance(progress, str):
+        raise TypeError(WRONG_PROGRESS.format(name=name, given=type(progress).__qualname__))
+    return progress
 
 
 class _Counting:

@@ -65,8 +65,8 @@ def look(
     Args:
         program, leaves: what was traced.
         outcome, out: what `program.trace` returned.
-        roots_of: from (the roots, the result) to the roots of the graph that is looked at, and how many of these are more
-            than the program's.
+        roots_of: from (the roots, the result) to the roots of the graph that is looked at, and how many of these are
+            more than the program's.
     """
     marks = [_mark(leaf) for leaf in leaves]
     roots = program.rebuilt(marks)
@@ -162,7 +162,8 @@ def with_copies(result: Any, which: frozenset[int]) -> Any:
         return result
     parts = list(elements(result))
     chosen = sorted(i for i in which if i < len(parts))
-    copies = _core.unflatten(*reversed(_core.flatten(tuple(parts[i] for i in chosen))))
+    leaves, graphdef = _core.flatten(tuple(parts[i] for i in chosen))
+    copies = _core.unflatten(graphdef, leaves)
     for i, copy in zip(chosen, copies, strict=True):
         parts[i] = copy
     return tuple(parts) if type(result) is tuple else parts[0]

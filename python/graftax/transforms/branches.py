@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from .. import _core
 from .._difference import describe, place_name
@@ -21,7 +22,7 @@ from .._errors import (
     rename_leaves,
 )
 from ._program import Program
-from ._state import After, Again, elements, look, node_names, same_type, type_text, with_arrays, with_copies
+from ._state import After, Again, elements, look, node_names, numbers_in, same_type, type_text, with_arrays, with_copies
 from .autodiff import name_of, named
 
 
@@ -51,11 +52,9 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
         >>> graftax.cond(norm(model["w"]) > 1, clip, lambda model: None, model)
     """
     branches = [true_fun, false_fun]
-    if jax.config.jax_disable_jit and not isinstance(pred, jax.core.Tracer):
+    if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
         return branches[0 if pred else 1](*operands)
-    return _Choice(name_of(true_fun, "cond"), ("true_fun", "false_fun"), branches, operands).run(
-        lambda flats, leaves: jax.lax.cond(pred, *flats, *leaves)
-    )
+    return _Choice(name_of(true_fun, "cond"), ("true_fun", "false_fun"), branches, operands).run(_cond, pred)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -69,12 +68,18 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)
-    if jax.config.jax_disable_jit and not isinstance(index, jax.core.Tracer):
+    if jax.config.jax_disable_jit and not isinstance(index, Tracer):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
     titles = tuple(f"branches[{i}]" for i in range(len(branches)))
-    return _Choice(name_of(branches[0], "switch"), titles, branches, operands).run(
-        lambda flats, leaves: jax.lax.switch(index, flats, *leaves)
-    )
+    return _Choice(name_of(branches[0], "switch"), titles, branches, operands).run(_switch, index)
+
+
+def _cond(pred: Any, flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
+    return jax.lax.cond(pred, *flats, *leaves)
+
+
+def _switch(index: Any, flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
+    return jax.lax.switch(index, flats, *leaves)
 
 
 class _Choice:
@@ -84,22 +89,26 @@ class _Choice:
         self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
+        self.operands = operands
         self.program = Program(name, branches, operands)
+        self.error: StructureError | None = None  # how they differed before the operands' Python numbers were traced
         self.carried: list[int] = []  # places of the state that some branch changes
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
         self.seen: dict[int, After] = {}
         self.own: dict[int, dict[int, int]] = {}  # of each branch: the input leaf that a tracer is, by `id`
 
-    def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
-        program = self.program
+    def run(self, choose: Callable[..., Any], which: Any) -> Any:
         while True:
+            program = self.program
             self.seen.clear()
             flats = [self._flat(i) for i in range(len(self.branches))]
             try:
-                out = choose(flats, program.leaves)
+                out = choose(which, flats, program.leaves)
             except Again:
                 continue
             except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+                if self.error is not None and isinstance(error, jax.errors.JAXTypeError):
+                    raise self.error from None
                 rename_leaves(error, [place.name for place in program.places])
                 raise
             return self._finish(out)
@@ -165,16 +174,26 @@ class _Choice:
     def _same_result(self, first: After, after: After, title: str) -> None:
         one, other = (_core.record((x.result,), ("result",), [0], None)[1] for x in (first, after))
         if one != other:
-            text = describe(one, other, ("result",))
-            raise StructureError(
-                BRANCH_RESULTS.format(name=self.name, one=self.titles[0], other=title, differences=text)
-            )
+            self._differ(BRANCH_RESULTS, one, other, title, ("result",))
 
-    def _differ(self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str) -> None:
+    def _differ(
+        self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str, names: Sequence[str] | None = None
+    ) -> None:
+        """An error, unless it may be mended by tracing the Python numbers in the operands."""
+        text = describe(one, other, names or self._names())
+        error = StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
+        if self.error is not None:
+            raise self.error
+        numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
+        if not numbers:
+            raise error
+        self.error = error
+        self.program = Program(self.name, self.branches, self.operands, dynamic=numbers.__contains__)
+        raise Again
+
+    def _names(self) -> tuple[str, ...]:
         count = len(elements(self.seen[0].result))
-        results = [f"result[{i}]" if count > 1 else "result" for i in range(count)]
-        text = describe(one, other, (*self.program.names, *results))
-        raise StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
+        return (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
 
     def _same_objects(self) -> None:
         """In each place of the state stands the same object, or a new one, after every branch."""
@@ -208,8 +227,7 @@ class _Choice:
 
     def _same_types(self, first: After, after: After, title: str) -> None:
         paths = first.graphdef.leaf_paths()
-        count = len(elements(first.result))
-        names = (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
+        names = self._names()
         for path, one, other in zip(paths, first.values, after.values, strict=True):
             if not same_type(one, other):
                 raise StructureError(

@@ -10,43 +10,26 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .. import _core
-from .._difference import describe, differences, place_name, too_deep
+from .._difference import describe, place_name
 from .._errors import (
-    CHANGED_AND_REPLACED,
-    LOOP_STRUCTURE,
-    LOOP_TYPE,
-    MOVED,
-    NO_CHANGES,
     NO_LENGTH,
     NOT_A_PAIR,
-    NOT_A_TEST,
     NOT_SLICED,
     OTHER_ELEMENTS,
     OTHER_LENGTH,
-    MutationError,
     StructureError,
-    rename_leaves,
 )
+from ._loop import Loop, Steps, unchanged
 from ._program import Program
 from ._progress import Progress, reporter
 from ._state import (
-    After,
-    Again,
-    elements,
-    look,
-    node_names,
-    numbers_in,
-    same_type,
     type_of,
-    type_text,
     with_arrays,
-    with_copies,
 )
 from .autodiff import name_of, named
-
-Body = Callable[[list[Callable[..., Any]], list[Any]], Any]
 
 
 def scan(
@@ -88,13 +71,13 @@ def scan(
         ...     return cell, cell.hidden
         >>> cell, hidden = graftax.scan(step, cell, inputs)
     """
-    loop = _Loop(name_of(f, "scan"), [f], [with_arrays(init), None])
+    loop = Loop(name_of(f, "scan"), [f], [with_arrays(init), None])
     slices = _Slices.of(loop.name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
         return _plain_scan(loop.name, f, with_arrays(init), slices, reverse)
     report = reporter(progress, loop.name, slices.length)
 
-    def attempt(steps: _Steps) -> tuple[Any, Any]:
+    def attempt(steps: Steps) -> tuple[Any, Any]:
         stacked: list[_core.GraphDef] = []
 
         def flat(carry: Any, x: Any) -> Any:
@@ -153,13 +136,13 @@ def while_loop(
     init_val = with_arrays(init_val)
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
-        if not isinstance(test, jax.core.Tracer):
+        if not isinstance(test, Tracer):
             while bool(test):
                 init_val = body_fun(init_val)
                 test = cond_fun(init_val)
             return init_val
 
-    def attempt(steps: _Steps) -> None:
+    def attempt(steps: Steps) -> None:
         def test(carry: Any) -> Any:
             return steps.test(carry, lambda functions, operands: functions[0](operands[0]))
 
@@ -171,7 +154,7 @@ def while_loop(
         else:
             steps.last = _bounded(test, step, steps.first, max_steps)
 
-    return _Loop(name, [cond_fun, body_fun], [init_val]).run(attempt)[0]
+    return Loop(name, [cond_fun, body_fun], [init_val]).run(attempt)[0]
 
 
 def fori_loop(
@@ -179,26 +162,26 @@ def fori_loop(
 ) -> Any:
     """`jax.lax.fori_loop` for functions of any objects: `for i in range(lower, upper): val = body_fun(i, val)`.
 
-    The state of the loop is `val` together with what `body_fun` captures, as in `scan`. With Python numbers as bounds the
-    loop is differentiable in reverse mode.
+    The state of the loop is `val` together with what `body_fun` captures, as in `scan`. With Python numbers as bounds
+    the loop is differentiable in reverse mode.
 
     Returns:
         the last value.
     """
     init_val = with_arrays(init_val)
-    if jax.config.jax_disable_jit and not any(isinstance(x, jax.core.Tracer) for x in (lower, upper)):
+    if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
             init_val = body_fun(jnp.asarray(i), init_val)
         return init_val
 
-    def attempt(steps: _Steps) -> None:
+    def attempt(steps: Steps) -> None:
         def flat(i: Any, carry: Any) -> Any:
             return steps.step(carry, lambda functions, operands: functions[0](i, operands[1]))
 
         named(flat, steps.program)
         steps.last = jax.lax.fori_loop(lower, upper, flat, steps.first, unroll=unroll)
 
-    return _Loop(name_of(body_fun, "fori_loop"), [body_fun], [None, init_val], carry=1).run(attempt)[0]
+    return Loop(name_of(body_fun, "fori_loop"), [body_fun], [None, init_val], carry=1).run(attempt)[0]
 
 
 def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
@@ -217,10 +200,14 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     slices = _Slices.of(name, xs, None)
     if batch_size is not None:
         return _batched_map(name, f, slices, batch_size)
-    if jax.config.jax_disable_jit and slices.length:
-        return _plain_scan(name, lambda _, x: (None, f(x)), None, slices, False)[1]
 
-    def attempt(steps: _Steps) -> Any:
+    def without_carry(carry: None, x: Any) -> tuple[None, Any]:
+        return carry, f(x)
+
+    if jax.config.jax_disable_jit and slices.length:
+        return _plain_scan(name, without_carry, None, slices, False)[1]
+
+    def attempt(steps: Steps) -> Any:
         structure: list[_core.GraphDef] = []
 
         def flat(carry: Any, rows: Any) -> Any:
@@ -237,12 +224,10 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
         steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves, length=slices.length)
         return _core.unflatten(structure[-1], out)
 
-    return _Loop(name, [f], [None], carry=None).run(attempt)[1]
+    return Loop(name, [f], [None], carry=None).run(attempt)[1]
 
 
-def associative_scan(
-    fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0
-) -> Any:
+def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """`jax.lax.associative_scan` for functions of any objects: all prefix "sums" of `elems` under `fn`, in parallel.
 
     Args:
@@ -264,7 +249,7 @@ def associative_scan(
             found.append(_core.flatten(result))
 
         found: list[tuple[list[Any], _core.GraphDef]] = []
-        _unchanged(program, program.leaves, body, "fn")
+        unchanged(program, program.leaves, body, "fn")
         out, structure = found[-1]
         if structure != graphdef:
             text = describe(graphdef, structure, ("elems",))
@@ -274,157 +259,7 @@ def associative_scan(
     return _core.unflatten(graphdef, jax.lax.associative_scan(flat, leaves, reverse=reverse, axis=axis))
 
 
-# ---- the state of a loop
-
-
-class _Loop:
-    """What one call of a loop has found out about its state; each attempt makes a program for it."""
-
-    def __init__(
-        self, name: str, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], carry: int | None = 0
-    ) -> None:
-        self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
-        self.carried: set[str] = set()  # captured arrays that a step changes
-        self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
-        self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
-
-    def run(self, attempt: Callable[[_Steps], Any]) -> tuple[Any, Any]:
-        """(the carry, built, with what changed written back; what the attempt that went through returned)."""
-        while True:
-            steps = _Steps(self)
-            try:
-                value = attempt(steps)
-            except Again:
-                continue
-            except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
-                for flat in ("leaves[0]", "leaves", "carry"):
-                    rename_leaves(error, [steps.paths[i] for i in steps.at], flat)
-                raise
-            return steps.finish(), value
-
-
-class _Steps:
-    """One attempt at a loop: which leaves JAX carries from step to step, and what the last trace of a step did.
-
-    Leaves that no step changes are constants: a weight that is captured is not kept once for each step where the loop
-    is differentiated.
-    """
-
-    def __init__(self, loop: _Loop) -> None:
-        self.loop = loop
-        dynamic = set(loop.dynamic)
-        self.program = Program(
-            loop.name, loop.functions, loop.operands, dynamic=dynamic.__contains__ if dynamic else None
-        )
-        places = self.program.places
-        self.paths = [place.name for place in places]
-        self.at = [i for i, place in enumerate(places) if place.root == loop.carry or place.name in loop.carried]
-        self.first = [self.program.leaves[i] for i in self.at]
-        self.last: Sequence[Any] = self.first
-        self._after: After | None = None
-
-    def _leaves(self, carry: Sequence[Any]) -> list[Any]:
-        leaves = list(self.program.leaves)
-        for i, value in zip(self.at, carry, strict=True):
-            leaves[i] = value
-        return leaves
-
-    def step(self, carry: Sequence[Any], body: Body) -> list[Any]:
-        """One step of the loop, as JAX sees it: from the leaves that are carried to those of the next step."""
-        loop, program = self.loop, self.program
-
-        def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            return with_copies(with_arrays(body(functions, operands)), loop.copied)
-
-        def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
-            at = loop.carry
-            return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
-
-        leaves = self._leaves(carry)
-        outcome, out = program.trace(leaves, run)
-        after = look(program, leaves, outcome, out, roots_after)
-        self._check(after, leaves)
-        self._after = after
-        return [after.values[i] for i in self.at]
-
-    def _check(self, after: After, leaves: list[Any]) -> None:
-        loop, program = self.loop, self.program
-        if after.graphdef != after.before:
-            self._structure(after.before, after.graphdef)
-        moved = [(t, o) for t, o in enumerate(after.origins) if o is not None and o != t]
-        if moved:
-            self._moved(after, moved)
-        gone = [t for t in after.changed if after.origins[t] != t]
-        if gone:
-            names = node_names(program, after)
-            raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=names[gone[0]]))
-        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in self.at and after.values[i] is not leaf}
-        if late:
-            loop.carried |= late
-            raise Again
-        for i in self.at:
-            if not same_type(leaves[i], after.values[i]):
-                one, other = type_text(leaves[i]), type_text(after.values[i])
-                raise StructureError(
-                    LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=one, given=other)
-                )
-
-    def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> None:
-        """A number of the carry that has changed is traced from now on; anything else is an error."""
-        loop, program = self.loop, self.program
-        if loop.carry is not None and not too_deep(before, after):
-            numbers = numbers_in(program, loop.carry)
-            changed = {d.path for d in differences(before, after, program.names)} & numbers
-            if changed:
-                loop.dynamic |= changed
-                raise Again
-        text = describe(before, after, program.names)
-        raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
-
-    def _moved(self, after: After, moved: list[tuple[int, int]]) -> None:
-        """Objects of the carry that only change places are copied; where one is changed or captured, that is an error."""
-        loop, program = self.loop, self.program
-        if loop.carry is not None and not loop.copied:
-            origins = {origin for _, origin in moved}
-            which = [i for i, part in enumerate(elements(after.result)) if origins & after.reached(part)]
-            if which:
-                loop.copied = frozenset(which)
-                raise Again
-        to, origin = moved[0]
-        names = node_names(program, after)
-        raise StructureError(MOVED.format(name=loop.name, path=names[to], source=names[origin]))
-
-    def test(self, carry: Sequence[Any], body: Body) -> Any:
-        """What the condition says; it must not change anything."""
-        found = _unchanged(self.program, self._leaves(carry), body, "cond_fun")
-        if isinstance(found, bool):
-            return jnp.asarray(found)
-        if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):
-            text = type_text(found) if hasattr(found, "dtype") else type(found).__qualname__
-            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=text))
-        return found
-
-    def finish(self) -> Any:
-        after = self._after
-        assert after is not None
-        leaves = self._leaves(self.last)
-        return self.program.finish([leaves[place] for place in after.out], after.outcome)
-
-
-def _unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:
-    """What `body` returns, which must not change anything that it is given or captures."""
-    found: list[Any] = []
-
-    def run(functions: list[Callable[..., Any]], operands: list[Any]) -> None:
-        found.append(body(functions, operands))
-
-    outcome, out = program.trace(leaves, run)
-    if outcome.num_writes:
-        after = look(program, leaves, outcome, out, lambda roots, _: (roots, 0))
-        names = node_names(program, after)
-        paths = ", ".join(names[i] for i in after.changed)
-        raise MutationError(NO_CHANGES.format(name=program.name, what=what, paths=paths))
-    return found[-1]
+# ---- steps that are bounded, slices and stacks
 
 
 def _bounded(
@@ -447,12 +282,12 @@ def _bounded(
     carry = list(first)
     for _ in range(2):  # a weak type is that of the first step's result, as in `while_loop`
         after = jax.eval_shape(step, carry)
-        carry = [x if type_of(x).dtype == y.dtype else jnp.asarray(x).astype(y.dtype) for x, y in zip(carry, after, strict=True)]
+        carry = [
+            x if type_of(x).dtype == y.dtype else jnp.asarray(x).astype(y.dtype)
+            for x, y in zip(carry, after, strict=True)
+        ]
     allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
     return jax.lax.scan(some, carry, allowed)[0]
-
-
-# ---- slices and stacks
 
 
 class _Slices(NamedTuple):
@@ -492,9 +327,7 @@ def _pair(name: str, result: Any) -> tuple[Any, Any]:
     return cast("tuple[Any, Any]", result)
 
 
-def _plain_scan(
-    name: str, f: Callable[..., Any], carry: Any, slices: _Slices, reverse: bool
-) -> tuple[Any, Any]:
+def _plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: _Slices, reverse: bool) -> tuple[Any, Any]:
     """The loop in Python, on the caller's own objects: what `jax.disable_jit` asks for."""
     found: list[list[Any]] = []
     structure: _core.GraphDef | None = None
@@ -521,7 +354,7 @@ def _batched_map(name: str, f: Callable[..., Any], slices: _Slices, batch_size: 
             structure[:] = [graphdef]
             return leaves
 
-        return _unchanged(program, program.leaves, body, "with batch_size, f")
+        return unchanged(program, program.leaves, body, "with batch_size, f")
 
     out = jax.lax.map(named(flat, program), slices.leaves, batch_size=batch_size)
     return _core.unflatten(structure[-1], out)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a loop: the carry and what the functions capture, from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _core
+from .._difference import describe, differences, too_deep
+from .._errors import (
+    CHANGED_AND_REPLACED,
+    LOOP_STRUCTURE,
+    LOOP_TYPE,
+    MOVED,
+    NO_CHANGES,
+    NOT_A_TEST,
+    MutationError,
+    StructureError,
+    rename_leaves,
+)
+from ._program import Program
+from ._state import After, Again, elements, look, node_names, numbers_in, same_type, type_text, with_arrays, with_copies
+
+Body = Callable[[list[Callable[..., Any]], list[Any]], Any]
+
+
+class Loop:
+    """What one call of a loop has found out about its state; each attempt makes a program for it."""
+
+    def __init__(
+        self, name: str, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], carry: int | None = 0
+    ) -> None:
+        self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
+        self.carried: set[str] = set()  # captured arrays that a step changes
+        self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
+        self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
+
+    def run(self, attempt: Callable[[Steps], Any]) -> tuple[Any, Any]:
+        """(the carry, built, with what changed written back; what the attempt that went through returned)."""
+        while True:
+            steps = Steps(self)
+            try:
+                value = attempt(steps)
+            except Again:
+                continue
+            except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+                for flat in ("leaves[0]", "leaves", "carry"):
+                    rename_leaves(error, [steps.paths[i] for i in steps.at], flat)
+                raise
+            return steps.finish(), value
+
+
+class Steps:
+    """One attempt at a loop: which leaves JAX carries from step to step, and what the last trace of a step did.
+
+    Leaves that no step changes are constants: a weight that is captured is not kept once for each step where the loop
+    is differentiated.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        dynamic = set(loop.dynamic)
+        self.program = Program(
+            loop.name, loop.functions, loop.operands, dynamic=dynamic.__contains__ if dynamic else None
+        )
+        places = self.program.places
+        self.paths = [place.name for place in places]
+        self.at = [i for i, place in enumerate(places) if place.root == loop.carry or place.name in loop.carried]
+        self.first = [self.program.leaves[i] for i in self.at]
+        self.last: Sequence[Any] = self.first
+        self._after: After | None = None
+
+    def _leaves(self, carry: Sequence[Any]) -> list[Any]:
+        leaves = list(self.program.leaves)
+        for i, value in zip(self.at, carry, strict=True):
+            leaves[i] = value
+        return leaves
+
+    def step(self, carry: Sequence[Any], body: Body) -> list[Any]:
+        """One step of the loop, as JAX sees it: from the leaves that are carried to those of the next step."""
+        loop, program = self.loop, self.program
+
+        def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+            return with_copies(with_arrays(body(functions, operands)), loop.copied)
+
+        def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
+            at = loop.carry
+            return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
+
+        leaves = self._leaves(carry)
+        outcome, out = program.trace(leaves, run)
+        after = look(program, leaves, outcome, out, roots_after)
+        self._check(after, leaves)
+        self._after = after
+        return [after.values[i] for i in self.at]
+
+    def _check(self, after: After, leaves: list[Any]) -> None:
+        loop, program = self.loop, self.program
+        if after.graphdef != after.before:
+            self._structure(after.before, after.graphdef)
+        moved = [(t, o) for t, o in enumerate(after.origins) if o is not None and o != t]
+        if moved:
+            self._moved(after, moved)
+        gone = [t for t in after.changed if after.origins[t] != t]
+        if gone:
+            names = node_names(program, after)
+            raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=names[gone[0]]))
+        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in self.at and after.values[i] is not leaf}
+        if late:
+            loop.carried |= late
+            raise Again
+        for i in self.at:
+            if not same_type(leaves[i], after.values[i]):
+                one, other = type_text(leaves[i]), type_text(after.values[i])
+                raise StructureError(LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=one, given=other))
+
+    def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> None:
+        """A number of the carry that has changed is traced from now on; anything else is an error."""
+        loop, program = self.loop, self.program
+        if loop.carry is not None and not too_deep(before, after):
+            numbers = numbers_in(program, loop.carry)
+            changed = {d.path for d in differences(before, after, program.names)} & numbers
+            if changed:
+                loop.dynamic |= changed
+                raise Again
+        text = describe(before, after, program.names)
+        raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
+
+    def _moved(self, after: After, moved: list[tuple[int, int]]) -> None:
+        """Objects of the carry that only change places are copied; a changed or captured one is an error."""
+        loop, program = self.loop, self.program
+        if loop.carry is not None and not loop.copied:
+            origins = {origin for _, origin in moved}
+            which = [i for i, part in enumerate(elements(after.result)) if origins & after.reached(part)]
+            if which:
+                loop.copied = frozenset(which)
+                raise Again
+        to, origin = moved[0]
+        names = node_names(program, after)
+        raise StructureError(MOVED.format(name=loop.name, path=names[to], source=names[origin]))
+
+    def test(self, carry: Sequence[Any], body: Body) -> Any:
+        """What the condition says; it must not change anything."""
+        found = unchanged(self.program, self._leaves(carry), body, "cond_fun")
+        if isinstance(found, bool):
+            return jnp.asarray(found)
+        if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):
+            text = type_text(found) if hasattr(found, "dtype") else type(found).__qualname__
+            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=text))
+        return found
+
+    def finish(self) -> Any:
+        after = self._after
+        assert after is not None
+        leaves = self._leaves(self.last)
+        return self.program.finish([leaves[place] for place in after.out], after.outcome)
+
+
+def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:
+    """What `body` returns, which must not change anything that it is given or captures."""
+    found: list[Any] = []
+
+    def run(functions: list[Callable[..., Any]], operands: list[Any]) -> None:
+        found.append(body(functions, operands))
+
+    outcome, out = program.trace(leaves, run)
+    if outcome.num_writes:
+        after = look(program, leaves, outcome, out, lambda roots, _: (roots, 0))
+        names = node_names(program, after)
+        paths = ", ".join(names[i] for i in after.changed)
+        raise MutationError(NO_CHANGES.format(name=program.name, what=what, paths=paths))
+    return found[-1]
