@@ -62,7 +62,7 @@ def rename_leaves(error: BaseException, paths: Sequence[str], flat: str = "leave
     """Rewrites `leaves[3]`, JAX's name for a flat argument, to that leaf's key path."""
     if error.args and isinstance(error.args[0], str) and f"{flat}[" in error.args[0]:
         text = re.sub(
-            rf"\b{flat}\[(\d+)\]",
+            rf"\b{re.escape(flat)}\[(\d+)\]",
             lambda m: paths[int(m[1])] if int(m[1]) < len(paths) else m[0],
             error.args[0],
         )
@@ -189,10 +189,10 @@ OTHER_TANGENT = (
     "array, in a graph of the same structure; None stands for zero."
 )
 LOOP_STRUCTURE = (
-    "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\nThe state is "
-    "the carry and everything that the functions capture. One compiled step serves for all, so only arrays can change. "
-    "Make a number that changes an array (jnp.asarray), and return what is to be collected as the second result of a "
-    "scan instead of appending it."
+    "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
+    "is the state before a step, given the one after it.) The state is the carry and everything that the functions "
+    "capture. One compiled step serves for all, so only arrays can change. Make a number that changes an array "
+    "(jnp.asarray), and return what is to be collected as the second result of a scan instead of appending it."
 )
 LOOP_TYPE = (
     "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
@@ -248,3 +248,8 @@ BRANCH_REPLACED = (
     "the change would be unknown. Change the object and keep it, or leave it as it is and put a new one there."
 )
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
+UNSEEN = (
+    "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
+    "value cannot be followed. Make it one of the children, or keep it elsewhere."
+)
+NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."

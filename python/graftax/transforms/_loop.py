@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,18 +25,49 @@ from .._errors import (
     rename_leaves,
 )
 from ._program import Program
-from ._state import After, Again, elements, look, node_names, numbers_in, same_type, type_text, with_arrays, with_copies
+from ._state import (
+    After,
+    Again,
+    elements,
+    look,
+    node_names,
+    numbers_in,
+    refuse_unseen,
+    same_type,
+    type_text,
+    with_arrays,
+    with_copies,
+)
 
 Body = Callable[[list[Callable[..., Any]], list[Any]], Any]
+
+
+def of_carried(carried: Any) -> None:
+    del carried
+
+
+def of_rows(carried: Any, rows: Any) -> None:
+    del carried, rows
+
+
+def of_index(index: Any, carried: Any) -> None:
+    del index, carried
 
 
 class Loop:
     """What one call of a loop has found out about its state; each attempt makes a program for it."""
 
     def __init__(
-        self, name: str, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], carry: int | None = 0
+        self,
+        name: str,
+        functions: Sequence[Callable[..., Any]],
+        operands: Sequence[Any],
+        carry: int | None = 0,
+        rows: Sequence[str] = (),
     ) -> None:
+        """`carry` is the operand that is carried, `rows` how messages name the leaves of a slice."""
         self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
+        self.rows = rows
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
@@ -49,8 +81,9 @@ class Loop:
             except Again:
                 continue
             except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
-                for flat in ("leaves[0]", "leaves", "carry"):
-                    rename_leaves(error, [steps.paths[i] for i in steps.at], flat)
+                rename_leaves(error, [steps.paths[i] for i in steps.at], "carried")
+                rename_leaves(error, self.rows, "rows[0]")
+                rename_leaves(error, self.rows, "rows")
                 raise
             return steps.finish(), value
 
@@ -74,6 +107,19 @@ class Steps:
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
         self._after: After | None = None
+
+    def named(self, flat: Callable[..., Any], like: types.FunctionType) -> Callable[..., Any]:
+        """`flat` under the user's name and place, with the parameters of `like`: what JAX's messages name."""
+        code = self.program.place_of.__code__
+        where = like.__code__.replace(
+            co_filename=code.co_filename,
+            co_firstlineno=code.co_firstlineno,
+            co_name=code.co_name,
+            co_qualname=code.co_qualname,
+        )
+        flat.__name__ = flat.__qualname__ = code.co_name
+        flat.__wrapped__ = types.FunctionType(where, {}, code.co_name)  # type: ignore[attr-defined]
+        return flat
 
     def _leaves(self, carry: Sequence[Any]) -> list[Any]:
         leaves = list(self.program.leaves)
@@ -110,6 +156,7 @@ class Steps:
         if gone:
             names = node_names(program, after)
             raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=names[gone[0]]))
+        refuse_unseen(after)
         late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in self.at and after.values[i] is not leaf}
         if late:
             loop.carried |= late
@@ -150,8 +197,7 @@ class Steps:
         if isinstance(found, bool):
             return jnp.asarray(found)
         if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):
-            text = type_text(found) if hasattr(found, "dtype") else type(found).__qualname__
-            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=text))
+            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=type_text(found)))
         return found
 
     def finish(self) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from .. import _core
 from .._difference import place_name
 from .._dispatch import place_of, run_trace
-from .._errors import NO_SUCH_OPERAND, GraftaxError
+from .._errors import NO_SUCH_OPERAND, NOT_CALLABLE, GraftaxError
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable
@@ -79,6 +79,8 @@ class Program:
         if isinstance(function, _core.Caller):  # stays compiled
             plain, prefix = call_opaque, (function,)
         else:
+            if not callable(function):
+                raise TypeError(NOT_CALLABLE.format(name=self.name.partition(" of ")[0], given=function))
             plain, prefix, _ = resolve(function)
         refuse_generators(plain)  # type: ignore[arg-type]
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]

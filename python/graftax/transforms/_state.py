@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import place_name
+from .._errors import UNSEEN, StructureError
 from ._program import Program
 
 _NUMBERS = (bool, int, float, complex)
@@ -30,7 +32,7 @@ class After(NamedTuple):
     values: list[Any]  # the leaf in each place
     origins: list[int | None]  # for each tracked node the input node that it is, None for a new one
     changed: list[int]  # the input nodes that were changed in place
-    out: list[int]  # for each output leaf of the Outcome, its place
+    out: list[int]  # for each output leaf of the Outcome, its place; -1 where the structure does not show it
     outcome: _core.Outcome
     roots: tuple[Any, ...]  # after the trace, with marks in place of arrays
     result: Any  # likewise
@@ -84,7 +86,7 @@ def look(
         [value[id(mark)] for mark in found],
         [number.get(id(node)) for node in after],
         outcome.inputs()[2],
-        [place[id(mark)] for mark in new],
+        [place.get(id(mark), -1) for mark in new],
         outcome,
         roots,
         result,
@@ -109,6 +111,13 @@ def node_names(program: Program, after: After) -> list[str]:
         if op == "node" and type(node) is cls:
             names.append(place_name(path, program.names))
     return [*names, *["a part of the state"] * (len(after.nodes) - len(names))]
+
+
+def refuse_unseen(after: After) -> None:
+    """An array in an attribute that a registered class's flatten leaves out has no place."""
+    for place, path in zip(after.out, after.outcome.leaf_paths(), strict=True):
+        if place < 0:
+            raise StructureError(UNSEEN.format(name=after.program.name, path=keystr(path)))
 
 
 # ---- numbers and types
@@ -144,6 +153,8 @@ def same_type(before: Any, after: Any) -> bool:
 
 
 def type_text(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return type(leaf).__qualname__
     aval = type_of(leaf)
     return f"{aval.dtype}{list(aval.shape)}"
 

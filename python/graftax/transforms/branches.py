@@ -22,7 +22,19 @@ from .._errors import (
     rename_leaves,
 )
 from ._program import Program
-from ._state import After, Again, elements, look, node_names, numbers_in, same_type, type_text, with_arrays, with_copies
+from ._state import (
+    After,
+    Again,
+    elements,
+    look,
+    node_names,
+    numbers_in,
+    refuse_unseen,
+    same_type,
+    type_text,
+    with_arrays,
+    with_copies,
+)
 from .autodiff import name_of, named
 
 
@@ -158,6 +170,8 @@ class _Choice:
             if after.graphdef != first.graphdef:
                 self._differ(BRANCH_RESULTS, first.graphdef, after.graphdef, title)
             self._same_types(first, after, title)
+        for after in self.seen.values():
+            refuse_unseen(after)
         needed = [place for place in range(self._state_leaves(first)) if self._source(place) is None]
         if set(needed) - set(self.carried):
             self.carried = needed

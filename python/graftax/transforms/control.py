@@ -22,13 +22,10 @@ from .._errors import (
     OTHER_LENGTH,
     StructureError,
 )
-from ._loop import Loop, Steps, unchanged
+from ._loop import Loop, Steps, of_carried, of_index, of_rows, unchanged
 from ._program import Program
 from ._progress import Progress, reporter
-from ._state import (
-    type_of,
-    with_arrays,
-)
+from ._state import type_of, type_text, with_arrays
 from .autodiff import name_of, named
 
 
@@ -71,21 +68,21 @@ def scan(
         ...     return cell, cell.hidden
         >>> cell, hidden = graftax.scan(step, cell, inputs)
     """
-    loop = Loop(name_of(f, "scan"), [f], [with_arrays(init), None])
-    slices = _Slices.of(loop.name, xs, length)
+    name, init = name_of(f, "scan"), with_arrays(init)
+    slices = _Slices.of(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
-        return _plain_scan(loop.name, f, with_arrays(init), slices, reverse)
-    report = reporter(progress, loop.name, slices.length)
+        return _plain_scan(name, f, init, slices, reverse)
+    report = reporter(progress, name, slices.length)
 
     def attempt(steps: Steps) -> tuple[Any, Any]:
         stacked: list[_core.GraphDef] = []
 
         def flat(carry: Any, x: Any) -> Any:
-            rows, index = x
+            row, index = x
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-                result = functions[0](operands[0], slices.rebuilt(rows))
-                carried, y = _pair(loop.name, result)
+                result = functions[0](operands[0], slices.rebuilt(row))
+                carried, y = _pair(name, result)
                 leaves, graphdef = _core.flatten(with_arrays(y))
                 stacked[:] = [graphdef]
                 ys.append(leaves)
@@ -98,13 +95,17 @@ def scan(
             return carry, ys[-1]
 
         indices = None if report is None else jnp.arange(slices.length)
-        named(flat, steps.program)
         steps.last, out = jax.lax.scan(
-            flat, steps.first, (slices.leaves, indices), length=slices.length, reverse=reverse, unroll=unroll
+            steps.named(flat, of_rows),
+            steps.first,
+            (slices.leaves, indices),
+            length=slices.length,
+            reverse=reverse,
+            unroll=unroll,
         )
         return _core.unflatten(stacked[-1], out)
 
-    return loop.run(attempt)
+    return Loop(name, [f], [init, None], rows=slices.names).run(attempt)
 
 
 def while_loop(
@@ -150,7 +151,7 @@ def while_loop(
             return steps.step(carry, lambda functions, operands: functions[1](operands[0]))
 
         if max_steps is None:
-            steps.last = jax.lax.while_loop(named(test, steps.program), named(step, steps.program), steps.first)
+            steps.last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
         else:
             steps.last = _bounded(test, step, steps.first, max_steps)
 
@@ -178,8 +179,7 @@ def fori_loop(
         def flat(i: Any, carry: Any) -> Any:
             return steps.step(carry, lambda functions, operands: functions[0](i, operands[1]))
 
-        named(flat, steps.program)
-        steps.last = jax.lax.fori_loop(lower, upper, flat, steps.first, unroll=unroll)
+        steps.last = jax.lax.fori_loop(lower, upper, steps.named(flat, of_index), steps.first, unroll=unroll)
 
     return Loop(name_of(body_fun, "fori_loop"), [body_fun], [None, init_val], carry=1).run(attempt)[0]
 
@@ -220,11 +220,11 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 
             return steps.step(carry, body), found[-1]
 
-        named(flat, steps.program)
+        flat = steps.named(flat, of_rows)
         steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves, length=slices.length)
         return _core.unflatten(structure[-1], out)
 
-    return Loop(name, [f], [None], carry=None).run(attempt)[1]
+    return Loop(name, [f], [None], carry=None, rows=slices.names).run(attempt)[1]
 
 
 def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
@@ -296,13 +296,13 @@ class _Slices(NamedTuple):
     leaves: list[Any]
     graphdef: _core.GraphDef
     length: int
+    names: list[str]
 
     @staticmethod
     def of(name: str, xs: Any, length: int | None) -> _Slices:
         leaves, graphdef = _core.flatten(xs)
-        first = ""
-        for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
-            place = place_name(path, ("xs",))
+        names, first = [place_name(path, ("xs",)) for path in graphdef.leaf_paths()], ""
+        for leaf, place in zip(leaves, names, strict=True):
             shape = np.shape(leaf)
             if not shape:
                 raise ValueError(NOT_SLICED.format(name=name, path=place))
@@ -314,16 +314,16 @@ class _Slices(NamedTuple):
             first = first or place
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
-        return _Slices([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], graphdef, length)
+        return _Slices([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], graphdef, length, names)
 
     def rebuilt(self, rows: Sequence[Any]) -> Any:
         return _core.unflatten(self.graphdef, list(rows))
 
 
 def _pair(name: str, result: Any) -> tuple[Any, Any]:
-    if type(result) is not tuple or len(cast("tuple[Any, ...]", result)) != 2:
-        count = f" of {len(cast('tuple[Any, ...]', result))}" if type(result) is tuple else ""
-        raise TypeError(NOT_A_PAIR.format(name=name, found=f"{type(result).__qualname__}{count}"))
+    several = type(result) in (tuple, list)
+    if not several or len(result) != 2:
+        raise TypeError(NOT_A_PAIR.format(name=name, found=type_text(result) + f" of {len(result)}" * several))
     return cast("tuple[Any, Any]", result)
 
 
