@@ -40,11 +40,15 @@ class Chosen(NamedTuple):
     single: bool  # one graph, not a tuple of them
 
     def graphs(self, values: Sequence[Any]) -> Any:
-        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others."""
+        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
+
+        What is a leaf for JAX beside arrays (a string, a function, a config) is None too, so that the gradient of a
+        pytree has the structure that Optax expects; static fields and aux data stay.
+        """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
             leaves[i] = value
-        built = _core.unflatten(self.graphdef, leaves)
+        built = _core.unflatten(self.graphdef, leaves, True)
         built = (built,) if self.of_one else built
         graphs = [built[root] for root in self.roots]
         return graphs[0] if self.single else tuple(graphs)
