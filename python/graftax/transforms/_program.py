@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from .._dispatch import place_of, run_trace
 from .._errors import NO_SUCH_OPERAND, NOT_CALLABLE, GraftaxError
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
-from .._table import FunctionTable
+from .._table import FunctionTable, without_table
 
 _OPTIONS = Options()
 
@@ -203,6 +205,29 @@ class Program:
     def place_of(self) -> Any:
         """What JAX's messages name in place of a flat function: the first function and where it is written."""
         return place_of(self._parts[0].function)
+
+
+def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`functools.wraps` for what a transform returns.
+
+    The attributes of a callable object are its state, and not copied.
+    """
+    if not callable(fun):
+        raise TypeError(f"graftax.{title} expects a callable, got {type(fun).__qualname__}: {fun!r}")
+    is_function = isinstance(fun, types.FunctionType)
+    around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
+
+    def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        wrapper = around(wrapper)
+        without_table(wrapper.__dict__)
+        return wrapper
+
+    return wrap
+
+
+def name_of(fun: Any, title: str) -> str:
+    """What messages call a function under a transform."""
+    return f"{title} of {getattr(fun, '__name__', type(fun).__name__)}"
 
 
 class _Mark:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +22,7 @@ from .._errors import (
     StructureError,
 )
 from ..path import matcher
-from ._program import Program
+from ._program import Program, name_of, wraps
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 
@@ -41,11 +40,15 @@ class Chosen(NamedTuple):
     single: bool  # one graph, not a tuple of them
 
     def graphs(self, values: Sequence[Any]) -> Any:
-        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others."""
+        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
+
+        What is a leaf for JAX beside arrays (a string, a function, a config) is None too, so that the gradient of a
+        pytree has the structure that Optax expects; static fields and aux data stay.
+        """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
             leaves[i] = value
-        built = _core.unflatten(self.graphdef, leaves)
+        built = _core.unflatten(self.graphdef, leaves, True)
         built = (built,) if self.of_one else built
         graphs = [built[root] for root in self.roots]
         return graphs[0] if self.single else tuple(graphs)
@@ -66,9 +69,9 @@ def grad(
     Returns:
         a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
     """
-    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
+    both = _value_and_grad(fun, "grad", argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt)
 
-    @functools.wraps(fun)
+    @wraps(fun, "grad")
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -112,13 +115,26 @@ def value_and_grad(
         >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
         {'w': Array([1., 1.], dtype=float32), 'name': 'net'}
     """
+    return _value_and_grad(fun, "value_and_grad", argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt)
+
+
+def _value_and_grad(
+    fun: Callable[..., Any],
+    title: str,
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    reduce_axes: Sequence[Any],
+    wrt: Wrt,
+) -> Callable[..., Any]:
     options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
     if reduce_axes:
         options["reduce_axes"] = reduce_axes
 
-    @functools.wraps(fun)
+    @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        program = Program(name_of(fun, "value_and_grad"), [fun], as_arrays(args, argnums, wrt), kwargs)
+        program = Program(name_of(fun, title), [fun], as_arrays(args, argnums, wrt), kwargs)
         chosen = choose(program, argnums, wrt, allow_int)
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -142,11 +158,6 @@ def value_and_grad(
 
 
 # ---- what is differentiated
-
-
-def name_of(fun: Any, transform: str) -> str:
-    name = getattr(fun, "__name__", type(fun).__name__)
-    return f"{transform} of {name}"
 
 
 def as_arrays(args: tuple[Any, ...], argnums: int | Sequence[int], wrt: Wrt) -> tuple[Any, ...]:
@@ -307,7 +318,7 @@ def _jacobian(
     options: dict[str, Any],
     order: int = 1,
 ) -> Callable[..., Any]:
-    @functools.wraps(fun)
+    @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(fun, title), [fun], as_arrays(args, argnums, wrt), kwargs)
         chosen = choose(program, argnums, wrt, options.get("allow_int", False))
@@ -451,7 +462,11 @@ class _Flat:
         places = self._program.places
         self._inputs = tuple(_Shape.of(self._program.leaves[i], *places[i]) for i in self._chosen.leaves)
         self._output: Output | None = None
-        self.flat = named(lambda by: self._flat(by), self._program)
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+            return self._flat(by)
+
+        self.flat = named(flat, self._program)
 
     def _flat(self, by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         leaves = replaced(self._program, self._chosen.leaves, by)
