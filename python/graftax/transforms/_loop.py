@@ -162,7 +162,7 @@ class Steps:
             loop.carried |= late
             raise Again
         for i in self.at:
-            if not same_type(leaves[i], after.values[i]):
+            if not same_type(leaves[i], after.values[i], weak=True):
                 one, other = type_text(leaves[i]), type_text(after.values[i])
                 raise StructureError(LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=one, given=other))
 

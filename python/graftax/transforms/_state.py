@@ -145,11 +145,10 @@ def type_of(leaf: Any) -> Any:
     return jax.typeof(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
 
 
-def same_type(before: Any, after: Any) -> bool:
-    """Will JAX take `after` for `before`? A weak type before is promoted."""
-    one, other = type_of(before), type_of(after)
-    weak = getattr(one, "weak_type", False) or getattr(other, "weak_type", False)
-    return one.shape == other.shape and (one.dtype == other.dtype or weak)
+def same_type(one: Any, other: Any, weak: bool = False) -> bool:
+    """Have two arrays the same shape and dtype? With `weak`, a weak type of the first is promoted."""
+    one, other = type_of(one), type_of(other)
+    return one.shape == other.shape and (one.dtype == other.dtype or (weak and getattr(one, "weak_type", False)))
 
 
 def type_text(leaf: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import _core
-from .._difference import describe, place_name
+from .._difference import describe, differences, place_name
 from .._errors import (
     NO_LENGTH,
     NOT_A_PAIR,
@@ -329,19 +329,20 @@ def _pair(name: str, result: Any) -> tuple[Any, Any]:
 
 def _plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: _Slices, reverse: bool) -> tuple[Any, Any]:
     """The loop in Python, on the caller's own objects: what `jax.disable_jit` asks for."""
-    found: list[list[Any]] = []
-    structure: _core.GraphDef | None = None
+    ys: list[tuple[list[Any], _core.GraphDef]] = []
     for i in reversed(range(slices.length)) if reverse else range(slices.length):
         carry, y = _pair(name, f(carry, slices.rebuilt([leaf[i] for leaf in slices.leaves])))
-        leaves, graphdef = _core.flatten(with_arrays(y))
-        if structure is not None and graphdef != structure:
-            text = describe(structure, graphdef, ("y",))
+        ys.append(_core.flatten(with_arrays(y)))
+    ys = ys[::-1] if reverse else ys
+    changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
+    if changing:  # numbers that the steps change: a compiled loop traces them
+        ys = [_core.record((_core.unflatten(g, y),), ("y",), [0], None, dynamic=changing.__contains__) for y, g in ys]
+    for _, graphdef in ys:
+        if graphdef != ys[0][1]:
+            text = describe(ys[0][1], graphdef, ("y",))
             raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
-        structure = graphdef
-        found.append(leaves)
-    assert structure is not None
-    rows = found[::-1] if reverse else found
-    return carry, _core.unflatten(structure, [jnp.stack(column) for column in zip(*rows, strict=True)])
+    columns = zip(*(leaves for leaves, _ in ys), strict=True)
+    return carry, _core.unflatten(ys[0][1], [jnp.stack([jnp.asarray(x) for x in column]) for column in columns])
 
 
 def _batched_map(name: str, f: Callable[..., Any], slices: _Slices, batch_size: int) -> Any:
