@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stateful Flax NNX model (BatchNorm, Dropout) and its optimizer, changed in place: `python examples/nnx_training.py`."""
+"""A Flax NNX model with BatchNorm and Dropout, changed in place: `python examples/nnx_training.py`."""
 
 import jax
 import jax.numpy as jnp

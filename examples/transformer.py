@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small transformer (Equinox), trained on text that ships with Python: `python examples/transformer.py`.
 
-The embedding is one array in two places: it turns characters into vectors, and vectors into the next character's logits.
-`eqx.nn.Shared` keeps it one parameter with one gradient.
+The embedding is one array in two places: it turns characters into vectors, and vectors into the logits of the next
+character. `eqx.nn.Shared` keeps it one parameter with one gradient.
 """
 
 import argparse
