@@ -198,6 +198,7 @@ LOOP_TYPE = (
     "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
     "in every step: convert it inside of the function (x.astype), or begin with {given}."
 )
+TRACED_NUMBERS = "{name}: the Python numbers at {paths} are traced here, because the steps change them."
 MOVED = (
     "{name}: a step puts the object at {source} in the place of {path}. Which object is where would depend on the "
     "number of steps: put a copy there (copy.copy), or move the arrays instead of the objects."
@@ -244,8 +245,8 @@ BRANCH_OBJECTS = (
     "Which object is where cannot depend on an array: change the object's content instead of replacing it."
 )
 BRANCH_REPLACED = (
-    "{name}: {one} changes the object at {path} in place, and then puts another one there: after the other branches "
-    "the change would be unknown. Change the object and keep it, or leave it as it is and put a new one there."
+    "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
+    "after the other branches. Change the object and keep it, or leave it as it is."
 )
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 UNSEEN = (

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
+from .._compat import ref_types
 from .._difference import describe, differences, too_deep
 from .._errors import (
     CHANGED_AND_REPLACED,
@@ -20,6 +21,7 @@ from .._errors import (
     MOVED,
     NO_CHANGES,
     NOT_A_TEST,
+    TRACED_NUMBERS,
     MutationError,
     StructureError,
     rename_leaves,
@@ -84,6 +86,8 @@ class Loop:
                 rename_leaves(error, [steps.paths[i] for i in steps.at], "carried")
                 rename_leaves(error, self.rows, "rows[0]")
                 rename_leaves(error, self.rows, "rows")
+                if self.dynamic:
+                    error.add_note(TRACED_NUMBERS.format(name=self.name, paths=", ".join(sorted(self.dynamic))))
                 raise
             return steps.finish(), value
 
@@ -91,8 +95,8 @@ class Loop:
 class Steps:
     """One attempt at a loop: which leaves JAX carries from step to step, and what the last trace of a step did.
 
-    Leaves that no step changes are constants: a weight that is captured is not kept once for each step where the loop
-    is differentiated.
+    Captured leaves that no step changes are constants: a weight is not kept once for each step where the loop is
+    differentiated. So is a `jax.Ref`, which is changed where it is.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -103,7 +107,11 @@ class Steps:
         )
         places = self.program.places
         self.paths = [place.name for place in places]
-        self.at = [i for i, place in enumerate(places) if place.root == loop.carry or place.name in loop.carried]
+        self.at = [
+            i
+            for i, (leaf, place) in enumerate(zip(self.program.leaves, places, strict=True))
+            if place.name in loop.carried or (place.root == loop.carry and not isinstance(leaf, ref_types))
+        ]
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
         self._after: After | None = None
@@ -172,7 +180,7 @@ class Steps:
         if loop.carry is not None and not too_deep(before, after):
             numbers = numbers_in(program, loop.carry)
             changed = {d.path for d in differences(before, after, program.names)} & numbers
-            if changed:
+            if changed - loop.dynamic:
                 loop.dynamic |= changed
                 raise Again
         text = describe(before, after, program.names)

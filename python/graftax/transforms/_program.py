@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -142,9 +143,10 @@ class Program:
             return body(functions, values[: self.operands])
 
         mutation = mutation or self.mutation
-        outcome, out, _ = run_trace(
-            self.name, tracing, self.roots, list(leaves), call, mutation, by_value=mutation == "discard", forward=False
-        )
+        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False)
+        given = (self.name, tracing, self.roots, list(leaves), call, mutation)
+        # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
+        outcome, out, _ = _core.run_active(_core.Caller(), self.roots, [], run, *given)
         self.outcome = outcome
         return outcome, out
 

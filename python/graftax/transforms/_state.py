@@ -142,7 +142,7 @@ def numbers_in(program: Program, root: int) -> set[str]:
 
 
 def type_of(leaf: Any) -> Any:
-    return jax.typeof(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
+    return jax.typeof(leaf)
 
 
 def same_type(one: Any, other: Any, weak: bool = False) -> bool:

@@ -119,8 +119,8 @@ class _Choice:
             except Again:
                 continue
             except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
-                if self.error is not None and isinstance(error, jax.errors.JAXTypeError):
-                    raise self.error from None
+                if self.error is not None and error is not self.error:
+                    raise self.error from error
                 rename_leaves(error, [place.name for place in program.places])
                 raise
             return self._finish(out)
@@ -151,8 +151,10 @@ class _Choice:
 
     def _state_leaves(self, after: After) -> int:
         paths = after.graphdef.leaf_paths()
-        roots, one = len(self.program.roots), len(self.program.roots) + len(elements(after.result)) == 1
-        return 0 if one else sum(path[0] < roots for path in paths)
+        roots, parts = len(self.program.roots), len(elements(after.result))
+        if roots + parts == 1:  # a path begins below the only root
+            return 0 if parts else len(paths)
+        return sum(path[0] < roots for path in paths)
 
     # ---- what the branches agree on
 
@@ -174,7 +176,7 @@ class _Choice:
             refuse_unseen(after)
         needed = [place for place in range(self._state_leaves(first)) if self._source(place) is None]
         if set(needed) - set(self.carried):
-            self.carried = needed
+            self.carried = sorted({*needed, *self.carried})
             raise Again
 
     def _state(self, after: After) -> _core.GraphDef:
