@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import types
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
