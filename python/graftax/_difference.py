@@ -84,6 +84,16 @@ def describe(
     return "\n".join(lines)
 
 
+def only_order(expected: _core.GraphDef, given: _core.GraphDef) -> bool:
+    """Do they differ in nothing but the order of keys and attributes?"""
+    if expected == given:
+        return True
+    if too_deep(expected, given):
+        return False
+    found = list(differences(expected, given))
+    return bool(found) and all(d.expected.startswith("the order ") for d in found)
+
+
 def too_deep(*graphdefs: _core.GraphDef) -> bool:
     """Do their nodes lie too deep for a list of all key paths?"""
     return max(map(_path_entries, graphdefs)) > _SPELLED

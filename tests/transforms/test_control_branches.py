@@ -183,6 +183,32 @@ def test_results_of_every_kind(pred: bool):
     assert difference((one if pred else other)(x), graftax.cond(pred, one, other, x)) is None
 
 
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_order_of_keys_and_attributes_does_not_matter(index: int):
+    """`jax.tree.map` sorts the keys of a dict."""
+
+    def in_order(keys: str, number: float) -> Any:
+        def branch(box: Any) -> Any:
+            box.new = {key: jnp.asarray(number + ord(key)) for key in keys}
+            return {key: [box.new[key] * 2] for key in reversed(keys)}
+
+        return branch
+
+    branches = [in_order("cab", 0), in_order("abc", 100), in_order("bca", 200)]
+    box, copy = Box(w=jnp.ones(2)), Box(w=jnp.ones(2))
+    expected, result = branches[index](copy), graftax.switch(index, branches, box)
+    assert result == expected
+    assert list(result) == list("bac")
+    assert box.new == copy.new
+
+
+def test_tree_map_beside_doing_nothing():
+    params = {"w": jnp.ones(2), "b": jnp.zeros(2)}
+    for pred in (True, False):
+        result = graftax.cond(pred, lambda p: jax.tree.map(lambda x: x + 1, p), lambda p: p, params)
+        assert {key: value.tolist() for key, value in result.items()} == {"w": [1 + pred] * 2, "b": [pred] * 2}
+
+
 @pytest.mark.parametrize("index", [-5, 0, 1, 2, 7])
 @pytest.mark.parametrize("wrap", [int, jnp.asarray])
 def test_switch_clamps_as_jax_does(index: int, wrap: Any):

@@ -163,7 +163,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
         graftax.StructureError,
         ["scan of step", "closure logs[0]: expected nothing, given an array", "second"],
     ),
-    (counting, graftax.StructureError, ["closure n", "expected 0, given 1", "jnp.asarray"]),
+    (counting, graftax.StructureError, ["closure count: expected 0, given 1", "jnp.asarray"]),
     (exchanging, graftax.StructureError, ["the object at closure b in the place of closure a", "copy.copy"]),
     (changing_and_replacing, graftax.StructureError, ["changes the object at carry['a'] in place", "second step"]),
     (changing_and_moving, graftax.StructureError, ["changes the object at carry[0] in place"]),

@@ -217,6 +217,20 @@ def test_a_captured_array_may_enter_the_carry():
     assert_is_loop(step, {"a": jnp.zeros(3), "b": jnp.zeros(3)}, XS)
 
 
+def test_the_order_of_keys_and_attributes_does_not_matter():
+    """`jax.tree.map` sorts the keys of a dict."""
+
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry["box"].params = jax.tree.map(lambda p: p * 2 + x, carry["box"].params)
+        return jax.tree.map(lambda x: x, carry, is_leaf=lambda x: isinstance(x, Box)), None
+
+    def make() -> Any:
+        return {"z": jnp.ones(3), "box": Box(params={"w": {"v": jnp.zeros(3), "a": jnp.ones(3)}, "b": jnp.zeros(3)})}
+
+    assert_is_loop(step, make(), XS)
+    assert_is_loop(step, make(), XS, run=graftax.jit(graftax.scan))
+
+
 def test_typed_keys_are_carried():
     def step(carry: Any, _: None) -> tuple[Any, Any]:
         carry["key"], key = jax.random.split(carry["key"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from ._state import (
     Again,
     elements,
     look,
-    node_names,
+    node_name,
     numbers_in,
     refuse_unseen,
     same_type,
@@ -148,22 +148,23 @@ class Steps:
 
         leaves = self._leaves(carry)
         outcome, out = program.trace(leaves, run)
-        after = look(program, leaves, outcome, out, roots_after)
+        looked = look(program, leaves, outcome, out, roots_after)
+        after = looked.aligned(looked.before)
+        if after is None:
+            self._structure(looked.before.graphdef, looked.after.graphdef)
         self._check(after, leaves)
         self._after = after
         return [after.values[i] for i in self.at]
 
     def _check(self, after: After, leaves: list[Any]) -> None:
         loop, program = self.loop, self.program
-        if after.graphdef != after.before:
-            self._structure(after.before, after.graphdef)
-        moved = [(t, o) for t, o in enumerate(after.origins) if o is not None and o != t]
+        moved = [(t, o) for t, o in enumerate(after.after.origins) if o is not None and o != t]
         if moved:
             self._moved(after, moved)
-        gone = [t for t in after.changed if after.origins[t] != t]
+        gone = [t for t in after.changed if after.after.origins[t] != t]
         if gone:
-            names = node_names(program, after)
-            raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=names[gone[0]]))
+            path = node_name(program, after, gone[0])
+            raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=path))
         refuse_unseen(after)
         late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in self.at and after.values[i] is not leaf}
         if late:
@@ -174,7 +175,7 @@ class Steps:
                 one, other = type_text(leaves[i]), type_text(after.values[i])
                 raise StructureError(LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=one, given=other))
 
-    def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> None:
+    def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> NoReturn:
         """A number of the carry that has changed is traced from now on; anything else is an error."""
         loop, program = self.loop, self.program
         if loop.carry is not None and not too_deep(before, after):
@@ -196,8 +197,8 @@ class Steps:
                 loop.copied = frozenset(which)
                 raise Again
         to, origin = moved[0]
-        names = node_names(program, after)
-        raise StructureError(MOVED.format(name=loop.name, path=names[to], source=names[origin]))
+        path, source = (node_name(program, after, node) for node in (to, origin))
+        raise StructureError(MOVED.format(name=loop.name, path=path, source=source))
 
     def test(self, carry: Sequence[Any], body: Body) -> Any:
         """What the condition says; it must not change anything."""
@@ -225,7 +226,6 @@ def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) ->
     outcome, out = program.trace(leaves, run)
     if outcome.num_writes:
         after = look(program, leaves, outcome, out, lambda roots, _: (roots, 0))
-        names = node_names(program, after)
-        paths = ", ".join(names[i] for i in after.changed)
+        paths = ", ".join(node_name(program, after, i) for i in after.changed)
         raise MutationError(NO_CHANGES.format(name=program.name, what=what, paths=paths))
     return found[-1]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._difference import place_name
+from .._difference import only_order, place_name
 from .._errors import UNSEEN, StructureError
 from ._program import Program
 
@@ -23,14 +23,41 @@ class Again(Exception):
     """A trace found that more has to be carried, traced or copied than was assumed: the transform starts anew."""
 
 
+class Places(NamedTuple):
+    """The places of a graph: its structure, and for each tracked node what is known of it."""
+
+    graphdef: _core.GraphDef
+    origins: list[int | None]  # the input node that it is, None for a new one
+    paths: list[tuple[Any, ...]]  # of the nodes
+
+    def like(self, other: Places) -> tuple[list[int], list[int]] | None:
+        """For each leaf and node of `other` the number of the one here in the same place; None where they differ.
+
+        The order of keys and attributes makes no difference: `jax.tree.map` sorts the keys of a dict.
+        """
+        if self.graphdef == other.graphdef:
+            return list(range(self.graphdef.num_leaves)), list(range(len(self.paths)))
+        if not only_order(other.graphdef, self.graphdef):
+            return None
+        out: list[list[int]] = []
+        for one, two in (
+            (self.graphdef.leaf_paths(), other.graphdef.leaf_paths()),
+            (self.paths, other.paths),
+        ):
+            number = {path: i for i, path in enumerate(one)}
+            if len(number) != len(one) or number.keys() != set(two):
+                return None
+            out.append([number[path] for path in two])
+        return out[0], out[1]
+
+
 class After(NamedTuple):
     """The graph after a trace. Places are counted as in a recording of all roots and the parts of the result."""
 
     program: Program
-    before: _core.GraphDef
-    graphdef: _core.GraphDef
+    before: Places
+    after: Places
     values: list[Any]  # the leaf in each place
-    origins: list[int | None]  # for each tracked node the input node that it is, None for a new one
     changed: list[int]  # the input nodes that were changed in place
     out: list[int]  # for each output leaf of the Outcome, its place; -1 where the structure does not show it
     outcome: _core.Outcome
@@ -39,10 +66,10 @@ class After(NamedTuple):
     number: dict[int, int]  # of an input node, by its `id`; the result and these nodes live as long as this
     nodes: list[Any]
 
-    def graph(self, roots: tuple[Any, ...], more: int = 0) -> tuple[_core.GraphDef, list[int | None]]:
-        """The structure of roots and parts of the result, and the origins of its tracked nodes."""
+    def graph(self, roots: tuple[Any, ...], more: int = 0) -> Places:
+        """The places of roots and parts of the result."""
         _, graphdef, nodes = self.program.recorded(roots, more)
-        return graphdef, [self.number.get(id(node)) for node in nodes]
+        return Places(graphdef, [self.number.get(id(node)) for node in nodes], _paths(graphdef, nodes))
 
     def reached(self, part: Any) -> set[int]:
         """The input nodes that a part of the result reaches."""
@@ -50,6 +77,20 @@ class After(NamedTuple):
         walked = _core.walk(graphdef, (part,))
         assert walked is not None
         return {self.number[id(node)] for node in walked[1] if id(node) in self.number}
+
+    def aligned(self, places: Places) -> After | None:
+        """The same, counted as in these places; None where the structures differ."""
+        found = self.after.like(places)
+        if found is None or self.after.graphdef == places.graphdef:
+            return found and self
+        leaves, nodes = found
+        place = {here: i for i, here in enumerate(leaves)}
+        origins, paths = ([x[i] for i in nodes] for x in (self.after.origins, self.after.paths))
+        return self._replace(
+            after=Places(places.graphdef, cast("list[int | None]", origins), cast("list[tuple[Any, ...]]", paths)),
+            values=[self.values[i] for i in leaves],
+            out=[place.get(i, -1) for i in self.out],
+        )
 
 
 def look(
@@ -77,14 +118,14 @@ def look(
     new = [_mark(leaf) for leaf in out]
     result = outcome.apply(new, marks, nodes)
     value = {id(mark): leaf for mark, leaf in zip([*marks, *new], [*leaves, *out], strict=True)}
-    found, graphdef, after = program.recorded(*roots_of(roots, result))
+    looked_at, more = roots_of(roots, result)
+    found, graphdef, after = program.recorded(looked_at, more)
     place = {id(mark): i for i, mark in enumerate(found)}
     return After(
         program,
-        before,
-        graphdef,
+        Places(before, list(range(len(nodes))), _paths(before, nodes)),
+        Places(graphdef, [number.get(id(node)) for node in after], _paths(graphdef, after)),
         [value[id(mark)] for mark in found],
-        [number.get(id(node)) for node in after],
         outcome.inputs()[2],
         [place.get(id(mark), -1) for mark in new],
         outcome,
@@ -95,6 +136,15 @@ def look(
     )
 
 
+def _paths(graphdef: _core.GraphDef, nodes: list[Any]) -> list[tuple[Any, ...]]:
+    """The key path of each tracked node."""
+    paths: list[tuple[Any, ...]] = []
+    for path, op, cls, _ in graphdef.instructions():
+        if op == "node" and len(paths) < len(nodes) and type(nodes[len(paths)]) is cls:
+            paths.append(path)
+    return [*paths, *[()] * (len(nodes) - len(paths))]
+
+
 def _mark(leaf: Any) -> Any:
     """An array like no other, of the leaf's shape."""
     dtype = getattr(leaf, "dtype", None)
@@ -103,14 +153,10 @@ def _mark(leaf: Any) -> Any:
     return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), np.shape(leaf))
 
 
-def node_names(program: Program, after: After) -> list[str]:
-    """The key path of each tracked node before the trace, as messages print it."""
-    names: list[str] = []
-    for path, op, cls, _ in after.before.instructions():
-        node = after.nodes[len(names)] if len(names) < len(after.nodes) else None
-        if op == "node" and type(node) is cls:
-            names.append(place_name(path, program.names))
-    return [*names, *["a part of the state"] * (len(after.nodes) - len(names))]
+def node_name(program: Program, after: After, node: int) -> str:
+    """The key path of an input node, as messages print it."""
+    path = after.before.paths[node]
+    return place_name(path, program.names) if path or len(program.names) == 1 else "a part of the state"
 
 
 def refuse_unseen(after: After) -> None:

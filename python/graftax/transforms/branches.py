@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.core import Tracer
 
 from .. import _core
-from .._difference import describe, place_name
+from .._difference import describe, only_order, place_name
 from .._errors import (
     BRANCH_OBJECTS,
     BRANCH_REPLACED,
@@ -25,9 +25,10 @@ from ._program import Program
 from ._state import (
     After,
     Again,
+    Places,
     elements,
     look,
-    node_names,
+    node_name,
     numbers_in,
     refuse_unseen,
     same_type,
@@ -137,7 +138,9 @@ class _Choice:
                 return (*roots, *parts), len(parts)
 
             outcome, out = program.trace(leaves, body)
-            self.seen[number] = look(program, leaves, outcome, out, roots_after)
+            after = look(program, leaves, outcome, out, roots_after)
+            first = self.seen.get(0, after)  # JAX traces the branches in order
+            self.seen[number] = after.aligned(first.after) or after
             self.own[number] = {id(leaf): i for i, leaf in enumerate(leaves)}
             if len(self.seen) == len(self.branches):
                 self._compare()
@@ -150,7 +153,7 @@ class _Choice:
         return range(self._state_leaves(after), len(after.values))
 
     def _state_leaves(self, after: After) -> int:
-        paths = after.graphdef.leaf_paths()
+        paths = after.after.graphdef.leaf_paths()
         roots, parts = len(self.program.roots), len(elements(after.result))
         if roots + parts == 1:  # a path begins below the only root
             return 0 if parts else len(paths)
@@ -159,42 +162,37 @@ class _Choice:
     # ---- what the branches agree on
 
     def _compare(self) -> None:
-        first, *others = [self.seen[i] for i in range(len(self.branches))]
-        for after, title in zip(others, self.titles[1:], strict=True):
-            self._same_state(first, after, title)
-            self._same_result(first, after, title)
+        first = self.seen[0]
+        for number, title in enumerate(self.titles):
+            self._same_structure(first, self.seen[number], title)
         self._same_objects()
-        copied = {i for after in others for i in self._other_elements(first, after)}
+        copied = {i for after in self.seen.values() for i in self._other_elements(first, after)}
         if copied - self.copied:
             self.copied |= copied
             raise Again
-        for after, title in zip(others, self.titles[1:], strict=True):
-            if after.graphdef != first.graphdef:
-                self._differ(BRANCH_RESULTS, first.graphdef, after.graphdef, title)
-            self._same_types(first, after, title)
-        for after in self.seen.values():
+        for number, title in enumerate(self.titles):
+            after = self.seen[number]
+            if after.after.graphdef != first.after.graphdef:
+                self._differ(BRANCH_RESULTS, first.after.graphdef, after.after.graphdef, title)
             refuse_unseen(after)
+            self._same_types(first, after, title)
         needed = [place for place in range(self._state_leaves(first)) if self._source(place) is None]
         if set(needed) - set(self.carried):
             self.carried = sorted({*needed, *self.carried})
             raise Again
 
-    def _state(self, after: After) -> _core.GraphDef:
-        return after.graph(after.roots)[0]
-
-    def _same_state(self, first: After, after: After, title: str) -> None:
-        one, other = self._state(first), self._state(after)
-        if one != other:
+    def _same_structure(self, first: After, after: After, title: str) -> None:
+        """Of the state and of the result, each by itself."""
+        one, other = (x.graph(x.roots).graphdef for x in (first, after))
+        if not only_order(one, other):
             self._differ(BRANCH_STRUCTURE, one, other, title)
-
-    def _same_result(self, first: After, after: After, title: str) -> None:
         one, other = (_core.record((x.result,), ("result",), [0], None)[1] for x in (first, after))
-        if one != other:
+        if not only_order(one, other):
             self._differ(BRANCH_RESULTS, one, other, title, ("result",))
 
     def _differ(
         self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str, names: Sequence[str] | None = None
-    ) -> None:
+    ) -> NoReturn:
         """An error, unless it may be mended by tracing the Python numbers in the operands."""
         text = describe(one, other, names or self._names())
         error = StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
@@ -213,36 +211,37 @@ class _Choice:
 
     def _same_objects(self) -> None:
         """In each place of the state stands the same object, or a new one, after every branch."""
-        state = [self.seen[i].graph(self.seen[i].roots)[1] for i in range(len(self.branches))]
-        for origins, title in zip(state[1:], self.titles[1:], strict=True):
-            for one, other in zip(state[0], origins, strict=True):
+        state = [self.seen[i].graph(self.seen[i].roots) for i in range(len(self.branches))]
+        for places, title in zip(state, self.titles, strict=True):
+            for one, other in zip(state[0].origins, _origins(places, state[0]) or [], strict=False):
                 if one != other:
                     at = one if one is not None else other
-                    names = node_names(self.program, self.seen[0])
+                    path = node_name(self.program, self.seen[0], at or 0)
                     raise StructureError(
-                        BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=names[at or 0])
+                        BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=path)
                     )
         for number, title in enumerate(self.titles):
             after = self.seen[number]
-            gone = set(after.changed) - set(state[0]) - self._in_result()
+            gone = set(after.changed) - set(state[0].origins) - self._in_result()
             if gone:
-                path = node_names(self.program, after)[min(gone)]
+                path = node_name(self.program, after, min(gone))
                 raise StructureError(BRANCH_REPLACED.format(name=self.name, one=title, path=path))
 
     def _in_result(self) -> set[int | None]:
         """The input nodes that every branch returns: they have a place even where the state has none for them."""
-        return set.intersection(*(set(after.origins) for after in self.seen.values()))
+        return set.intersection(*(set(after.after.origins) for after in self.seen.values()))
 
     def _other_elements(self, first: After, after: After) -> set[int]:
         """The elements of the result that are another object, or share other objects, than the first branch's."""
         found: set[int] = set()
         for i, (one, other) in enumerate(zip(elements(first.result), elements(after.result), strict=True)):
-            if first.graph((*first.roots, one), 1) != after.graph((*after.roots, other), 1):
+            here, there = first.graph((*first.roots, one), 1), after.graph((*after.roots, other), 1)
+            if _origins(there, here) != here.origins:
                 found.add(i)
         return found
 
     def _same_types(self, first: After, after: After, title: str) -> None:
-        paths = first.graphdef.leaf_paths()
+        paths = first.after.graphdef.leaf_paths()
         names = self._names()
         for path, one, other in zip(paths, first.values, after.values, strict=True):
             if not same_type(one, other):
@@ -282,3 +281,9 @@ class _Choice:
                 values.append(chosen[place] if source is None else self.program.leaves[source])
             pairs.append((values, after.outcome))
         return self.program.finish_all(pairs)[-1]
+
+
+def _origins(places: Places, like: Places) -> list[int | None] | None:
+    """The origins of the nodes, in the order of another graph of that structure."""
+    found = places.like(like)
+    return None if found is None else [places.origins[i] for i in found[1]]
