@@ -51,6 +51,13 @@ PUBLIC = {
     "jvp",
     "vjp",
     "linearize",
+    "scan",
+    "while_loop",
+    "fori_loop",
+    "map",
+    "associative_scan",
+    "cond",
+    "switch",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
