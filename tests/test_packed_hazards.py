@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import textwrap
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -252,6 +254,27 @@ def test_a_change_to_what_stays_itself_inside_is_seen(make):
     with jax.disable_jit():
         expected = f(handle)
     assert f(handle) == expected == read(handle.unpack()) == 3
+
+
+def test_equal_functions_in_two_handles_stay_two():
+    (one, read, change), (other, _, change_other) = a_closure(), a_closure()
+    first, second = (pack({**x, "w": jnp.ones(2), "v": jnp.ones(3)}) for x in (one, other))
+    f = graftax.jit(lambda s: read(s) * s["w"][0])
+    assert first.unpack()["f"] is one["f"] and second.unpack()["f"] is other["f"]
+    change()
+    assert (f(first), f(second)) == (3, 2)
+    change_other()
+    assert (f(first), f(second)) == (3, 3)
+
+
+def test_functions_inside_die_with_the_handle():
+    inside, read, change = a_closure()
+    handle, f = pack({**inside, "w": jnp.ones(2)}), graftax.jit(lambda s: read(s) * s["w"][0])
+    f(handle)
+    dead = weakref.ref(inside["f"])
+    del inside, handle, change
+    gc.collect()
+    assert dead() is None
 
 
 def test_a_key_that_the_function_changes_is_changed_once_a_call():

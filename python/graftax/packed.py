@@ -63,7 +63,7 @@ class PackLayout:
     apart: tuple[int, ...]  # leaves: JAX arrays
     kept: tuple[int, ...]  # leaves: NumPy arrays, refs, numbers
     max_bytes: int
-    live: dict[Any, None] | None  # what stays itself inside, and may be changed from outside
+    live: _Live | None  # what stays itself inside, and may be changed from outside
 
     def __new__(
         cls,
@@ -73,13 +73,15 @@ class PackLayout:
         kept: tuple[int, ...],
         max_bytes: int,
     ) -> PackLayout:
-        key = (graphdef, buffers, apart, kept, max_bytes)
+        live = _live(graphdef)
+        # Equal functions are not one: each has its own closure.
+        key = (graphdef, buffers, apart, kept, max_bytes, live and frozenset(map(id, live[0])))
         with cls._making:
             made = cls._known.get(key)
             if made is None:
                 made = super().__new__(cls)
-                made.graphdef, made.buffers, made.apart, made.kept, made.max_bytes = key
-                made.live = _live(graphdef)
+                made.graphdef, made.buffers, made.apart, made.kept, made.max_bytes = key[:5]
+                made.live = live
                 cls._known[key] = made
         return made
 
@@ -96,26 +98,29 @@ class PackLayout:
         return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.apart)} arrays apart)"
 
 
-def _live(graphdef: _core.GraphDef) -> dict[Any, None] | None:
+_Live = tuple[tuple[types.FunctionType, ...], dict[Any, None]]
+
+
+def _live(graphdef: _core.GraphDef) -> _Live | None:
     """The functions and keys that are not rebuilt but stay themselves, and have state that may change outside."""
-    found: dict[Any, None] = {}
+    functions: dict[types.FunctionType, None] = {}
+    keys: dict[Any, None] = {}
     todo: list[Any] = []
     for path, op, cls, value in graphdef.instructions():
         todo += [getattr(part, "key", None) for part in path[-1:]]
-        if op == "node" and isinstance(value, types.FunctionType):  # a twin without state, where it is rebuilt
-            todo.append(value)
+        if op == "node" and isinstance(value, types.FunctionType):
+            # A function that is rebuilt has a twin without state here.
+            if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__:
+                functions[value] = None
         elif op == "node" and issubclass(cls, (set, frozenset)):
             todo += cast("Iterable[Any]", value)
     while todo:
         x = todo.pop()
         if isinstance(x, (tuple, frozenset)):
             todo += cast("Iterable[Any]", x)
-        elif isinstance(x, types.FunctionType):
-            if x.__closure__ or x.__defaults__ or x.__kwdefaults__ or x.__dict__:
-                found[x] = None
         elif (hasattr(x, "__dict__") or hasattr(type(x), "__slots__")) and not isinstance(x, _STATELESS):
-            found[x] = None
-    return found or None
+            keys[x] = None
+    return (tuple(functions), keys) if functions or keys else None
 
 
 _STATELESS = (type, types.ModuleType, enum.Enum)
@@ -133,7 +138,7 @@ class Packed(Generic[T]):
     _arrays: tuple[Any, ...]
     _kept: tuple[Any, ...]
     _layout: PackLayout | None
-    _live: dict[Any, None] | None  # the layout's: a call sees here that one of these was changed
+    _live: _Live | None  # the layout's: a call sees here that one of these was changed
     _donate: bool
     _used: str | None
 
