@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import textwrap
 import threading
 import weakref
@@ -189,6 +190,32 @@ def test_no_handle_is_written_where_another_cannot_be(jitted):
     with jax.disable_jit(not jitted), pytest.raises(graftax.UnsupportedValueError, match="list_iterator"):
         graftax.jit(f)(a, b)
     assert same(a.unpack(), [jnp.ones(2), jnp.ones(3)]) and same(b.unpack(), [jnp.ones(2), jnp.ones(3)])
+
+
+def test_what_a_function_keeps_of_the_object_inside_is_an_object_of_its_own_afterwards():
+    handle, box = pack(with_big()), []
+    graftax.jit(lambda s, box: box.append(s))(handle, box)
+    graftax.jit(grow)(handle)
+    assert same(box, [with_big()]) and handle.unpack()["big"][0] == 2
+
+
+def test_a_step_that_replaces_its_large_arrays_copies_none():
+    def functional(s):
+        return pack({k: x + 1 for k, x in s.items()})
+
+    for step in (grow, functional, lambda s: s["big"].sum()):
+        program = graftax.jit(step).lower(pack(with_big())).compile().as_text()
+        assert "40000" in program and not re.search(r"= f32\[40000\]\S* copy\(", program)
+
+
+def test_a_ref_inside_stays_itself():
+    def f(s):
+        s["ref"][...] = s["ref"][...] + 1
+
+    ref = jax.new_ref(jnp.zeros(3))
+    handle, step = pack({"ref": ref, **with_big()}), graftax.jit(f)
+    step(handle), step(handle)
+    assert handle.unpack()["ref"] is ref and ref[...].tolist() == [2, 2, 2]
 
 
 # ---- nothing stale: what stays itself inside is seen when it changes
