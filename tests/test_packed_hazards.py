@@ -129,7 +129,7 @@ def test_arrays_that_another_handle_gave_away_are_a_clear_error():
     graftax.jit(grow)(handle)
     with pytest.raises(graftax.StructureError, match="this packed state's arrays are gone"):
         twin.unpack()
-    with pytest.raises(RuntimeError, match="holds an array that was deleted"):
+    with pytest.raises((RuntimeError, ValueError), match="holds an array that was deleted"):
         graftax.jit(grow)(twin)
     twin.update(with_big())
     assert same(twin.unpack(), with_big())
