@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ class Program:
         keywords: keyword arguments of each of them.
         mutation: "propagate", "error" or "discard", as in `graftax.jit`.
         captured: False for transforms by value, where closures and globals are as in JAX.
+        static: positions of operands that must hold no array.
+        shapes: nothing will run: `jax.ShapeDtypeStruct` may stand in place of arrays.
     """
 
     def __init__(
@@ -61,14 +64,17 @@ class Program:
         *,
         mutation: str = "propagate",
         captured: bool = True,
+        static: Sequence[int] = (),
+        shapes: bool = False,
     ) -> None:
         keywords = keywords or {}
-        self.name, self.mutation = name, mutation
+        self.name, self.mutation, self._shapes = name, mutation, shapes
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
         self._keywords = tuple(keywords)
-        self._flags = [0] * self.operands
+        declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
+        self._flags = [int(i in declared) for i in range(self.operands)]
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
@@ -106,7 +112,7 @@ class Program:
         return _Part(plain, signature, layout, own, tuple(places))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
-        leaves, graphdef = _core.record(self.roots, self.names, self._flags, None)
+        leaves, graphdef = _core.record(self.roots, self.names, self._flags, None, False, self._shapes)
         # JAX may read a NumPy array after the call has returned.
         return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
@@ -129,7 +135,7 @@ class Program:
         Returns:
             (the Outcome, its output leaves). `outcome` is that of the last trace.
         """
-        tracing = _core.Trace(self.roots, self.names, self._flags, False, False, None)
+        tracing = _core.Trace(self.roots, self.names, self._flags, False, self._shapes, None)
 
         def call(values: list[Any]) -> Any:
             functions = [self._function(part, values) for part in self._parts]
@@ -183,6 +189,10 @@ class Program:
     def place_of(self) -> Any:
         """What JAX's messages name in place of a flat function: the first function and where it is written."""
         return place_of(self._parts[0].function)
+
+
+# What makes the programs of `filter_*`: the caller's objects are never touched, closures and globals are as in JAX.
+by_value = functools.partial(Program, mutation="discard", captured=False)
 
 
 class _Mark:
