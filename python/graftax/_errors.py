@@ -188,3 +188,41 @@ OTHER_TANGENT = (
     "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
     "array, in a graph of the same structure; None stands for zero."
 )
+CALLBACK_CHANGES = (
+    "{name}: the host function changed its arguments, which are copies: the change would be lost.\n{differences}\n"
+    "(expected is what it was given.) Return the new value, or change what the function reaches through its closure or "
+    "as a bound method."
+)
+CALLBACK_RETURNS = (
+    "{name}: the host function returned something else than result_shape says:\n{differences}\nThe compiled code is "
+    "made for result_shape: arrays stand where it has shapes, all else has to be equal."
+)
+CALLBACK_SHAPE = (
+    "{name}: the host function returned {given} at {path}, and result_shape says {expected}. Return that, for example "
+    "np.asarray(value, dtype), or correct result_shape."
+)
+CAPTURED_COPY = (
+    "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "
+    "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
+    "the host function name the object: write it as a function of its own, outside of the compiled one."
+)
+NO_RULE = "{name} has no rule: give it one with {how}, or call {fun} itself."
+OF_CAPTURED = (
+    "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "
+    "alone{besides}. Pass it as an argument, or stop its gradient (jax.lax.stop_gradient)."
+)
+RULE_CHANGES = (
+    "the rule of {name} changed {paths}. JAX runs a rule whenever it asks for a derivative, possibly later than the call "
+    "or not at all: return the new value, or let {fun} do the change, which is what comes back."
+)
+RULE_RETURNS = (
+    "{name}: its rule has to return the value that {fun} returns, and returned another:\n{differences}\n"
+    "(expected is what {fun} returns.)"
+)
+RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
+RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
+RETURNS_ARGUMENT = (
+    "{name} returns an object of the caller's, whose array at {path} would then keep the derivative that it has, and not "
+    "get that of the rule. Return a new object: jax.tree.map(lambda x: x, ...) copies a tree."
+)
+KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"

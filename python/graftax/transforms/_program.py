@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _core
-from .._difference import place_name
+from .._advice import caller_level
+from .._difference import describe, place_name
 from .._dispatch import place_of, run_trace
-from .._errors import NO_SUCH_OPERAND, GraftaxError
+from .._errors import CHANGE_LOST, NO_SUCH_OPERAND, GraftaxError, LostChangeWarning
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable
@@ -78,6 +81,16 @@ class Program:
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
+        self.changed: list[str] = []  # the paths that the last trace has changed
+
+    def private(self) -> Program:
+        """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
+        twin = copy.copy(self)
+        built = _core.unflatten(self.graphdef, [np.zeros(()) for _ in self.leaves])
+        twin.roots, twin.leaves = built if len(self.roots) != 1 else (built,), []
+        # Every captured value is another one than the function itself would find.
+        twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
+        return twin
 
     def _part(self, function: Callable[..., Any], captured: bool) -> _Part:
         if isinstance(function, _core.Caller):  # stays compiled
@@ -142,10 +155,14 @@ class Program:
             return body(functions, values[: self.operands])
 
         mutation = mutation or self.mutation
-        outcome, out, _ = run_trace(
-            self.name, tracing, self.roots, list(leaves), call, mutation, by_value=mutation == "discard", forward=False
+        by_value = mutation == "discard"
+        outcome, out, changed, lost = run_trace(
+            self.name, tracing, self.roots, list(leaves), call, mutation, by_value=by_value, forward=False
         )
-        self.outcome = outcome
+        if lost:
+            paths = ", ".join(changed)
+            warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
+        self.outcome, self.changed = outcome, changed
         return outcome, out
 
     def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
@@ -193,6 +210,29 @@ class Program:
 
 # What makes the programs of `filter_*`: the caller's objects are never touched, closures and globals are as in JAX.
 by_value = functools.partial(Program, mutation="discard", captured=False)
+
+
+class State(NamedTuple):
+    """What a function that is called with copies can reach, before it runs."""
+
+    roots: tuple[Any, ...]
+    names: tuple[str, ...]
+    graphdef: _core.GraphDef
+    leaves: Sequence[Any]
+
+    @staticmethod
+    def of(roots: tuple[Any, ...], names: tuple[str, ...]) -> State:
+        leaves, graphdef = _core.record(roots, names, [0] * len(roots), None)
+        return State(roots, names, graphdef, leaves)
+
+    def changes(self) -> str:
+        """What has changed since, as text; empty where nothing has."""
+        walked = _core.walk(self.graphdef, self.roots)
+        if walked is None:
+            return describe(self.graphdef, State.of(self.roots, self.names).graphdef, self.names)
+        paths = zip(self.graphdef.leaf_paths(), self.leaves, walked[0], strict=True)
+        changed = [place_name(path, self.names) for path, old, new in paths if old is not new]
+        return f"  {', '.join(changed)}: another array" if changed else ""
 
 
 class _Mark:

@@ -480,12 +480,13 @@ class Flat:
         places = self._program.places
         self._inputs = tuple(Shape.of(self._program.leaves[i], *places[i]) for i in self._chosen.leaves)
         self._output: Output | None = None
-        self.flat = named(lambda by: self._flat(by), self._program)
 
-    def _flat(self, by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        leaves = replaced(self._program, self._chosen.leaves, by)
-        self._output, out = traced_output(self._program, leaves, self._has_aux)
-        return tuple(self._output.leaves), out
+        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+            leaves = replaced(self._program, self._chosen.leaves, by)
+            self._output, out = traced_output(self._program, leaves, has_aux)
+            return tuple(self._output.leaves), out
+
+        self.flat = named(flat, self._program)
 
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
         return fitting(self._program.name, "tangent", self._inputs, tuple(given))
