@@ -43,6 +43,14 @@ PUBLIC = {
     "register_static",
     "export",
     "pack",
+    "checkpoint",
+    "remat",
+    "custom_jvp",
+    "custom_vjp",
+    "pure_callback",
+    "io_callback",
+    "eval_shape",
+    "make_jaxpr",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -36,12 +36,20 @@ from .packed import pack as pack
 from .path import Path as Path
 from .path import Ref as Ref
 from .registry import register_static as register_static
+from .transforms import checkpoint as checkpoint
+from .transforms import custom_jvp as custom_jvp
+from .transforms import custom_vjp as custom_vjp
+from .transforms import eval_shape as eval_shape
 from .transforms import grad as grad
 from .transforms import hessian as hessian
+from .transforms import io_callback as io_callback
 from .transforms import jacfwd as jacfwd
 from .transforms import jacrev as jacrev
 from .transforms import jvp as jvp
 from .transforms import linearize as linearize
+from .transforms import make_jaxpr as make_jaxpr
+from .transforms import pure_callback as pure_callback
+from .transforms import remat as remat
 from .transforms import value_and_grad as value_and_grad
 from .transforms import vjp as vjp
 

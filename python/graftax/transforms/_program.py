@@ -212,6 +212,11 @@ class Program:
 by_value = functools.partial(Program, mutation="discard", captured=False)
 
 
+def first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    """The body of a transform that calls its one function."""
+    return functions[0](*operands)
+
+
 class State(NamedTuple):
     """What a function that is called with copies can reach, before it runs."""
 

@@ -11,7 +11,7 @@ import jax
 
 from .._call import Jitted
 from .._options import Options
-from ._program import Program
+from ._program import Program, first
 from .autodiff import name_of, named
 
 
@@ -72,7 +72,7 @@ def flat_of(program: Program) -> Callable[..., tuple[Any, ...]]:
     """The flat function of a program's one function: arrays to the output leaves of the Outcome."""
 
     def flat(*leaves: Any) -> tuple[Any, ...]:
-        _, out = program.trace(leaves, lambda functions, operands: functions[0](*operands))
+        _, out = program.trace(leaves, first)
         return tuple(out)
 
     return named(flat, program)
