@@ -230,3 +230,13 @@ RETURNS_ARGUMENT = (
     "not get that of the rule. Return a new object: jax.tree.map(lambda x: x, ...) copies a tree."
 )
 KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
+FIRST_BY_POSITION = "{name}: the first argument is the one that is differentiated; pass it, and by position."
+OTHER_TREE = (
+    "{name}: the tangents have to be a tree like the primals, with None for no tangent: {expected}, not {given}."
+)
+CYCLE_IN_TREE = (
+    "the derivative has a cycle at {path}: filter_* gives trees, as Equinox does. Use graftax.grad and the like, which "
+    "give graphs."
+)
+CONVERTED_FOR_OTHERS = "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments "
+    "like these."

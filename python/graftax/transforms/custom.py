@@ -150,8 +150,8 @@ class custom_vjp(CustomRule):
             bwd: takes the residuals, which may be any objects, and the cotangent of the value: a graph like the value
                 with a cotangent in place of each floating array or number, and None for all else. Returns a tuple of
                 graphs like the arguments; None is zero. Arguments named by `nondiff_argnums` come first, one by one.
-            symbolic_zeros: as in `jax.custom_vjp`, `fwd` is given arrays as `CustomVJPPrimal`, and `bwd` cotangents that
-                are not there as `SymbolicZero` (both of `jax.custom_derivatives`).
+            symbolic_zeros: as in `jax.custom_vjp`, `fwd` is given arrays as `CustomVJPPrimal`, and `bwd` what has no
+                cotangent as `SymbolicZero` (both of `jax.custom_derivatives`).
         """
         self._rules, self._symbolic = (fwd, bwd), symbolic_zeros
 
