@@ -234,9 +234,7 @@ FIRST_BY_POSITION = "{name}: the first argument is the one that is differentiate
 OTHER_TREE = (
     "{name}: the tangents have to be a tree like the primals, with None for no tangent: {expected}, not {given}."
 )
-CYCLE_IN_TREE = (
-    "the derivative has a cycle at {path}: filter_* gives trees, as Equinox does. Use graftax.grad and the like, which "
-    "give graphs."
+CONVERTED_FOR_OTHERS = (
+    "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments like "
+    "these."
 )
-CONVERTED_FOR_OTHERS = "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments "
-    "like these."

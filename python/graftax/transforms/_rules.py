@@ -86,7 +86,7 @@ class Sides(NamedTuple):
         leaves = list(self.zeros)
         for at, value in zip(self.numbers, values, strict=True):
             leaves[at] = value
-        built = _core.unflatten(self.graphdef, leaves)
+        built = _core.unflatten(self.graphdef, leaves, True)
         return (built,) if self.of_one else built
 
 

@@ -18,7 +18,7 @@ from .._call import Jitted
 from .._compat import of_one_trace
 from .._difference import describe
 from .._dispatch import is_prefix
-from .._errors import CONVERTED_FOR_OTHERS, CYCLE_IN_TREE, FIRST_BY_POSITION, OTHER_TREE, StructureError
+from .._errors import CONVERTED_FOR_OTHERS, FIRST_BY_POSITION, OTHER_TREE, StructureError
 from .._options import Options
 from ._program import by_value, first
 from .autodiff import (
@@ -345,15 +345,9 @@ def _is_array(x: Any) -> bool:
 
 
 def arrays_only(tree: Any) -> Any:
-    """The tree with None for every leaf that is no array and holds none: what Equinox gives for derivatives."""
-    for path, op, _, target in _core.flatten(tree)[1].instructions():
-        if op == "ref" and path[: len(target)] == target:
-            raise StructureError(CYCLE_IN_TREE.format(path=jax.tree_util.keystr(path)))
-    return jax.tree.map(_array_or_none, tree)
-
-
-def _array_or_none(x: Any) -> Any:
-    return x if _is_array(x) or _core.flatten(x)[0] else None
+    """The tree with None for every leaf that is no array: what Equinox gives for derivatives."""
+    leaves, graphdef = _core.flatten(tree)
+    return _core.unflatten(graphdef, leaves, True)
 
 
 def _static_or_none(x: Any) -> Any:
