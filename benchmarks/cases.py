@@ -38,6 +38,10 @@ from benchmarks.models import (
 _SIZES = (1, 10, 100, 1000)
 
 
+def _filled(count: int, size: int) -> Callable[[], list[np.ndarray[Any, Any]]]:
+    return lambda: [np.full(size, i % 7, np.float32) for i in range(count)]
+
+
 def _sized(form: Form, *sizes: int) -> list[Case]:
     return [Case(f"{form.name} {size}", form, size) for size in sizes]
 
@@ -56,6 +60,8 @@ def cases() -> list[Case]:
         Case("shared 100", SHARED, 100),
         Case("tied 2", TIED, 2),
         Case("many 2000", BLOCKS, 2000),
+        Case("dict 1000 of 64", DICT, 1000, template=_filled(1000, 64)),
+        Case("dict 300 of 1024", DICT, 300, template=_filled(300, 1024)),
         Case("adam", ADAM, 49, template=_leaves(mlp_and_adam)),
         Case("gpt dicts", GPT, 148, template=_leaves(gpt)),
         Case("gpt eqx.nn", GPT_EQUINOX, 148, template=_leaves(gpt_equinox)),

@@ -276,7 +276,7 @@ void Recorder::step() {
   Below below = top.below;
   auto stage = top.cursor.stage();
   if (stage == Cursor::Stage::extra) {
-    below.in_static = true;
+    below.in_static = below.aux = true;
   } else if (stage != Cursor::Stage::items) {
     if (stage == Cursor::Stage::slots) ++top.slots;
     if (!PyUnicode_CheckExact(key)) raise_graftax("StructureError", "an attribute name is no string");
@@ -285,11 +285,15 @@ void Recorder::step() {
       int is_static = PySet_Contains(kind.static_fields, key);
       check(is_static);
       below.in_static = below.in_static || is_static;
+      below.aux = below.aux || is_static;
     }
+    below.aux = below.aux || kind.by_name;  // attributes that are no arrays are part of such an object
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   }
+  size_t pc = out_.program.code.size();
   visit(child, below);
+  if (below.aux && out_.program.code.size() > pc) out_.program.code[pc].flags |= AUX;
 }
 
 void Recorder::close() {
@@ -346,6 +350,7 @@ void Recorder::close_value(uint32_t pc) {
     uint32_t other = it->second;
     uint32_t length = n.next - pc;
     if (p.code[other].op != Op::node || p.code[other].next > pc || p.code[other].next - other != length) continue;
+    if ((p.code[other].flags ^ n.flags) & AUX) continue;
     bool equal = true;
     for (uint32_t i = 0; equal && i < length; ++i) {
       const Instr &a = p.code[other + i], &b = p.code[pc + i];
@@ -378,7 +383,7 @@ void Recorder::close_value(uint32_t pc) {
     out_.live.resize(pc);
     p.code[other].flags |= TARGET;
     emit(Op::same, other, obj);
-    p.code[pc].flags |= CLOSED;
+    p.code[pc].flags |= CLOSED | (p.code[other].flags & AUX);
     p.has_same = true;
     return;
   }

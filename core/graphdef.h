@@ -26,6 +26,7 @@ enum Flag : uint8_t {
   ALIAS = 8,   // leaf: the array of an earlier leaf, met again
   NUMBER = 16, // leaf: a Python number that is traced
   OWN_DICT = 64, // a dict that is its own instance dictionary: its items are its attributes
+  AUX = 128,   // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
   ITSELF = 32, // a function that nothing below it tells from its next incarnation: rebuilt as itself
 };
 

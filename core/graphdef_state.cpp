@@ -236,7 +236,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     int op = field<int>(t, 0);
     if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
     n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER | OWN_DICT));
+    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
     n.arg = field<uint32_t>(t, 2);
     n.next = field<uint32_t>(t, 3);
     n.track = field<uint32_t>(t, 4);

@@ -62,20 +62,22 @@ void bind_flatten(nb::module_& m) {
 }
 
 void bind_unflatten(nb::module_& m) {
-  m.def("unflatten", [](const GraphDef& g, nb::sequence leaves) {
+  m.def("unflatten", [](const GraphDef& g, nb::sequence leaves, bool leaves_only) {
     OwnedList values;
     for (nb::handle h : leaves) values.push(h.ptr());
     if (values.size() != g.program.leaves)
       raise_graftax("StructureError", "this GraphDef has " + std::to_string(g.program.leaves) + " leaves, but " +
                                       std::to_string(values.size()) + " were given");
-    Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr});
+    Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr, leaves_only});
     nb::list roots;
     uint32_t pc = 0;
     for (uint32_t r = 0; r < g.program.roots; ++r, pc = g.program.after(pc))
       roots.append(nb::steal(builder.build(pc).release()));
     builder.drain();
     return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(nb::tuple(roots));
-  }, nb::arg("graphdef"), nb::arg("leaves"), nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object]) -> Any"));
+  }, nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
+     nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any"),
+     "Builds the graph; with leaves_only, what else JAX counts as a leaf (a string, a function, a config) is None.");
 }
 
 void bind_kinds(nb::module_& m) {

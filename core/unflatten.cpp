@@ -268,8 +268,23 @@ void Builder::push(uint32_t at, Owned obj) {
   values_.push_stolen(std::move(obj));
 }
 
+// With `leaves_only`: would JAX count this as a leaf, or is it an object that JAX does not open and that holds no array?
+bool Builder::dropped(const Instr& n) const {
+  if (!sources_.leaves_only || n.flags & AUX) return false;
+  if (n.op == Op::stat) {
+    const Static& s = program_.statics[n.arg];
+    const Kind* kind = known_kind(s.type);
+    if ((kind && kind->immortal_value) || !s.obj) return true;
+    Owned obj = static_object(s);
+    return !obj || PyObject_IsTrue(own(PyObject_CallMethod(runtime.registry, "is_leaf", "O", obj.get())).get()) == 1;
+  }
+  Base base = n.kind->base;
+  return (n.flags & HANDED) || n.own != NONE || base == Base::set || base == Base::buffer || base == Base::value;
+}
+
 void Builder::node(uint32_t pc, uint32_t at) {
   const Instr& n = program_.code[pc];
+  if (dropped(n)) return push(at, Owned::borrow(Py_None));
   if (sources_.live && (n.flags & HANDED)) return push(at, Owned::borrow(sources_.live[pc]));
   if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
   if (n.own != NONE) {  // counts by identity: it is itself
@@ -279,7 +294,7 @@ void Builder::node(uint32_t pc, uint32_t at) {
     return push(at, std::move(obj));
   }
   if ((n.flags & ITSELF) && !sources_.live) return push(at, Owned::borrow(program_.statics[n.payload].snapshot));
-  if (n.whole) return push(at, Owned::borrow(n.whole));
+  if (n.whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {
     Owned shell = make_node_shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
@@ -334,6 +349,7 @@ void Builder::value(uint32_t pc) {
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
     case Op::stat: {
+      if (dropped(n)) return push(pc, Owned::borrow(Py_None));
       const Static& s = program_.statics[n.arg];
       if (s.how == How::context) return push(pc, context(s));
       if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));

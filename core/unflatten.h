@@ -13,6 +13,7 @@ struct Sources {
   PyObject* const* input_nodes = nullptr;     // Op::input
   PyObject* const* input_leaves = nullptr;    // Op::forward
   PyObject* const* live = nullptr;            // by instruction: statics and handed-over nodes as the caller's own
+  bool leaves_only = false;                   // None in place of every leaf of JAX's tree that is no Op::leaf
 };
 
 class Builder {
@@ -46,6 +47,7 @@ class Builder {
   void finish_frame(const Frame& frame);
   Owned construct(uint32_t pc, PyObject** values);
   Owned context(const Static& s);
+  bool dropped(const Instr& n) const;
 
   const Program& program_;
   Sources sources_;

@@ -51,6 +51,14 @@ PUBLIC = {
     "io_callback",
     "eval_shape",
     "make_jaxpr",
+    "grad",
+    "value_and_grad",
+    "jacfwd",
+    "jacrev",
+    "hessian",
+    "jvp",
+    "vjp",
+    "linearize",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -23,7 +23,8 @@ BLOCK = re.compile(r"(<!-- measured: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTAL
 # Few columns stay readable; the JSON has every subject.
 SUBJECTS = ("jax_flat", "jax_tree", "graftax_jit", "equinox_filter_jit", "nnx_jit", "flarejax_filter_jit")
 NNX = ("graftax_jit", "nnx_jit", "nnx_jit_tree", "nnx_cached_partial", "nnx_split")
-GRAFTAX = ("graftax_jit", "graftax_filter_jit")
+GRAFTAX = ("graftax_jit", "graftax_filter_jit", "graftax_pack")
+PACKED = ("jax_flat", "graftax_jit", "graftax_pack")
 # What users wait for. Walks alone are a part of it, and `flatten` has no known structure to compare with.
 CALLS = {"first": "first call", "reduce": "reduced", "update": "all updated", "chain": "fed back"}
 CALLS["write_back"] = "changed in place"
@@ -96,6 +97,14 @@ def _calls(measure: str, subjects: tuple[str, ...], only: str = "") -> Callable[
     return render
 
 
+def packed(results: dict[str, Any]) -> str:
+    """State that is fed back, packed and as it is, of the cases that were measured packed."""
+    table = results["table"]
+    cases = {r["case"] for r in table["rows"] if r["subject"] == "graftax_pack" and r["measure"] == "chain"}
+    rows = [r for r in table["rows"] if r["case"] in cases]
+    return _calls("chain", PACKED)({**results, "table": {**table, "rows": rows}})
+
+
 def counts(results: dict[str, Any]) -> str:
     """Bytes and objects, of the cases in which they were counted."""
     table = results["table"]
@@ -154,6 +163,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "update": _calls("update", SUBJECTS),
     "first": _calls("first", SUBJECTS),
     "nnx": _calls("write_back", NNX, only="nnx"),
+    "packed": packed,
     "counts": counts,
     "growth": growth,
     "slower": slower,

@@ -16,6 +16,7 @@ ORDER = (
     "jax_flat",
     "jax_tree",
     "graftax_jit",
+    "graftax_pack",
     "graftax_filter_jit",
     "equinox_filter_jit",
     "nnx_jit",

@@ -93,7 +93,10 @@ def children(obj: object) -> list[Any]:
 def replay(graphdef: GraphDef, obj: object) -> list[Any] | None:
     """The leaves of `obj` when its structure is `graphdef`, else None."""
 
-def unflatten(graphdef: GraphDef, leaves: Sequence[object]) -> Any: ...
+def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
+    """
+    Builds the graph; with leaves_only, what else JAX counts as a leaf (a string, a function, a config) is None.
+    """
 
 class Outcome:
     """

@@ -349,6 +349,11 @@ _MOST_SEEN = 2000  # objects a level
 _LEAF = tree_util.tree_structure(0)
 
 
+def is_leaf(value: object) -> bool:
+    """Does JAX count this value as a leaf?"""
+    return tree_util.all_leaves([value])
+
+
 def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
     """JAX's treedef of one registered node over `children` leaves: what its registered unflatten is called through."""
     return treedef_of_node(tree_util.default_registry, (cls, aux), [_LEAF] * children)

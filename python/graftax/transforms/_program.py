@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from .._dispatch import place_of, run_trace
 from .._errors import CHANGE_LOST, NO_SUCH_OPERAND, GraftaxError, LostChangeWarning
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
-from .._table import FunctionTable
+from .._table import FunctionTable, without_table
 
 _OPTIONS = Options()
 
@@ -238,6 +239,29 @@ class State(NamedTuple):
         paths = zip(self.graphdef.leaf_paths(), self.leaves, walked[0], strict=True)
         changed = [place_name(path, self.names) for path, old, new in paths if old is not new]
         return f"  {', '.join(changed)}: another array" if changed else ""
+
+
+def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`functools.wraps` for what a transform returns.
+
+    The attributes of a callable object are its state, and not copied.
+    """
+    if not callable(fun):
+        raise TypeError(f"graftax.{title} expects a callable, got {type(fun).__qualname__}: {fun!r}")
+    is_function = isinstance(fun, types.FunctionType)
+    around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
+
+    def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        wrapper = around(wrapper)
+        without_table(wrapper.__dict__)
+        return wrapper
+
+    return wrap
+
+
+def name_of(fun: Any, title: str) -> str:
+    """What messages call a function under a transform."""
+    return f"{title} of {getattr(fun, '__name__', type(fun).__name__)}"
 
 
 class _Mark:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +22,7 @@ from .._errors import (
     StructureError,
 )
 from ..path import matcher
-from ._program import Program
+from ._program import Program, name_of, wraps
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -42,11 +41,15 @@ class Chosen(NamedTuple):
     single: bool  # one graph, not a tuple of them
 
     def graphs(self, values: Sequence[Any]) -> Any:
-        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others."""
+        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
+
+        What is a leaf for JAX beside arrays (a string, a function, a config) is None too, so that the gradient of a
+        pytree has the structure that Optax expects; static fields and aux data stay.
+        """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
             leaves[i] = value
-        built = _core.unflatten(self.graphdef, leaves)
+        built = _core.unflatten(self.graphdef, leaves, True)
         built = (built,) if self.of_one else built
         graphs = [built[root] for root in self.roots]
         return graphs[0] if self.single else tuple(graphs)
@@ -67,9 +70,9 @@ def grad(
     Returns:
         a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
     """
-    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
+    both = with_gradient(Program, fun, "grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes))
 
-    @functools.wraps(fun)
+    @wraps(fun, "grad")
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -113,10 +116,15 @@ def value_and_grad(
         >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
         {'w': Array([1., 1.], dtype=float32), 'name': 'net'}
     """
+    return with_gradient(
+        Program, fun, "value_and_grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes)
+    )
+
+
+def grad_options(holomorphic: bool, allow_int: bool, reduce_axes: Sequence[Any]) -> dict[str, Any]:
+    """The options of `jax.value_and_grad` that are passed on."""
     options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
-    if reduce_axes:
-        options["reduce_axes"] = reduce_axes
-    return with_gradient(Program, fun, "value_and_grad", argnums, has_aux, wrt, options)
+    return {**options, "reduce_axes": reduce_axes} if reduce_axes else options
 
 
 def with_gradient(
@@ -130,7 +138,7 @@ def with_gradient(
 ) -> Callable[..., Any]:
     """`value_and_grad` with the programs that `make` makes."""
 
-    @functools.wraps(fun)
+    @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         if make is Program:
             args = as_arrays(args, argnums, wrt)
@@ -158,11 +166,6 @@ def with_gradient(
 
 
 # ---- what is differentiated
-
-
-def name_of(fun: Any, transform: str) -> str:
-    name = getattr(fun, "__name__", type(fun).__name__)
-    return f"{transform} of {name}"
 
 
 def as_arrays(args: tuple[Any, ...], argnums: int | Sequence[int], wrt: Wrt) -> tuple[Any, ...]:
@@ -328,7 +331,7 @@ def jacobian_by(
 ) -> Callable[..., Any]:
     """`jacfwd` and the like with the programs that `make` makes."""
 
-    @functools.wraps(fun)
+    @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         if make is Program:
             args = as_arrays(args, argnums, wrt)

@@ -17,8 +17,7 @@ from .._difference import describe, differences, place_name, too_deep
 from .._dispatch import running_traces
 from .._errors import CALLBACK_CHANGES, CALLBACK_RETURNS, CALLBACK_SHAPE, CAPTURED_COPY, MutationError, StructureError
 from .._signature import global_names, resolve
-from ._program import State
-from .autodiff import name_of
+from ._program import State, name_of
 
 _RESULT = ("result",)
 

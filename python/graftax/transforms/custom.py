@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from .._errors import KEYWORD_ONLY, NO_RULE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
-from ._program import Program, State
+from ._program import Program, State, name_of
 from ._rules import Call, Kept, Total
-from .autodiff import Make, name_of
+from .autodiff import Make
 
 
 class CustomRule:

@@ -20,12 +20,11 @@ from .._difference import describe
 from .._dispatch import is_prefix
 from .._errors import CONVERTED_FOR_OTHERS, FIRST_BY_POSITION, OTHER_TREE, StructureError
 from .._options import Options
-from ._program import by_value, first
+from ._program import by_value, first, name_of, wraps
 from .autodiff import (
     Output,
     is_inexact,
     jacobian_by,
-    name_of,
     named,
     pulled_back,
     replaced,
@@ -56,7 +55,7 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
         )
     run = with_gradient(by_value, fun, "filter_value_and_grad", 0, has_aux, None, options)
 
-    @functools.wraps(fun)
+    @wraps(fun, "filter_value_and_grad")
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         value, gradient = run(*_first_given(fun, args), **kwargs)
         return value, arrays_only(gradient)
@@ -70,7 +69,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
         return functools.partial(filter_grad, has_aux=has_aux, **options)
     both = filter_value_and_grad(fun, has_aux=has_aux, **options)
 
-    @functools.wraps(fun)
+    @wraps(fun, "filter_grad")
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -157,7 +156,7 @@ def _filtered_jacobian(
 ) -> Callable[..., Any]:
     run = jacobian_by(by_value, transform, title, fun, 0, has_aux, None, {}, order)
 
-    @functools.wraps(fun)
+    @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         out = run(*_first_given(fun, args), **kwargs)
         return (arrays_only(out[0]), out[1]) if has_aux else arrays_only(out)
@@ -185,7 +184,7 @@ def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
     """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result)."""
 
-    @functools.wraps(fun)
+    @wraps(fun, "filter_make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
         jaxpr, shapes = jax.make_jaxpr(flat_of(program), return_shape=True)(*program.leaves)

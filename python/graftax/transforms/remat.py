@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from ._program import Program
-from .autodiff import Make, name_of
+from ._program import Program, name_of, wraps
+from .autodiff import Make
 from .staging import flat_of
 
 
@@ -49,7 +49,7 @@ def checkpoint(
 def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
     """`checkpoint` with the programs that `make` makes."""
 
-    @functools.wraps(fun)
+    @wraps(fun, "checkpoint")
     def run(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
         return program.finish(jax.checkpoint(flat_of(program), **options)(*program.leaves))

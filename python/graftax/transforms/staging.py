@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ import jax
 
 from .._call import Jitted
 from .._options import Options
-from ._program import Program, first
-from .autodiff import name_of, named
+from ._program import Program, first, name_of, wraps
+from .autodiff import named
 
 
 def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +58,7 @@ def make_jaxpr(
     """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
-    @functools.wraps(fun)
+    @wraps(fun, "make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(fun, "make_jaxpr"), [fun], args, kwargs, static=static, shapes=True)
         jaxpr = jax.make_jaxpr(flat_of(program), axis_env=axis_env)(*program.leaves)
