@@ -238,3 +238,7 @@ CONVERTED_FOR_OTHERS = (
     "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments like "
     "these."
 )
+OLD_RULE = (
+    "{title}.{old} is the old form of {new}, in which None stands for a {of} that is not there; with {old} arrays of "
+    "zeros are made for it."
+)

@@ -154,6 +154,15 @@ class Call:
     def nondiff_leaves(self) -> list[int]:
         return sorted(self._later.below(sorted(self._nondiff)))
 
+    def marked(self, operand: Any, flags: Sequence[bool]) -> Any:
+        """A tree like the first operand: is this leaf differentiated?"""
+        graph = self._inputs.graphs([flags[i] for i in self._inputs.leaves])[0]
+
+        def mark(leaf: Any, flag: Any) -> bool:
+            return flag is True
+
+        return jax.tree.map(mark, operand, graph)
+
     # ---- the function
 
     def _flat(self, *leaves: Any) -> tuple[Any, ...]:
@@ -268,6 +277,7 @@ class Call:
         backward: Callable[[Kept, Any], tuple[Any, ...]],
         keep: Sequence[int],
         symbolic: bool,
+        symbolic_primals: bool,
     ) -> Any:
         """The call under `jax.custom_vjp`.
 
@@ -275,7 +285,7 @@ class Call:
             forward: takes operands, and for each leaf whether it is differentiated. Returns (value, residuals).
             backward: takes what was kept and the cotangent of the value. Returns cotangents of the operands.
             keep: the leaves around which `backward` gets the operands again.
-            symbolic: the rules are given JAX's symbolic zeros.
+            symbolic, symbolic_primals: `backward` is given JAX's symbolic zeros, `forward` its CustomVJPPrimal.
         """
 
         def flat(*leaves: Any) -> tuple[Any, ...]:
@@ -285,7 +295,7 @@ class Call:
             leaves, perturbed = [_as_array(p.value) for p in primals], [bool(p.perturbed) for p in primals]
             self._refuse(perturbed, leaves)
             known = self._known(leaves)
-            given = primals if symbolic else leaves
+            given = primals if symbolic_primals else leaves
             out, residuals = self._of_rule(given, lambda operands: forward(operands, perturbed))
             arrays, graphdef = _core.flatten(residuals)
             written, pull = (), None

@@ -175,7 +175,7 @@ class custom_vjp(CustomRule):
                 raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=found))
             return tuple(cast("Sequence[Any]", cotangents))
 
-        return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic)
+        return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic)
 
 
 def pair(name: str, rule: str, what: str, result: Any) -> tuple[Any, Any]:

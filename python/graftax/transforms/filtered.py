@@ -189,7 +189,8 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
         jaxpr, shapes = jax.make_jaxpr(flat_of(program), return_shape=True)(*program.leaves)
         result = program.finish(shapes)
-        return jaxpr, arrays_only(result), jax.tree.map(_static_or_none, result)
+        found, graphdef = _core.record((result,), None, [0], None, False, True)
+        return jaxpr, _core.unflatten(graphdef, found, True), _core.unflatten(graphdef, [None] * len(found))
 
     return show
 
@@ -339,18 +340,10 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def _is_array(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
-
-
 def arrays_only(tree: Any) -> Any:
     """The tree with None for every leaf that is no array: what Equinox gives for derivatives."""
     leaves, graphdef = _core.flatten(tree)
     return _core.unflatten(graphdef, leaves, True)
-
-
-def _static_or_none(x: Any) -> Any:
-    return None if _is_array(x) else x
 
 
 def _everywhere(value: Any, tree: Any) -> Any:
