@@ -24,7 +24,7 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         *args, **kwargs: its arguments. `jax.ShapeDtypeStruct` may stand in place of arrays.
 
     Returns:
-        the result: what is an argument in it is the caller's own object, unless it would have other arrays.
+        the result, as a new graph.
 
     Example:
         >>> graftax.eval_shape(lambda m: {"out": m["w"].sum(), "name": m["name"]}, {"w": jnp.ones(3), "name": "net"})
