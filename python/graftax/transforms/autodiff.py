@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -190,16 +191,19 @@ def choose(
     if len(set(roots)) != len(roots):
         raise ValueError(WRT_TWICE.format(name=program.name, wrt=named))
     below = program.below(roots)
-    matches = matcher(patterns)
+    matched: dict[int, int] = {}  # leaf, and the operand in which it stands
+    if patterns:
+        matches = matcher(patterns)
+        places = enumerate(program.places)
+        matched = {i: place.root for i, place in places if place.root < program.operands and matches(place.name)}
     leaves: list[int] = []
-    for i, (leaf, place) in enumerate(zip(program.leaves, program.places, strict=True)):
-        matched = place.root < program.operands and matches(place.name)
-        if not (matched or i in below) or (predicate is not None and not predicate(leaf)):
+    for i, leaf in enumerate(program.leaves):
+        if not (i in below or i in matched) or (predicate is not None and not predicate(leaf)):
             continue
         if is_inexact(leaf) or (allow_int and not is_key(leaf)):
             leaves.append(i)
-            if matched and i not in below and place.root not in roots:
-                roots.append(place.root)
+            if i not in below and matched[i] not in roots:
+                roots.append(matched[i])
     if not leaves and not allow_none:
         where = ", ".join(program.names[root] for root in roots) or ", ".join(patterns)
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
@@ -207,11 +211,17 @@ def choose(
 
 
 def is_inexact(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) if not is_key(leaf) else False
+    dtype = getattr(leaf, "dtype", None)
+    return isinstance(leaf, (float, complex)) if dtype is None else _is_inexact(dtype)
 
 
 def is_key(leaf: Any) -> bool:
     return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:
