@@ -197,7 +197,7 @@ class Program:
         """The leaves that are reached from these roots, wherever their first place is."""
         if not roots:
             return set()
-        marks = [np.zeros(()) for _ in self.leaves]
+        marks = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
         built = _core.unflatten(self.graphdef, marks)
         built = built if len(self.roots) != 1 else (built,)
         numbers = {id(mark): i for i, mark in enumerate(marks)}

@@ -174,7 +174,7 @@ class Call:
             found.append(Output(*_core.flatten(result)))
             return result
 
-        outcome, out = program.trace(leaves, body)
+        outcome, out = program.trace(map(_as_array, leaves), body)
         self._value = Value(found[0], outcome, program.changed, self.name)
         return tuple(out)
 
@@ -348,8 +348,8 @@ class Call:
 
 
 def _as_array(primal: Any) -> Any:
-    """JAX may hand a Python number to a rule."""
-    return primal if isinstance(primal, (jax.Array, np.ndarray)) else jnp.asarray(primal)
+    """JAX hands numbers and NumPy arrays over as types of its own."""
+    return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
 
 
 def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
