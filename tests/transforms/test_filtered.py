@@ -25,7 +25,7 @@ def same(a, b):
     assert first == second
     for x, y in zip(one, other, strict=True):
         if eqx.is_array(y):
-            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            assert (x.shape, jnp.result_type(x)) == (y.shape, jnp.result_type(y))
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
         else:
             assert type(x) is type(y)
@@ -57,7 +57,10 @@ def scaled():
 
 
 def linear_and_norm():
-    return {"b": eqx.nn.Linear(2, 2, key=jax.random.key(1)), "a": [eqx.nn.LayerNorm(2), jax.nn.relu, "text", 3, None]}
+    return {
+        "b": eqx.nn.Linear(2, 2, key=jax.random.key(1)),
+        "a": [eqx.nn.LayerNorm(2, eps=0.5), jax.nn.relu, "text", 3, None],
+    }
 
 
 def numpy_arrays():
@@ -105,7 +108,7 @@ def test_jacobians_are_those_of_equinox(build, name):
     same(mine(run)(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
 
     def pair(model, x):
-        return run(model, x), ("aux", x)
+        return run(model, x), {"aux": x}
 
     same(mine(pair, has_aux=True)(build(), X), theirs(pair, has_aux=True)(build(), X))
 
@@ -137,13 +140,9 @@ def test_tangents_are_those_of_equinox(build):
         return {"y": run(model, x, factor=factor), "x": x, "model": model, "n": n}
 
     mine, theirs = both("filter_jvp")
-    for rates in (
-        halves((build(), X, 3)),
-        (halves(build()), None, None),
-        jax.tree.map(lambda _: None, (build(), X, 3)),
-    ):
-        given = rates if rates[1] is not None or rates[0] is None else rates
-        arguments = (f, (build(), X, 3), given)
+    nothing = jax.tree.map(lambda _: None, build())
+    for rates in (halves((build(), X, 3)), (halves(build()), None, None), (nothing, X, None)):
+        arguments = (f, (build(), X, 3), rates)
         same(mine(*arguments, factor=2.0), theirs(*arguments, factor=2.0))
 
 
@@ -183,7 +182,7 @@ def test_the_first_argument_is_given_by_position():
     for grad in both("filter_grad"):
         with pytest.raises(TypeError, match=r"position"):
             grad(loss)(model=mlp(), x=X)
-        with pytest.raises(ValueError, match="argnums|tuple"):
+        with pytest.raises(ValueError, match=r"argnums|tuple"):
             grad(loss, argnums=1)
 
 
@@ -290,7 +289,7 @@ def test_callbacks_are_those_of_equinox(jit):
     )
     same(mine(X), theirs(X))
     for call in both("filter_pure_callback"):
-        with pytest.raises(Exception, match="static elements|expected 'other', given 'n'"):
+        with pytest.raises(Exception, match=r"static elements|expected 'other', given 'n'"):
             call(host, {"x": X, "note": "n"}, result_shape_dtypes={**shape, "note": "other"}, by=2.0)[
                 "y"
             ].block_until_ready()
@@ -306,17 +305,17 @@ def test_callbacks_are_those_of_equinox(jit):
 @MODELS
 def test_shards_are_those_of_equinox(build, jit):
     device = jax.devices()[0]
-    mesh = jax.make_mesh((1,), ("d",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     mine, theirs = both("filter_shard")
     for where in (device, sharding):
         same(jit(lambda m, where=where: mine(m, where))(build()), theirs(build(), where))
-    found = jit(lambda m: mine((m, X), (sharding, None)))(build())
-    same(found[0], build())
+    spec = (sharding, sharding)
+    same(jit(lambda m: mine((m, X), spec))(build()), theirs((build(), X), spec))
 
 
 def test_each_array_gets_the_sharding_of_its_part():
-    mesh = jax.make_mesh((1,), ("d",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
     rows, whole = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(spec)) for spec in ("d", None))
     found = graftax.filter_shard({"a": [X, "text"], "b": {"c": X}}, {"a": rows, "b": whole})
     assert (found["a"][0].sharding.spec, found["b"]["c"].sharding.spec) == (rows.spec, whole.spec)

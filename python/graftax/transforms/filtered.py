@@ -97,7 +97,8 @@ def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
     operands: tuple[Any, ...] = jax.tree.map(as_array, tuple(tangents), tuple(primals), is_leaf=_is_none)
     program = by_value(name, [fn], operands, kwargs)
     graphdef = _core.record(operands, None, [0] * len(operands), None)[1]
-    given, of_tangents = _core.record(tuple(tangents), None, [0] * len(operands), None)
+    rates: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
+    given, of_tangents = _core.record(rates, None, [0] * len(operands), None)
     at = {path: i for i, path in enumerate(graphdef.leaf_paths())}
     chosen = [at[path] for path in of_tangents.leaf_paths()]
     depends: list[bool] = []
@@ -116,8 +117,8 @@ def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
 
     by = tuple(program.leaves[i] for i in chosen)
     moved = tuple(jnp.asarray(t, jnp.result_type(x)) for t, x in zip(given, by, strict=True))
-    _, rates, out = jax.jvp(named(flat, program), (by,), (moved,), has_aux=True)
-    rest = iter(rates)
+    _, moves, out = jax.jvp(named(flat, program), (by,), (moved,), has_aux=True)
+    rest = iter(moves)
     tangent = outputs[-1].rebuilt([next(rest) if d else None for d in depends])
     return program.finish(out), arrays_only(tangent)
 
