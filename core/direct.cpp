@@ -220,11 +220,14 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool packed) {
     host.sharding = Owned::borrow(sharding);
     host.devices = Owned::borrow(devices);
   }
+  std::vector<uint32_t> taken;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kept); ++i) {
     size_t k = PyLong_AsSize_t(PyTuple_GET_ITEM(kept, i));
     if (k >= leaves.size()) raise_error(PyExc_IndexError, "a kept leaf that is not there");
-    kept_.push_back(static_cast<uint32_t>(k));
+    taken.push_back(static_cast<uint32_t>(k));
   }
+  if (ready()) return true;  // another thread has asked meanwhile, and may be running it
+  kept_ = std::move(taken);
   outcome_ = static_cast<size_t>(number);
   donates_ = donates;
   handlers_ = Owned::borrow(handlers);

@@ -556,3 +556,25 @@ def test_a_jax_that_gives_something_else_turns_it_off():
         assert [e.direct for e in f._table.entries.values()] == [None]
         """
     )
+
+
+def test_threads_that_ask_for_one_executable_at_the_same_time_run_it_as_it_is(capfd):
+    barrier = threading.Barrier(4)
+
+    def steps(f):
+        a, b = jnp.zeros(5), jnp.zeros(6)
+        for _ in range(6):
+            barrier.wait()
+            a, b = f(a, b)
+        results.append((float(a[0]), float(b[0])))
+
+    for _ in range(20):
+        results = []
+        shared = graftax.jit(lambda a, b: (a + 1, b + 1))
+        threads = [threading.Thread(target=steps, args=[shared]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [(6.0, 6.0)] * 4
+    assert "supplied" not in capfd.readouterr().err  # what XLA logs of a call with another number of arguments

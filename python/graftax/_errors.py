@@ -170,6 +170,19 @@ PACK_USED = (
     "this packed state was used up by {name}, which returned a new one in its place: its memory was donated. Use what "
     "the call returned, or pack with donate=False."
 )
+PACK_CHANGED_TWICE = (
+    "{name} changed what is in a handle of packed state both as its argument and through the handle itself, which it "
+    "reaches another way (update, or another argument): one of the two would be lost. Change it in one of these ways."
+)
+PACK_DELETED = (
+    "this packed state's arrays are gone: a call took them as donated. It failed while it ran, or another handle, or "
+    "an object packed or unpacked with copy=False, holds the same arrays (jax.tree.map makes such handles). Use what "
+    "that call wrote back or returned, copy.copy(handle) before it, or pack with donate=False."
+)
+PACK_RESHAPED = (
+    "a buffer of this packed state is {found}, and not the {size} numbers that were packed: jax.vmap, or a tree "
+    "operation on the handle, made it so. Unpack under the same jax.vmap, or turn it back first."
+)
 PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
 NO_SUCH_OPERAND = "{name} is given no argument {which!r}; it is given {operands}."

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import copy as copies
+import enum
 import itertools
 import math
+import threading
+import types
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
@@ -15,10 +18,19 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _core
 from ._compat import ref_types
-from ._errors import PACK_BYTES, PACK_OF_PACK, PACK_USED, StructureError
+from ._errors import (
+    PACK_BYTES,
+    PACK_CHANGED_TWICE,
+    PACK_DELETED,
+    PACK_OF_PACK,
+    PACK_RESHAPED,
+    PACK_USED,
+    StructureError,
+)
 from .marks import Dynamic
 
 T = TypeVar("T")
@@ -41,15 +53,17 @@ class _Buffer(NamedTuple):
 class PackLayout:
     """What a handle holds, and where: equal layouts are one object."""
 
-    __slots__ = ("__weakref__", "apart", "buffers", "graphdef", "kept", "max_bytes")
+    __slots__ = ("__weakref__", "apart", "buffers", "graphdef", "kept", "live", "max_bytes")
 
     _known: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], PackLayout]] = weakref.WeakValueDictionary()
+    _making: ClassVar[threading.RLock] = threading.RLock()
 
     graphdef: _core.GraphDef
     buffers: tuple[_Buffer, ...]
     apart: tuple[int, ...]  # leaves: JAX arrays
     kept: tuple[int, ...]  # leaves: NumPy arrays, refs, numbers
     max_bytes: int
+    live: _Live | None  # what stays itself inside, and may be changed from outside
 
     def __new__(
         cls,
@@ -59,9 +73,17 @@ class PackLayout:
         kept: tuple[int, ...],
         max_bytes: int,
     ) -> PackLayout:
-        made = super().__new__(cls)
-        made.graphdef, made.buffers, made.apart, made.kept, made.max_bytes = graphdef, buffers, apart, kept, max_bytes
-        return cls._known.setdefault((graphdef, buffers, apart, kept, max_bytes), made)
+        live = _live(graphdef)
+        # Equal functions are not one: each has its own closure.
+        key = (graphdef, buffers, apart, kept, max_bytes, live and frozenset(map(id, live[0])))
+        with cls._making:
+            made = cls._known.get(key)
+            if made is None:
+                made = super().__new__(cls)
+                made.graphdef, made.buffers, made.apart, made.kept, made.max_bytes = key[:5]
+                made.live = live
+                cls._known[key] = made
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackLayout, (self.graphdef, self.buffers, self.apart, self.kept, self.max_bytes)
@@ -76,6 +98,34 @@ class PackLayout:
         return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.apart)} arrays apart)"
 
 
+_Live = tuple[tuple[types.FunctionType, ...], dict[Any, None]]
+
+
+def _live(graphdef: _core.GraphDef) -> _Live | None:
+    """The functions and keys that are not rebuilt but stay themselves, and have state that may change outside."""
+    functions: dict[types.FunctionType, None] = {}
+    keys: dict[Any, None] = {}
+    todo: list[Any] = []
+    for path, op, cls, value in graphdef.instructions():
+        todo += [getattr(part, "key", None) for part in path[-1:]]
+        if op == "node" and isinstance(value, types.FunctionType):
+            # A function that is rebuilt has a twin without state here.
+            if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__:
+                functions[value] = None
+        elif op == "node" and issubclass(cls, (set, frozenset)):
+            todo += cast("Iterable[Any]", value)
+    while todo:
+        x = todo.pop()
+        if isinstance(x, (tuple, frozenset)):
+            todo += cast("Iterable[Any]", x)
+        elif (hasattr(x, "__dict__") or hasattr(type(x), "__slots__")) and not isinstance(x, _STATELESS):
+            keys[x] = None
+    return (tuple(functions), keys) if functions or keys else None
+
+
+_STATELESS = (type, types.ModuleType, enum.Enum)
+
+
 class Packed(Generic[T]):
     """A handle on an object graph whose small arrays lie in a few buffers: what `pack` returns.
 
@@ -83,11 +133,12 @@ class Packed(Generic[T]):
     back. It is a pytree of its buffers for JAX: `jax.grad`, `optax` and the like work on whole buffers.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_donate", "_kept", "_layout", "_used")
+    __slots__ = ("__weakref__", "_arrays", "_donate", "_kept", "_layout", "_live", "_used")
 
     _arrays: tuple[Any, ...]
     _kept: tuple[Any, ...]
     _layout: PackLayout | None
+    _live: _Live | None  # the layout's: a call sees here that one of these was changed
     _donate: bool
     _used: str | None
 
@@ -99,7 +150,8 @@ class Packed(Generic[T]):
         donate: bool,
         used: str | None = None,
     ) -> None:
-        self._arrays, self._kept, self._layout, self._donate, self._used = arrays, kept, layout, donate, used
+        self._hold(arrays, kept, layout)
+        self._donate, self._used = donate, used
 
     def unpack(self, *, copy: bool = True) -> T:
         """The objects, built anew, with arrays of their own.
@@ -109,20 +161,20 @@ class Packed(Generic[T]):
                 handle donates those, and they are gone from the objects then.
 
         Raises:
-            StructureError: where a call has used the handle up.
+            StructureError: where a call has used the handle up, or its arrays are gone.
         """
         layout = self._in_use()
-        leaves = self._leaves(copy and self._donate)
-        return cast(T, _core.unflatten(layout.graphdef, leaves))
+        return cast(T, _core.unflatten(layout.graphdef, self._leaves(copy)))
 
     def update(self, obj: T, *, copy: bool = True) -> None:
         """Holds these objects from now on, instead of those before. The arguments are those of `pack`."""
         layout = self._in_use()
         leaves, graphdef = _flatten(obj)
-        self._hold(*_packed(leaves, graphdef, layout.max_bytes, copy and self._donate))
+        self._hold(*_packed(leaves, graphdef, layout.max_bytes, copy, self._donate))
 
     def _hold(self, arrays: tuple[Any, ...], kept: tuple[Any, ...], layout: PackLayout | None) -> None:
         self._arrays, self._kept, self._layout = arrays, kept, layout
+        self._live = None if layout is None else layout.live
 
     @property
     def graphdef(self) -> _core.GraphDef:
@@ -141,16 +193,24 @@ class Packed(Generic[T]):
 
     def _leaves(self, copy: bool) -> list[Any]:
         layout = self._in_use()
+        if any(_is_deleted(x) for x in self._arrays):
+            raise StructureError(PACK_DELETED)
+        own = copy and self._donate
         leaves: list[Any] = [None] * layout.graphdef.num_leaves
         buffers = self._arrays[: len(layout.buffers)]
         for joined, buffer in zip(buffers, layout.buffers, strict=True):
             for i, piece in zip(buffer.leaves, _cut(joined, buffer), strict=True):
                 leaves[i] = piece
         for i, x in zip(layout.apart, self._arrays[len(layout.buffers) :], strict=True):
-            leaves[i] = _copied(x) if copy else x
+            leaves[i] = _copied(x) if own else x
         for i, x in zip(layout.kept, self._kept, strict=True):
-            leaves[i] = x.value if type(x) is Dynamic else _copied(x) if copy else x
+            leaves[i] = x.value if type(x) is Dynamic else _kept(x, copy)
         return leaves
+
+    def __copy__(self) -> Packed[T]:
+        """A handle with arrays of its own: those of this one are donated."""
+        arrays, kept = tuple(map(_copied, self._arrays)), tuple(_kept(x, copy=True) for x in self._kept)
+        return Packed(arrays, kept, self._layout, self._donate, self._used)
 
     def __repr__(self) -> str:
         layout = self._layout
@@ -195,7 +255,7 @@ def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool
         donate: a call that is given the handle may use its memory for the new state. With False the memory is kept, and
             a handle is never used up.
         copy: take a copy of the arrays that stand beside the buffers, so that `obj` keeps its own when the handle's are
-            donated. False where `obj` is not used afterwards.
+            donated (and of NumPy arrays in any case). False where `obj` is not used afterwards.
 
     Returns:
         a `Packed` handle: `unpack()` gives the objects back.
@@ -216,7 +276,7 @@ def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool
     if isinstance(max_bytes, bool) or not isinstance(cast("object", max_bytes), int) or max_bytes < 0:
         raise ValueError(PACK_BYTES.format(value=max_bytes))
     leaves, graphdef = _flatten(obj)
-    return Packed(*_packed(leaves, graphdef, max_bytes, copy and donate), donate)
+    return Packed(*_packed(leaves, graphdef, max_bytes, copy, donate), donate)
 
 
 def _flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
@@ -229,14 +289,14 @@ def _flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
 
 
 def _packed(
-    leaves: list[Any], graphdef: _core.GraphDef, max_bytes: int, copy: bool
+    leaves: list[Any], graphdef: _core.GraphDef, max_bytes: int, copy: bool, donate: bool
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], PackLayout]:
     """(arrays, kept, layout) of these leaves."""
     traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
     groups: dict[Any, list[int]] = {}
     for i, x in enumerate(leaves):
         if _is_plain(x, max_bytes):
-            place = None if traced else (x.sharding, x.committed)
+            place = None if traced else (_place(x), x.committed)
             groups.setdefault((x.dtype, place), []).append(i)
     buffers: tuple[_Buffer, ...] = ()
     for (dtype, _), members in groups.items():
@@ -248,7 +308,7 @@ def _packed(
     apart = tuple(i for i in rest if isinstance(leaves[i], jax.Array) and not isinstance(leaves[i], ref_types))
     kept = tuple(i for i in rest if i not in apart)
     joined = [_joined([leaves[i] for i in buffer.leaves]) for buffer in buffers]
-    beside = [_copied(leaves[i]) if copy else leaves[i] for i in apart]
+    beside = [_copied(leaves[i]) if copy and donate else leaves[i] for i in apart]
     layout = PackLayout(graphdef, buffers, apart, kept, max_bytes)
     return (*joined, *beside), tuple(_kept(leaves[i], copy) for i in kept), layout
 
@@ -256,7 +316,7 @@ def _packed(
 def _kept(x: Any, copy: bool) -> Any:
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
         return Dynamic(x)  # a number that is traced wherever it stands
-    return _copied(x) if copy else x
+    return x.copy() if copy and isinstance(x, np.ndarray) else x
 
 
 def _is_plain(x: Any, max_bytes: int) -> bool:
@@ -276,7 +336,8 @@ def _is_plain(x: Any, max_bytes: int) -> bool:
 
 def _joined(leaves: list[Any]) -> Any:
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
-        return _traced_join(leaves)
+        with _every_dtype():
+            return _traced_join(leaves)
     host = np.concatenate([np.ravel(x) for x in jax.device_get(leaves)])
     return _placed([host], leaves[0])[0]
 
@@ -284,11 +345,15 @@ def _joined(leaves: list[Any]) -> Any:
 def _cut(joined: Any, buffer: _Buffer) -> list[Any]:
     """The pieces of a buffer. Whatever a tree operation put into its place is cut where that makes sense."""
     sizes = buffer.sizes
+    if getattr(joined, "shape", None) != (sum(sizes),):
+        found = getattr(joined, "shape", type(joined).__name__)
+        raise StructureError(PACK_RESHAPED.format(found=found, size=sum(sizes)))
     if isinstance(joined, jax.ShapeDtypeStruct):
         return [jax.ShapeDtypeStruct(shape, joined.dtype) for shape in buffer.shapes]
     if isinstance(joined, jax.core.Tracer):
-        pieces = _traced_cut(joined, sizes)
-        return [piece.reshape(shape) for piece, shape in zip(pieces, buffer.shapes, strict=True)]
+        with _every_dtype():
+            pieces = _traced_cut(joined, sizes)
+            return [jax.lax.reshape(piece, shape) for piece, shape in zip(pieces, buffer.shapes, strict=True)]
     host = np.split(np.asarray(joined), np.cumsum(sizes)[:-1])
     # Copies: a view of the buffer would show what a later call writes into its memory.
     own = [piece.reshape(shape).copy() for piece, shape in zip(host, buffer.shapes, strict=True)]
@@ -310,14 +375,14 @@ def _traced_cut(joined: Any, sizes: list[int]) -> list[Any]:
 
 
 def _traced_join(leaves: list[Any]) -> Any:
-    pieces = [jnp.ravel(x) for x in leaves]
+    pieces = [jax.lax.reshape(x, (x.size,)) for x in leaves]
     blocks: list[Any] = []
     at = 0
     for _, length in _runs([piece.size for piece in pieces]):
         for count in _even(length):
-            blocks.append(jnp.concatenate(pieces[at : at + count]))
+            blocks.append(jax.lax.concatenate(pieces[at : at + count], 0))
             at += count
-    return jnp.concatenate(jax.lax.optimization_barrier(tuple(blocks)))
+    return jax.lax.concatenate(jax.lax.optimization_barrier(tuple(blocks)), 0)
 
 
 def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
@@ -331,17 +396,39 @@ def _even(length: int) -> list[int]:
     return [part] * (length // part) + ([length % part] if length % part else [])
 
 
+def _place(x: Any) -> Any:
+    """The sharding of an array that is in one place, fit for a buffer of any rank."""
+    sharding = x.sharding
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
+    return sharding
+
+
 def _placed(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
-    if like.committed:
-        return jax.device_put(arrays, like.sharding)
-    with jax.default_device(next(iter(like.sharding.device_set))):
-        return jax.device_put(arrays)
+    with _every_dtype():
+        if like.committed:
+            return jax.device_put(arrays, _place(like))
+        with jax.default_device(next(iter(like.sharding.device_set))):
+            return jax.device_put(arrays)
+
+
+def _every_dtype() -> Any:
+    """Arrays of 64 bits stay what they are, whatever `jax_enable_x64` says now."""
+    return jax.enable_x64(True)
 
 
 def _copied(x: Any) -> Any:
+    """An array that no other object holds. Under a trace that is one more output: a copy only where one is needed."""
+    if isinstance(x, jax.core.Tracer) and not isinstance(x, ref_types) and x.dtype != jax.dtypes.float0:
+        with _every_dtype():
+            return jnp.copy(x)
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         return copies.deepcopy(x)
-    return x.copy() if isinstance(x, np.ndarray) else x
+    return x
+
+
+def _is_deleted(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
 
 
 # ---- in a call
@@ -358,12 +445,13 @@ def is_array_of_handle(path: Sequence[Any]) -> bool:
 
 
 class Opened(NamedTuple):
-    """A handle in a call, with the object inside, and that object's leaves and structure before the function ran."""
+    """A handle in a call, with the object inside: its leaves and structure, and what the handle held, before it ran."""
 
     handle: Packed[Any]
     value: Any
     leaves: list[Any]
     graphdef: _core.GraphDef
+    held: tuple[Any, ...]
 
 
 def open_handles(values: Sequence[Any]) -> tuple[list[Any], list[Opened]]:
@@ -374,57 +462,83 @@ def open_handles(values: Sequence[Any]) -> tuple[list[Any], list[Opened]]:
         if type(value) is Packed:
             handle = cast("Packed[Any]", value)
             if id(handle) not in opened:
-                inside = handle.unpack(copy=not _is_traced(handle))
-                opened[id(handle)] = Opened(handle, inside, *_core.flatten(inside))
+                inside = handle.unpack()
+                opened[id(handle)] = Opened(handle, inside, *_core.flatten(inside), _held(handle))
             out[i] = opened[id(handle)].value
     return out, list(opened.values())
+
+
+def _held(handle: Packed[Any]) -> tuple[Any, ...]:
+    return (handle._layout, *handle._arrays, *handle._kept)
 
 
 def close_handles(opened: Iterable[Opened], result: object, name: str, uses_up: bool) -> None:
     """Puts what the function did to the objects inside into their handles; empties those that the result replaces."""
     unchanged: list[Packed[Any]] = []
-    for handle, value, before, graphdef_before in opened:
-        leaves, graphdef = _core.flatten(value)
-        same_structure = graphdef == graphdef_before
-        if same_structure and all(a is b for a, b in zip(leaves, before, strict=True)):
-            unchanged.append(handle)
+    closing: list[tuple[Packed[Any], tuple[Any, ...]]] = []
+    for was in opened:
+        leaves, graphdef = _core.flatten(was.value)
+        now = _held(was.handle)
+        untouched = len(now) == len(was.held) and all(a is b for a, b in zip(now, was.held, strict=True))
+        if graphdef == was.graphdef and _are_unchanged(leaves, was):
+            if untouched:
+                unchanged.append(was.handle)
+        elif not untouched:
+            raise StructureError(PACK_CHANGED_TWICE.format(name=name))
         else:
-            _close(handle, leaves, graphdef, before if same_structure else None)
-    if not (uses_up and unchanged):
+            closing.append((was.handle, _closed(was, leaves, graphdef)))
+    # Nothing fails from here on: a handle is not written while another cannot be.
+    for handle, parts in closing:
+        handle._hold(*parts)
+    if not uses_up:
         return
     given = {id(x.handle) for x in opened}
-    for new in (x for x in _handles_in(result) if id(x) not in given):
-        old = next((x for x in unchanged if x._layout is new._layout and x._donate), None)
-        if old is not None:
-            unchanged.remove(old)
+    made = [x._layout for x in _handles_in(result) if id(x) not in given]
+    for layout in dict.fromkeys(made):
+        replaced = [x for x in unchanged if x._layout is layout and x._donate]
+        if len(replaced) > made.count(layout):
+            continue  # which of them the result replaces cannot be told: all are kept
+        for old in replaced:
             old._hold((), (), None)
             old._used = name
 
 
-def _close(handle: Packed[Any], leaves: list[Any], graphdef: _core.GraphDef, before: list[Any] | None) -> None:
-    """Puts these leaves into the handle. `before` are the leaves it had, where the structure is as it was."""
+def _are_unchanged(leaves: list[Any], was: Opened) -> bool:
+    if not all(a is b for a, b in zip(leaves, was.leaves, strict=True)):
+        return False
+    kept = zip(was.handle._in_use().kept, was.handle._kept, strict=True)
+    return all(_bytes(leaves[i]) == _bytes(x) for i, x in kept)
+
+
+def _bytes(x: Any) -> bytes | None:
+    """The content of a NumPy array, which may change in place; nothing of another leaf."""
+    return x.tobytes() if isinstance(x, np.ndarray) else None
+
+
+def _closed(was: Opened, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[Any, ...]:
+    """What a handle holds with these leaves inside: (arrays, kept, layout)."""
+    handle, before = was.handle, was.leaves
     layout = handle._in_use()
     fits = (
-        before is not None
-        and all(leaves[i] is before[i] for i in layout.kept)
+        graphdef == was.graphdef
+        and all(leaves[i] is before[i] and _bytes(leaves[i]) is None for i in layout.kept)
         and all(
             _is_plain(leaves[i], layout.max_bytes) and leaves[i].shape == shape and leaves[i].dtype == buffer.dtype
             for buffer in layout.buffers
             for i, shape in zip(buffer.leaves, buffer.shapes, strict=True)
         )
     )
-    if not fits or before is None:
-        handle._hold(*_packed(leaves, graphdef, layout.max_bytes, copy=False))
-        return
+    if not fits:
+        return _packed(leaves, graphdef, layout.max_bytes, copy=True, donate=handle._donate)
     joined = [
         old if all(leaves[i] is before[i] for i in buffer.leaves) else _joined([leaves[i] for i in buffer.leaves])
         for old, buffer in zip(handle._arrays, layout.buffers, strict=False)
     ]
-    handle._arrays = (*joined, *(leaves[i] for i in layout.apart))
-
-
-def _is_traced(handle: Packed[Any]) -> bool:
-    return any(isinstance(a, jax.core.Tracer) for a in handle._arrays)
+    beside = [
+        old if leaves[i] is before[i] else _copied(leaves[i]) if handle._donate else leaves[i]
+        for i, old in zip(layout.apart, handle._arrays[len(joined) :], strict=True)
+    ]
+    return (*joined, *beside), handle._kept, layout
 
 
 def _handles_in(result: object) -> list[Packed[Any]]:
