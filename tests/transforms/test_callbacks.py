@@ -172,6 +172,42 @@ def test_a_host_function_may_read_what_the_compiled_function_captures():
     assert f(jnp.ones(())) == 3
 
 
+FILES = []
+
+
+class Writer:
+    """Array-free, and holds what cannot be walked."""
+
+    def __init__(self, file):
+        self.lines = (line for line in ())
+        self.file = file
+
+    def write(self, x):
+        self.file.write(f"{float(x)};")
+
+
+def write_line(x):
+    FILES[0].write(x)
+
+
+def step_with_a_file(x, state):
+    state["n"] += 1
+    io_callback(write_line, None, x, ordered=True)
+    return x
+
+
+def test_a_host_function_may_hold_what_no_compiled_function_can(tmp_path):
+    state = {"n": 0}
+    with open(tmp_path / "log", "w") as file:
+        FILES[:] = [Writer(file)]
+        step = graftax.jit(step_with_a_file)
+        for x in range(2):
+            step(jnp.asarray(float(x)), state)
+        jax.effects_barrier()
+    assert state["n"] == 2
+    assert (tmp_path / "log").read_text() == "0.0;1.0;"
+
+
 def test_an_error_of_the_host_function_is_shown():
     def fail(d):
         raise KeyError("missing")

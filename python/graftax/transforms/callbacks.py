@@ -15,7 +15,15 @@ from jax.tree_util import keystr
 from .. import _core
 from .._difference import describe, differences, place_name, too_deep
 from .._dispatch import running_traces
-from .._errors import CALLBACK_CHANGES, CALLBACK_RETURNS, CALLBACK_SHAPE, CAPTURED_COPY, MutationError, StructureError
+from .._errors import (
+    CALLBACK_CHANGES,
+    CALLBACK_RETURNS,
+    CALLBACK_SHAPE,
+    CAPTURED_COPY,
+    GraftaxError,
+    MutationError,
+    StructureError,
+)
 from .._signature import global_names, resolve
 from ._program import State, name_of
 
@@ -177,7 +185,10 @@ def _copied(callback: Callable[..., Any]) -> tuple[tuple[Any, ...], tuple[str, .
 
 def _nodes(roots: tuple[Any, ...]) -> set[int]:
     """The identities of the mutable nodes that are reached from `roots`."""
-    walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
+    try:
+        walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
+    except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
+        return set()
     return set() if walked is None else set(map(id, walked[1]))
 
 
