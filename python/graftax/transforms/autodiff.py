@@ -115,7 +115,7 @@ def value_and_grad(
 
     Example:
         >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
-        {'w': Array([1., 1.], dtype=float32), 'name': 'net'}
+        {'w': Array([1., 1.], dtype=float32), 'name': None}
     """
     return with_gradient(
         Program, fun, "value_and_grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes)

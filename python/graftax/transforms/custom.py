@@ -68,7 +68,7 @@ class custom_jvp(CustomRule):
         ...     safe = jnp.where(out["value"] == 0, 1, out["value"])
         ...     return out, {"value": (params["w"] * rate["w"]).sum() / safe}
         >>> graftax.grad(lambda params: norm(params)["value"])({"w": jnp.zeros(2), "name": "w"})
-        {'w': Array([0., 0.], dtype=float32), 'name': 'w'}
+        {'w': Array([0., 0.], dtype=float32), 'name': None}
     """
 
     _title = "custom_jvp"
