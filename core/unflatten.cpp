@@ -279,7 +279,9 @@ bool Builder::dropped(const Instr& n) const {
     return !obj || PyObject_IsTrue(own(PyObject_CallMethod(runtime.registry, "is_leaf", "O", obj.get())).get()) == 1;
   }
   Base base = n.kind->base;
-  return (n.flags & HANDED) || n.own != NONE || base == Base::set || base == Base::buffer || base == Base::value;
+  bool container = base == Base::list || base == Base::tuple || base == Base::dict || base == Base::odict ||
+                   base == Base::defaultdict || base == Base::deque;
+  return ((n.flags & HANDED) && !container) || n.own != NONE || base == Base::set || base == Base::buffer || base == Base::value;
 }
 
 void Builder::node(uint32_t pc, uint32_t at) {

@@ -42,6 +42,12 @@ def key_class() -> type:
     raise ImportError("this JAX has no PRNGKeyArray where it is known")
 
 
+def of_one_trace(x: Any, tracer: Any) -> bool:
+    """Do both belong to one trace? Equinox leaves out the tangents of values that do not; nothing public tells."""
+    trace = getattr(tracer, "_trace", None)
+    return trace is not None and getattr(x, "_trace", None) is trace
+
+
 def is_registered_static(cls: type) -> bool:
     """Was the class given to `jax.tree_util.register_static`? Nothing public tells without a call of its flatten."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)

@@ -38,6 +38,7 @@ from .packed import is_array_of_handle, is_donated
 from .path import matcher
 
 _NUMBERING = threading.Lock()
+_RUNNING = threading.local()
 _MANY = 32  # leaves
 
 Layout = tuple[Any, ...]
@@ -171,10 +172,10 @@ def trace(
     # A forwarded input would keep its own sharding, whatever the options say.
     forward = options.in_shardings is None and options.out_shardings is None
     tracing = plan.tracing(roots, layout, shapes)
-    outcome, out, lost = run_trace(
+    outcome, out, changed, lost = run_trace(
         plan.name, tracing, roots, leaves, call, options.mutation, by_value=by_value, forward=forward, donated=donated
     )
-    plan.on_trace(lost)
+    plan.on_trace(changed if lost else [])
     return outcome, out
 
 
@@ -189,14 +190,16 @@ def run_trace(
     by_value: bool,
     forward: bool,
     donated: Sequence[bool] = (),
-) -> tuple[_core.Outcome, list[Any], list[str]]:
+) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots rebuilt around `leaves`, whatever happens leaves the caller's objects as they were.
 
     Returns:
-        (the Outcome, its output leaves, the paths of changes that are lost with it).
+        (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
     """
     try:
         values = tracing.rebuild(leaves)
+        running: list[Any] = _RUNNING.__dict__.setdefault("traces", [])
+        running.append((roots, values))
         try:
             outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
@@ -207,6 +210,7 @@ def run_trace(
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         finally:
+            running.pop()
             tracing.restore()
         if mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
@@ -214,9 +218,14 @@ def run_trace(
             raise ConcurrentChangeError(
                 CHANGED_BEHIND.format(name=name, path="one of its arguments or captured objects")
             )
-        return outcome, out, changed if lost else []
+        return outcome, out, changed, lost
     finally:
         tracing.close()
+
+
+def running_traces() -> list[tuple[Sequence[Any], Sequence[Any]]]:
+    """(the caller's roots, the rebuilt ones) of each trace that this thread is in."""
+    return list(_RUNNING.__dict__.get("traces", ()))
 
 
 def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

@@ -267,3 +267,57 @@ UNSEEN = (
     "value cannot be followed. Make it one of the children, or keep it elsewhere."
 )
 NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."
+CALLBACK_CHANGES = (
+    "{name}: the host function changed its arguments, which are copies: the change would be lost.\n{differences}\n"
+    "(expected is what it was given.) Return the new value, or change what the function reaches through its closure or "
+    "as a bound method."
+)
+CALLBACK_RETURNS = (
+    "{name}: the host function returned something else than result_shape says:\n{differences}\nThe compiled code is "
+    "made for result_shape: arrays stand where it has shapes, all else has to be equal."
+)
+CALLBACK_SHAPE = (
+    "{name}: the host function returned {given} at {path}, and result_shape says {expected}. Return that, for example "
+    "np.asarray(value, dtype), or correct result_shape."
+)
+CAPTURED_COPY = (
+    "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "
+    "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
+    "the host function name the object: write it as a function of its own, outside of the compiled one."
+)
+NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
+OF_CAPTURED = (
+    "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "
+    "alone{besides}. Pass it as an argument, or stop its gradient (jax.lax.stop_gradient)."
+)
+RULE_CHANGES = (
+    "the rule of {name} changed {paths}. JAX runs a rule whenever it asks for a derivative, possibly later than the "
+    "call or not at all: return the new value, or let the function itself do the change, which is what comes back."
+)
+RULE_CHANGES_COPY = (
+    "the bwd of {name} changed what it is given, which are copies: the change would be lost.\n{differences}\n(expected "
+    "is what it was given.) Return the new value as a cotangent, or do the change in the function itself."
+)
+RULE_RETURNS = (
+    "{name}: its rule has to return the value that the function returns, and returned another:\n{differences}\n"
+    "(expected is what the function returns.)"
+)
+RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
+RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
+RETURNS_ARGUMENT = (
+    "{name} returns an object of the caller's, whose array at {path} would then keep the derivative that it has, and "
+    "not get that of the rule. Return a new object: jax.tree.map(lambda x: x, ...) copies a tree."
+)
+KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
+FIRST_BY_POSITION = "{name}: the first argument is the one that is differentiated; pass it, and by position."
+OTHER_TREE = (
+    "{name}: the tangents have to be a tree like the primals, with None for no tangent: {expected}, not {given}."
+)
+CONVERTED_FOR_OTHERS = (
+    "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments like "
+    "these."
+)
+OLD_RULE = (
+    "{title}.{old} is the old form of {new}, in which None stands for a {of} that is not there; with {old} arrays of "
+    "zeros are made for it."
+)

@@ -489,3 +489,20 @@ def test_names_and_documentation_are_the_functions():
     for transform in (grad, value_and_grad, jacfwd, jacrev, hessian):
         assert transform(f).__name__ == "f" and transform(f).__doc__ == "What f does."
     assert copy.copy(grad(f))(2.0) == 1
+
+
+def test_a_container_that_a_config_holds_too_stays_one_in_a_gradient():
+    config = zoo.Box(empty=(), sizes=[1], names={"a": "x"})
+    gradient = grad(lambda p, config: p[0])((jnp.ones(()), config.empty, config.sizes, config.names), config)
+    assert gradient == (1, (), [None], {"a": None})
+
+
+def test_a_number_is_a_tangent_and_shared_tangents_are_one_for_each_place():
+    assert jvp(lambda x: x**2, (3.0,), (1.0,)) == (9, 6)
+    rates = [jnp.ones(())]
+    value, rate = jvp(
+        lambda d: 2 * d["a"][0] + d["b"][0], ({"a": [1.0 * X[0]], "b": [X[0]]},), ({"a": rates, "b": rates},)
+    )
+    assert (float(value), float(rate)) == (1.5, 3.0)
+    with pytest.raises(graftax.StructureError, match="'text'"):
+        jvp(lambda d: d["a"], ({"a": X},), ({"a": "text"},))

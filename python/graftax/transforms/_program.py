@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _core
-from .._difference import place_name
+from .._advice import caller_level
+from .._difference import describe, place_name
 from .._dispatch import place_of, run_trace
-from .._errors import NO_SUCH_OPERAND, NOT_CALLABLE, GraftaxError
+from .._errors import CHANGE_LOST, NO_SUCH_OPERAND, NOT_CALLABLE, GraftaxError, LostChangeWarning
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable, without_table
@@ -53,6 +56,8 @@ class Program:
         mutation: "propagate", "error" or "discard", as in `graftax.jit`.
         captured: False for transforms by value, where closures and globals are as in JAX.
         dynamic: by key path, which Python numbers are traced.
+        static: positions of operands that must hold no array.
+        shapes: nothing will run: `jax.ShapeDtypeStruct` may stand in place of arrays.
     """
 
     def __init__(
@@ -65,17 +70,30 @@ class Program:
         mutation: str = "propagate",
         captured: bool = True,
         dynamic: Callable[[str], bool] | None = None,
+        static: Sequence[int] = (),
+        shapes: bool = False,
     ) -> None:
         keywords = keywords or {}
-        self.name, self.mutation = name, mutation
+        self.name, self.mutation, self._shapes = name, mutation, shapes
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
         self._keywords, self._dynamic = tuple(keywords), dynamic
-        self._flags = [0] * self.operands
+        declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
+        self._flags = [int(i in declared) for i in range(self.operands)]
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
+        self.changed: list[str] = []  # the paths that the last trace has changed
+
+    def private(self) -> Program:
+        """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
+        twin = copy.copy(self)
+        built = _core.unflatten(self.graphdef, [np.zeros(()) for _ in self.leaves])
+        twin.roots, twin.leaves = built if len(self.roots) != 1 else (built,), []
+        # Every captured value is another one than the function itself would find.
+        twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
+        return twin
 
     def _part(self, function: Callable[..., Any], captured: bool) -> _Part:
         if isinstance(function, _core.Caller):  # stays compiled
@@ -112,7 +130,9 @@ class Program:
         return _Part(plain, signature, layout, own, tuple(places))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
-        leaves, graphdef = _core.record(self.roots, self.names, self._flags, None, dynamic=self._dynamic)
+        leaves, graphdef = _core.record(
+            self.roots, self.names, self._flags, None, shapes=self._shapes, dynamic=self._dynamic
+        )
         # JAX may read a NumPy array after the call has returned.
         return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
@@ -135,7 +155,7 @@ class Program:
         Returns:
             (the Outcome, its output leaves). `outcome` is that of the last trace.
         """
-        tracing = _core.Trace(self.roots, self.names, self._flags, False, False, self._dynamic)
+        tracing = _core.Trace(self.roots, self.names, self._flags, False, self._shapes, self._dynamic)
 
         def call(values: list[Any]) -> Any:
             functions = [self._function(part, values) for part in self._parts]
@@ -145,8 +165,11 @@ class Program:
         run = functools.partial(run_trace, by_value=mutation == "discard", forward=False)
         given = (self.name, tracing, self.roots, list(leaves), call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
-        outcome, out, _ = _core.run_active(_core.Caller(), self.roots, [], run, *given)
-        self.outcome = outcome
+        outcome, out, changed, lost = _core.run_active(_core.Caller(), self.roots, [], run, *given)
+        if lost:
+            paths = ", ".join(changed)
+            warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
+        self.outcome, self.changed = outcome, changed
         return outcome, out
 
     def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
@@ -197,7 +220,7 @@ class Program:
         """The leaves that are reached from these roots, wherever their first place is."""
         if not roots:
             return set()
-        marks = [np.zeros(()) for _ in self.leaves]
+        marks = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
         built = self.rebuilt(marks)
         numbers = {id(mark): i for i, mark in enumerate(marks)}
         return {numbers[id(leaf)] for leaf in _core.flatten([built[root] for root in roots])[0] if id(leaf) in numbers}
@@ -206,6 +229,38 @@ class Program:
     def place_of(self) -> Any:
         """What JAX's messages name in place of a flat function: the first function and where it is written."""
         return place_of(self._parts[0].function)
+
+
+# What makes the programs of `filter_*`: the caller's objects are never touched, closures and globals are as in JAX.
+by_value = functools.partial(Program, mutation="discard", captured=False)
+
+
+def first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    """The body of a transform that calls its one function."""
+    return functions[0](*operands)
+
+
+class State(NamedTuple):
+    """What a function that is called with copies can reach, before it runs."""
+
+    roots: tuple[Any, ...]
+    names: tuple[str, ...]
+    graphdef: _core.GraphDef
+    leaves: Sequence[Any]
+
+    @staticmethod
+    def of(roots: tuple[Any, ...], names: tuple[str, ...]) -> State:
+        leaves, graphdef = _core.record(roots, names, [0] * len(roots), None)
+        return State(roots, names, graphdef, leaves)
+
+    def changes(self) -> str:
+        """What has changed since, as text; empty where nothing has."""
+        walked = _core.walk(self.graphdef, self.roots)
+        if walked is None:
+            return describe(self.graphdef, State.of(self.roots, self.names).graphdef, self.names)
+        paths = zip(self.graphdef.leaf_paths(), self.leaves, walked[0], strict=True)
+        changed = [place_name(path, self.names) for path, old, new in paths if old is not new]
+        return f"  {', '.join(changed)}: another array" if changed else ""
 
 
 def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -26,6 +26,7 @@ from ..path import matcher
 from ._program import Program, name_of, wraps
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
+Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
 
 
 class Chosen(NamedTuple):
@@ -70,7 +71,7 @@ def grad(
     Returns:
         a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
     """
-    both = _value_and_grad(fun, "grad", argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt)
+    both = with_gradient(Program, fun, "grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes))
 
     @wraps(fun, "grad")
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -114,29 +115,36 @@ def value_and_grad(
 
     Example:
         >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
-        {'w': Array([1., 1.], dtype=float32), 'name': 'net'}
+        {'w': Array([1., 1.], dtype=float32), 'name': None}
     """
-    return _value_and_grad(fun, "value_and_grad", argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt)
+    return with_gradient(
+        Program, fun, "value_and_grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes)
+    )
 
 
-def _value_and_grad(
+def grad_options(holomorphic: bool, allow_int: bool, reduce_axes: Sequence[Any]) -> dict[str, Any]:
+    """The options of `jax.value_and_grad` that are passed on."""
+    options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
+    return {**options, "reduce_axes": reduce_axes} if reduce_axes else options
+
+
+def with_gradient(
+    make: Make,
     fun: Callable[..., Any],
     title: str,
     argnums: int | Sequence[int],
     has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-    reduce_axes: Sequence[Any],
     wrt: Wrt,
+    options: dict[str, Any],
 ) -> Callable[..., Any]:
-    options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
-    if reduce_axes:
-        options["reduce_axes"] = reduce_axes
+    """`value_and_grad` with the programs that `make` makes."""
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        program = Program(name_of(fun, title), [fun], as_arrays(args, argnums, wrt), kwargs)
-        chosen = choose(program, argnums, wrt, allow_int)
+        if make is Program:
+            args = as_arrays(args, argnums, wrt)
+        program = make(name_of(fun, title), [fun], args, kwargs)
+        chosen = choose(program, argnums, wrt, options.get("allow_int", False), make is not Program)
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
             value: list[Any] = []
@@ -170,7 +178,9 @@ def as_arrays(args: tuple[Any, ...], argnums: int | Sequence[int], wrt: Wrt) -> 
     return tuple(jnp.asarray(x) if i in at and type(x) in (float, complex) else x for i, x in enumerate(args))
 
 
-def choose(program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False) -> Chosen:
+def choose(
+    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, allow_none: bool = False
+) -> Chosen:
     """Which leaves are differentiated, and by which operands' graphs."""
     predicate = wrt if callable(wrt) else None
     named: Any = argnums if wrt is None or callable(wrt) else wrt
@@ -194,7 +204,7 @@ def choose(program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: 
             leaves.append(i)
             if i not in below and matched[i] not in roots:
                 roots.append(matched[i])
-    if not leaves:
+    if not leaves and not allow_none:
         where = ", ".join(program.names[root] for root in roots) or ", ".join(patterns)
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
@@ -289,7 +299,7 @@ def jacfwd(
     Returns:
         a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
     """
-    return _jacobian(jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
+    return jacobian_by(Program, jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
 
 
 def jacrev(
@@ -303,7 +313,7 @@ def jacrev(
 ) -> Callable[..., Any]:
     """The Jacobian in reverse mode; otherwise as `jacfwd`."""
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _jacobian(jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
+    return jacobian_by(Program, jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
 
 
 def hessian(
@@ -315,10 +325,11 @@ def hessian(
     wrt: Wrt = None,
 ) -> Callable[..., Any]:
     """The Hessian: as `jacfwd`, with a graph like the argument in place of each array of its inner graphs."""
-    return _jacobian(jax.hessian, "hessian", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic}, order=2)
+    return jacobian_by(Program, jax.hessian, "hessian", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic}, 2)
 
 
-def _jacobian(
+def jacobian_by(
+    make: Make,
     transform: Callable[..., Any],
     title: str,
     fun: Callable[..., Any],
@@ -328,10 +339,14 @@ def _jacobian(
     options: dict[str, Any],
     order: int = 1,
 ) -> Callable[..., Any]:
+    """`jacfwd` and the like with the programs that `make` makes."""
+
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        program = Program(name_of(fun, title), [fun], as_arrays(args, argnums, wrt), kwargs)
-        chosen = choose(program, argnums, wrt, options.get("allow_int", False))
+        if make is Program:
+            args = as_arrays(args, argnums, wrt)
+        program = make(name_of(fun, title), [fun], args, kwargs)
+        chosen = choose(program, argnums, wrt, options.get("allow_int", False), make is not Program)
         output: list[Output] = []
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -375,7 +390,7 @@ def jvp(
     Raises:
         StructureError: where the tangents do not fit, naming the path.
     """
-    one = _Flat(fun, "jvp", primals, has_aux)
+    one = Flat(Program, fun, "jvp", primals, has_aux)
     given = one.tangents(tangents)
     _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
     return one.results(one.rate(rates), out)
@@ -388,7 +403,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         (value, rate), and with `has_aux` the second part. `rate(*tangents)` takes and gives what `jvp` takes and gives,
         without running the function again.
     """
-    one = _Flat(fun, "linearize", primals, has_aux)
+    one = Flat(Program, fun, "linearize", primals, has_aux)
     _, push, out = jax.linearize(one.flat, one.primals, has_aux=True)
     later = one.later()
 
@@ -411,7 +426,12 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[
         cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
         gives them.
     """
-    one = _Flat(fun, "vjp", primals, has_aux)
+    return pulled_back(Program, fun, primals, has_aux)
+
+
+def pulled_back(make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool) -> tuple[Any, ...]:
+    """`vjp` with the programs that `make` makes."""
+    one = Flat(make, fun, "vjp", primals, has_aux)
     _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True)
     later = one.later()
 
@@ -422,7 +442,7 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[
     return one.results(pull_back, out)
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """What a tangent has to look like, and where it stands."""
 
     root: int
@@ -432,9 +452,9 @@ class _Shape(NamedTuple):
     dtype: Any
 
     @staticmethod
-    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> _Shape:
+    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> Shape:
         inexact = is_inexact(leaf)
-        return _Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
+        return Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
 
     def zeros(self) -> Any:
         zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
@@ -446,45 +466,43 @@ class _Later(NamedTuple):
 
     name: str
     chosen: Chosen
-    inputs: tuple[_Shape, ...]
+    inputs: tuple[Shape, ...]
     output: _core.GraphDef
-    outputs: tuple[_Shape, ...]
+    outputs: tuple[Shape, ...]
 
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        return _fitting(self.name, "tangent", self.inputs, tuple(given))
+        return fitting(self.name, "tangent", self.inputs, tuple(given))
 
     def cotangents(self, given: Any) -> tuple[Any, ...]:
-        return _fitting(self.name, "cotangent", self.outputs, (given,))
+        return fitting(self.name, "cotangent", self.outputs, (given,))
 
     def rate(self, rates: Sequence[Any]) -> Any:
         return _core.unflatten(self.output, [None if _is_nothing(x) else x for x in rates])
 
 
-class _Flat:
+class Flat:
     """A function, differentiated by the inexact arrays of all its positional arguments."""
 
-    def __init__(self, fun: Callable[..., Any], title: str, primals: Sequence[Any], has_aux: bool) -> None:
+    def __init__(self, make: Make, fun: Callable[..., Any], title: str, primals: Sequence[Any], has_aux: bool) -> None:
         numbers = range(len(primals))
-        self._program = Program(name_of(fun, title), [fun], as_arrays(tuple(primals), numbers, None))
-        self._chosen = choose(self._program, numbers, None)
+        operands = as_arrays(tuple(primals), numbers, None) if make is Program else tuple(primals)
+        self._program = make(name_of(fun, title), [fun], operands)
+        self._chosen = choose(self._program, numbers, None, False, make is not Program)
         self._has_aux = has_aux
         self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
         places = self._program.places
-        self._inputs = tuple(_Shape.of(self._program.leaves[i], *places[i]) for i in self._chosen.leaves)
+        self._inputs = tuple(Shape.of(self._program.leaves[i], *places[i]) for i in self._chosen.leaves)
         self._output: Output | None = None
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-            return self._flat(by)
+            leaves = replaced(self._program, self._chosen.leaves, by)
+            self._output, out = traced_output(self._program, leaves, has_aux)
+            return tuple(self._output.leaves), out
 
         self.flat = named(flat, self._program)
 
-    def _flat(self, by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        leaves = replaced(self._program, self._chosen.leaves, by)
-        self._output, out = traced_output(self._program, leaves, self._has_aux)
-        return tuple(self._output.leaves), out
-
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        return _fitting(self._program.name, "tangent", self._inputs, tuple(given))
+        return fitting(self._program.name, "tangent", self._inputs, tuple(given))
 
     def rate(self, rates: Sequence[Any]) -> Any:
         return self.later().rate(rates)
@@ -493,7 +511,7 @@ class _Flat:
         assert self._output is not None
         paths = self._output.graphdef.leaf_paths()
         shapes = tuple(
-            _Shape.of(leaf, 0, path, f"value{keystr(path)}")
+            Shape.of(leaf, 0, path, f"value{keystr(path)}")
             for leaf, path in zip(self._output.leaves, paths, strict=True)
         )
         return _Later(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
@@ -507,26 +525,53 @@ def _is_nothing(x: Any) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-def _fitting(name: str, what: str, wanted: Sequence[_Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold none."""
-    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
-    found: dict[Any, Any] = {}
-    for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
-        root, below = (0, path) if len(given) == 1 else (path[0], path[1:])
-        found[root, below] = leaf
+def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
+    found, again = places_in(given)
+
+    def at(place: Any) -> Any:
+        for end in range(1, len(place) + 1):
+            if place[:end] in again:
+                return at((*again[place[:end]], *place[end:]))
+        return place
+
     out: list[Any] = []
+    used: set[Any] = set()
     for shape in wanted:
-        leaf = found.pop((shape.root, shape.path), None)
-        if leaf is None:
-            leaf = shape.zeros()
-        elif np.shape(leaf) != shape.shape or jnp.result_type(leaf) != shape.dtype:
+        place = at((shape.root, *shape.path))
+        used.add(place)
+        is_array, value = found.get(place, (False, None))
+        zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or _is_nothing(value)
+        if type(value) in (int, float, complex) and shape.shape == () and not _is_nothing(shape):
+            is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
+            value = jnp.asarray(value, shape.dtype) if is_array else value
+        if zero:
+            value = shape.zeros()
+        elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:
             expected = f"{shape.dtype}{list(shape.shape)}"
-            text = f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+            text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
             raise StructureError(
                 OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
             )
-        out.append(leaf)
-    if found:
-        root, path = next(iter(found))
-        raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{root}]{keystr(path)}"))
+        out.append(value)
+    for place, (is_array, value) in found.items():
+        if is_array and place not in used and not _is_nothing(value):
+            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{place[0]}]{keystr(place[1:])}"))
     return tuple(out)
+
+
+def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
+    """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
+    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
+    found: dict[Any, tuple[bool, Any]] = {}
+    again: dict[Any, Any] = {}
+    above: tuple[int, ...] = (0,) if len(given) == 1 else ()
+    for path, op, _, value in graphdef.instructions():
+        place = (*above, *path)
+        if op == "leaf":
+            found[place] = (True, leaves[value])
+        elif op == "static":
+            found[place] = (False, value)
+        elif op != "node":
+            again[place] = (*above, *value)
+    return found, again

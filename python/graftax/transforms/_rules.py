@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of a function with a derivative rule: JAX sees flat leaves, the rules see graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.tree_util import keystr
+
+from .. import _core
+from .._difference import describe, place_name
+from .._errors import (
+    OF_CAPTURED,
+    OTHER_SHAPE,
+    RETURNS_ARGUMENT,
+    RULE_CHANGES,
+    RULE_RETURNS,
+    MutationError,
+    StructureError,
+)
+from ._program import Program, first
+from .autodiff import Output, Shape, fitting, is_inexact, named
+
+TangentRule = Callable[[list[Any], tuple[Any, ...]], tuple[Any, Any]]
+Forward = Callable[[list[Any], list[bool]], tuple[Any, Any]]
+
+
+class Kept(NamedTuple):
+    """What a backward rule is given from the forward one."""
+
+    operands: list[Any]  # graphs like the operands, around the leaves that were kept
+    residuals: Any
+    perturbed: Sequence[bool]  # for each leaf of the program
+
+
+class Total(NamedTuple):
+    """A tangent in parts, to be added up."""
+
+    parts: list[Any]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Structure:
+    """What travels with residuals besides arrays."""
+
+    graphdef: _core.GraphDef
+    perturbed: tuple[bool, ...]
+
+
+class Sides(NamedTuple):
+    """Graphs of tangents or cotangents: like some graphs, with values for their floating arrays."""
+
+    graphdef: _core.GraphDef  # Python numbers are leaves in it
+    of_one: bool
+    zeros: tuple[Any, ...]  # what stands in it where nothing is differentiated
+    numbers: tuple[int, ...]  # for each wanted leaf, its place in the graph
+    leaves: tuple[int, ...]  # for each wanted leaf, its number among those of the program
+    shapes: tuple[Shape, ...]
+
+    @staticmethod
+    def of(graphs: Sequence[Any], names: Sequence[str], leaf_of: Callable[[Any], tuple[int, Any]]) -> Sides:
+        """`leaf_of` gives the number of a leaf of the graphs, and an array like it."""
+        found, graphdef = _core.record(tuple(graphs), tuple(names), [4] * len(graphs), None)
+        zeros: list[Any] = []
+        wanted: list[tuple[int, int, Shape]] = []
+        for at, (leaf, path) in enumerate(zip(found, graphdef.leaf_paths(), strict=True)):
+            zeros.append(type(leaf)(0) if type(leaf) in (float, complex) else None)
+            if type(leaf) in (bool, int, float, complex):
+                continue
+            number, array = leaf_of(leaf)
+            root, below = (0, path) if len(graphs) == 1 else (path[0], path[1:])
+            if is_inexact(array):
+                wanted.append((at, number, Shape.of(array, root, below, place_name(path, tuple(names)))))
+        at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
+        return Sides(graphdef, len(graphs) == 1, tuple(zeros), at, numbers, shapes)
+
+    def graphs(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """One value for each wanted leaf."""
+        leaves = list(self.zeros)
+        for at, value in zip(self.numbers, values, strict=True):
+            leaves[at] = value
+        built = _core.unflatten(self.graphdef, leaves, True)
+        return (built,) if self.of_one else built
+
+
+class Value:
+    """What a function returned when it was traced: structure, and types of arrays."""
+
+    def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str) -> None:
+        self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
+        paths = output.graphdef.leaf_paths()
+        self.types = [Shape.of(x, 0, p, f"value{keystr(p)}") for x, p in zip(output.leaves, paths, strict=True)]
+        self.dtypes = [jnp.result_type(x) for x in output.leaves]
+        places = {path: i for i, path in enumerate(paths)}
+        result = [_below(path) for path in outcome.leaf_paths()[: outcome.result_leaves]]
+        missing = set(paths).difference(result)
+        for path, leaf in zip(paths, output.leaves, strict=True):
+            if path in missing and is_inexact(leaf):
+                raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{keystr(path)}"))
+        self.order = [places[path] for path in result]  # for each result leaf, its number among those of the value
+        marks = [np.zeros(()) for _ in output.leaves]
+        numbers = {id(mark): i for i, mark in enumerate(marks)}
+
+        def leaf_of(mark: Any) -> tuple[int, Any]:
+            return numbers[id(mark)], output.leaves[numbers[id(mark)]]
+
+        self.sides = Sides.of([output.rebuilt(marks)], ("value",), leaf_of)
+
+    @property
+    def writes(self) -> bool:
+        return self.outcome.num_leaves > self.outcome.result_leaves
+
+
+def _below(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    return path[1:] if path and isinstance(path[0], int) else path
+
+
+class Call:
+    """One call. The rules may run after it: for them it keeps the structure of its operands, not the objects.
+
+    Args:
+        program: the function and its operands.
+        nondiff: the operands by which nothing is differentiated.
+    """
+
+    def __init__(self, program: Program, nondiff: set[int]) -> None:
+        self.name = program.name
+        self._live: Program | None = program
+        self._later, self._nondiff = program.private(), nondiff
+        self._value: Value | None = None
+        marks = [np.zeros(()) for _ in program.leaves]
+        numbers = {id(mark): i for i, mark in enumerate(marks)}
+        built = _core.unflatten(program.graphdef, marks)
+        built = built if len(program.roots) != 1 else (built,)
+
+        def leaf_of(mark: Any) -> tuple[int, Any]:
+            return numbers[id(mark)], program.leaves[numbers[id(mark)]]
+
+        diff = [i for i in range(program.operands) if i not in nondiff]
+        self._inputs = Sides.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of)
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The operands by which nothing is differentiated, and the others."""
+        nondiff = [x for i, x in enumerate(operands) if i in self._nondiff]
+        return nondiff, [x for i, x in enumerate(operands) if i not in self._nondiff]
+
+    def nondiff_leaves(self) -> list[int]:
+        return sorted(self._later.below(sorted(self._nondiff)))
+
+    def marked(self, operand: Any, flags: Sequence[bool]) -> Any:
+        """A tree like the first operand: is this leaf differentiated?"""
+        graph = self._inputs.graphs([flags[i] for i in self._inputs.leaves])[0]
+
+        def mark(leaf: Any, flag: Any) -> bool:
+            return flag is True
+
+        return jax.tree.map(mark, operand, graph)
+
+    # ---- the function
+
+    def _flat(self, *leaves: Any) -> tuple[Any, ...]:
+        program = self._live or self._later
+        found: list[Output] = []
+
+        def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+            result = functions[0](*operands)
+            found.append(Output(*_core.flatten(result)))
+            return result
+
+        outcome, out = program.trace(map(_as_array, leaves), body)
+        self._value = Value(found[0], outcome, program.changed, self.name)
+        return tuple(out)
+
+    def _known(self, leaves: Sequence[Any]) -> Value:
+        """What the function returns, where JAX runs a rule in its place too."""
+        if self._value is None:
+
+            def flat(*abstract: Any) -> tuple[Any, ...]:
+                return self._flat(*abstract)
+
+            try:
+                jax.eval_shape(flat, *leaves)
+            except jax.errors.ConcretizationTypeError:  # its code asks for values
+                self._flat(*leaves)
+        assert self._value is not None
+        return self._value
+
+    def _writes(self, *leaves: Any) -> tuple[Any, ...]:
+        """What the function writes into the caller's objects."""
+        outcome, out = self._later.trace(leaves, first)
+        return tuple(out[outcome.result_leaves :])
+
+    def _run(self, flat: Callable[..., Any]) -> Any:
+        program = self._live
+        assert program is not None
+        try:
+            out = flat(*program.leaves)
+            assert self._value is not None
+            return program.finish(out, self._value.outcome)
+        finally:
+            self._live = None
+
+    # ---- the rules
+
+    def _of_rule(self, leaves: Sequence[Any], rule: Callable[[list[Any]], tuple[Any, Any]]) -> tuple[list[Any], Any]:
+        """(result leaves of the value that a rule returned, the other thing that it returned)."""
+        known, found = self._value, list[tuple[Output, Any]]()
+        assert known is not None
+
+        def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+            value, other = rule(operands)
+            found.append((Output(*_core.flatten(value)), other))
+            return value
+
+        self._later.trace(leaves, body, mutation="propagate")
+        changed = [path for path in self._later.changed if path not in known.changed]
+        if changed:
+            raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
+        value, other = found[0]
+        if value.graphdef != known.graphdef:
+            text = describe(known.graphdef, value.graphdef, ("value",))
+            raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
+        for leaf, wanted, dtype in zip(value.leaves, known.types, known.dtypes, strict=True):
+            if np.shape(leaf) != wanted.shape or jnp.result_type(leaf) != dtype:
+                expected, given = f"{dtype}{list(wanted.shape)}", f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+                text = OTHER_SHAPE.format(
+                    name=self.name, what="value of the rule", path=wanted.name, expected=expected, given=given
+                )
+                raise StructureError(text)
+        return [value.leaves[i] for i in known.order], other
+
+    def _refuse(self, moved: Iterable[bool], leaves: Sequence[Any]) -> None:
+        """Raises where what no rule speaks of is differentiated."""
+        spoken = set(self._inputs.leaves)
+        for i, (moves, leaf) in enumerate(zip(moved, leaves, strict=True)):
+            if moves and i not in spoken and is_inexact(leaf):
+                besides = ", without those of nondiff_argnums" if self._nondiff else ""
+                path = self._later.places[i].name
+                raise TypeError(OF_CAPTURED.format(name=self.name, path=path, besides=besides))
+
+    def with_tangents(self, rule: TangentRule, symbolic: bool) -> Any:
+        """The call under `jax.custom_jvp`. `rule` takes operands and tangents, and returns (value, tangent)."""
+
+        def flat(*leaves: Any) -> tuple[Any, ...]:
+            return self._flat(*leaves)
+
+        def flat_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+            leaves = [_as_array(primal) for primal in primals]
+            self._refuse([not isinstance(t, SymbolicZero) for t in tangents], leaves)
+            known = self._known(leaves)
+            given = self._inputs.graphs([_or_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves])
+            out, rate = self._of_rule(leaves, lambda operands: rule(operands, given))
+            wanted = [known.types[i] for i in known.order]
+            parts = rate.parts if isinstance(rate, Total) else [rate]
+            rates = [fitting(self.name, "tangent", wanted, (part,)) for part in parts or [None]]
+            total = tuple(map(_sum, zip(*rates, strict=True)))
+            if known.writes:
+                moved = [_or_zeros(t, x, False) for t, x in zip(tangents, leaves, strict=True)]
+                written, moves = jax.jvp(self._writes, tuple(leaves), tuple(moved))
+                return (*out, *written), (*total, *moves)
+            return tuple(out), total
+
+        custom = jax.custom_jvp(named(flat, self._later))
+        custom.defjvp(flat_rule, symbolic_zeros=True)
+        return self._run(custom)
+
+    def with_cotangents(
+        self,
+        forward: Forward,
+        backward: Callable[[Kept, Any], tuple[Any, ...]],
+        keep: Sequence[int],
+        symbolic: bool,
+        symbolic_primals: bool,
+    ) -> Any:
+        """The call under `jax.custom_vjp`.
+
+        Args:
+            forward: takes operands, and for each leaf whether it is differentiated. Returns (value, residuals).
+            backward: takes what was kept and the cotangent of the value. Returns cotangents of the operands.
+            keep: the leaves around which `backward` gets the operands again.
+            symbolic, symbolic_primals: `backward` is given JAX's symbolic zeros, `forward` its CustomVJPPrimal.
+        """
+
+        def flat(*leaves: Any) -> tuple[Any, ...]:
+            return self._flat(*leaves)
+
+        def flat_forward(*primals: CustomVJPPrimal) -> tuple[Any, Any]:
+            leaves, perturbed = [_as_array(p.value) for p in primals], [bool(p.perturbed) for p in primals]
+            self._refuse(perturbed, leaves)
+            known = self._known(leaves)
+            given = primals if symbolic_primals else leaves
+            out, residuals = self._of_rule(given, lambda operands: forward(operands, perturbed))
+            arrays, graphdef = _core.flatten(residuals)
+            written, pull = (), None
+            if known.writes:
+                written, pull = jax.vjp(self._writes_by(leaves), *(leaves[i] for i in self._inputs.leaves))
+            structure = _Structure(graphdef, tuple(perturbed))
+            return (*out, *written), (tuple(arrays), tuple(leaves[i] for i in keep), pull, structure)
+
+        def flat_backward(residuals: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+            arrays, kept, pull, structure = residuals
+            known, count = self._value, self._later.graphdef.num_leaves
+            assert known is not None
+            at = {number: place for place, number in enumerate(known.order)}
+            of_value = [_or_zeros(cotangents[at[i]], known.types[i], symbolic) for i in known.sides.leaves]
+            given = Kept(
+                self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed
+            )
+            returned = backward(given, known.sides.graphs(of_value)[0])
+            totals = fitting(self.name, "cotangent", self._inputs.shapes, returned)
+            if pull is not None:
+                moved = pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :]))
+                totals = tuple(map(_sum, zip(totals, moved, strict=True)))
+            out: list[Any] = [None] * count
+            for i, total in zip(self._inputs.leaves, totals, strict=True):
+                out[i] = total
+            return tuple(out)
+
+        custom = jax.custom_vjp(named(flat, self._later))
+        custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
+        return self._run(custom)
+
+    def _writes_by(self, leaves: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """What the function writes, as a function of the leaves that are differentiated."""
+
+        def writes(*by: Any) -> tuple[Any, ...]:
+            given = list(leaves)
+            for i, value in zip(self._inputs.leaves, by, strict=True):
+                given[i] = value
+            return self._writes(*given)
+
+        return writes
+
+    def _operands(self, keep: Sequence[int], kept: Sequence[Any]) -> list[Any]:
+        """Graphs like the operands, around the leaves that were kept."""
+        leaves: list[Any] = [None] * self._later.graphdef.num_leaves
+        for i, value in zip(keep, kept, strict=True):
+            leaves[i] = value
+        built = _core.unflatten(self._later.graphdef, leaves)
+        return list(built if len(self._later.roots) != 1 else (built,))[: self._later.operands]
+
+
+def _as_array(primal: Any) -> Any:
+    """JAX hands numbers and NumPy arrays over as types of its own."""
+    return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
+
+
+def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
+    """A tangent as an array, unless the rule wants JAX's symbolic zeros."""
+    if symbolic or not isinstance(tangent, SymbolicZero):
+        return tangent
+    if isinstance(like, SymbolicZero):
+        aval: Any = like.aval
+        return Shape(0, (), "", aval.shape, aval.dtype).zeros()
+    return (like if isinstance(like, Shape) else Shape.of(like, 0, (), "")).zeros()
+
+
+def _sum(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 or parts[0].dtype == jax.dtypes.float0 else sum(parts[1:], parts[0])

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host functions of any objects inside compiled code: `pure_callback`, `io_callback`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from .. import _core
+from .._difference import describe, differences, place_name, too_deep
+from .._dispatch import running_traces
+from .._errors import (
+    CALLBACK_CHANGES,
+    CALLBACK_RETURNS,
+    CALLBACK_SHAPE,
+    CAPTURED_COPY,
+    GraftaxError,
+    MutationError,
+    StructureError,
+)
+from .._signature import global_names, resolve
+from ._program import State, name_of
+
+_RESULT = ("result",)
+
+
+def pure_callback(
+    callback: Callable[..., Any],
+    result_shape: Any,
+    *args: Any,
+    sharding: Any = None,
+    vmap_method: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Calls a Python function on the host from compiled code, with any objects as arguments and result.
+
+    The function is given the graph of its arguments as it was when the call was traced, around the arrays of the run:
+    mutable objects are copies, references among them are kept. The arrays are those that `jax.pure_callback` passes.
+
+    Args:
+        callback: a pure function. It must not change its arguments, which are copies.
+        result_shape: a graph like the result, with `jax.ShapeDtypeStruct` (or arrays) in place of its arrays. What is
+            no array in it is the result's own, and has to agree with what the function returns.
+        *args, **kwargs: arguments of the function.
+        sharding, vmap_method: as in `jax.pure_callback`.
+
+    Returns:
+        what the function returned.
+
+    Raises:
+        StructureError: for a result that is not like `result_shape`, naming the path.
+        MutationError: where the function changed its arguments, naming the path.
+            Both are raised while the compiled code runs, where JAX wraps them in its own error.
+
+    Example:
+        >>> def draw(batch):
+        ...     return {"noise": np.ones(batch["size"], np.float32), "kind": "ones"}
+        >>> shape = {"noise": jax.ShapeDtypeStruct((3,), jnp.float32), "kind": "ones"}
+        >>> graftax.jit(lambda batch: graftax.pure_callback(draw, shape, batch)["noise"] * 2)({"size": 3})
+        Array([2., 2., 2.], dtype=float32)
+    """
+    host = _Host(name_of(callback, "pure_callback"), callback, result_shape, args, kwargs, vmap_method)
+    options: dict[str, Any] = {"sharding": sharding, "vmap_method": vmap_method}
+    return host.result(jax.pure_callback(host.run, host.shapes, *host.leaves, **options))
+
+
+def io_callback(
+    callback: Callable[..., Any],
+    result_shape: Any,
+    *args: Any,
+    sharding: Any = None,
+    ordered: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Calls a Python function with side effects on the host from compiled code; otherwise as `pure_callback`.
+
+    What the function changes has to be reached through the function itself (its closure, or the instance of a bound
+    method): its arguments are copies, and a change to one of them is an error.
+
+    Args:
+        sharding, ordered: as in `jax.experimental.io_callback`.
+
+    Example:
+        >>> log = []
+        >>> def note(record):
+        ...     log.append(record)
+        >>> graftax.jit(lambda x: graftax.io_callback(note, None, {"loss": x}, ordered=True))(jnp.ones(()))
+    """
+    host = _Host(name_of(callback, "io_callback"), callback, result_shape, args, kwargs, None)
+    options: dict[str, Any] = {"sharding": sharding, "ordered": ordered}
+    return host.result(jax.experimental.io_callback(host.run, host.shapes, *host.leaves, **options))
+
+
+class _Host:
+    """One call of a host function. It outlives the trace: of the arguments it holds structure only."""
+
+    def __init__(
+        self,
+        name: str,
+        callback: Callable[..., Any],
+        result_shape: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        vmap_method: str | None,
+    ) -> None:
+        self._name, self._callback = name, callback
+        self._exact = vmap_method in (None, "sequential", "sequential_unrolled")
+        self._copied = _copied(callback)
+        self._keywords = tuple(kwargs)
+        self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
+        roots = (*args, *kwargs.values())
+        leaves, self._given = _core.record(roots, self._names, [0] * len(roots), None)
+        # JAX may read a NumPy array after the call has returned.
+        self.leaves = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
+        wanted, self._wanted = _core.record((result_shape,), ("result_shape",), [0], None, False, True)
+        self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in wanted)
+
+    def result(self, leaves: Sequence[Any]) -> Any:
+        return _core.unflatten(self._wanted, list(leaves))
+
+    def run(self, *leaves: Any) -> tuple[Any, ...]:
+        """What JAX calls on the host: arrays to arrays."""
+        roots = _core.unflatten(self._given, list(leaves))
+        roots = roots if len(self._names) != 1 else (roots,)
+        at = len(roots) - len(self._keywords)
+        copied = self._copied and State.of(*self._copied)
+        result = self._callback(*roots[:at], **dict(zip(self._keywords, roots[at:], strict=True)))
+        given = State(roots, self._names, self._given, leaves)
+        for state, message in ((given, CALLBACK_CHANGES), (copied, CAPTURED_COPY)):
+            text = state.changes() if state else ""
+            if text:
+                raise MutationError(message.format(name=self._name, differences=text))
+        return self._checked(result)
+
+    def _checked(self, result: Any) -> tuple[Any, ...]:
+        wanted = self._wanted
+        leaves, graphdef = _core.flatten(result)
+        if graphdef != wanted:
+            numbers = numbers_at(wanted, graphdef, leaves)
+            if numbers is None:
+                text = describe(wanted, graphdef, _RESULT)
+                raise StructureError(CALLBACK_RETURNS.format(name=self._name, differences=text))
+            leaves = numbers
+        for path, shape, leaf in zip(wanted.leaf_paths(), self.shapes, leaves, strict=True):
+            # Where JAX maps the function, the result has axes in front.
+            found = np.shape(leaf) if self._exact else np.shape(leaf)[max(0, np.ndim(leaf) - len(shape.shape)) :]
+            dtype = jnp.result_type(leaf)
+            if found != shape.shape or dtype != shape.dtype:
+                raise StructureError(
+                    CALLBACK_SHAPE.format(
+                        name=self._name,
+                        path=f"result{keystr(path)}",
+                        expected=f"{shape.dtype}{list(shape.shape)}",
+                        given=f"{dtype}{list(np.shape(leaf))}",
+                    )
+                )
+        return tuple(leaves)
+
+
+def _copied(callback: Callable[..., Any]) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
+    """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
+
+    The trace ends before the host function runs, and what it rebuilt is forgotten then.
+    """
+    copies: set[int] = set()
+    for roots, values in running_traces():
+        copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
+    if not copies:
+        return None
+    plain, prefix, _ = resolve(callback)
+    captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in prefix]
+    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
+    captured += [(f"closure {name}", cell) for name, cell in cells]
+    known = plain.__globals__
+    captured += [(f"global {name}", known[name]) for name in global_names(plain)[0] if name in known]
+    held = [(name, value) for name, value in captured if _nodes((value,)) & copies]
+    return (tuple(value for _, value in held), tuple(name for name, _ in held)) if held else None
+
+
+def _nodes(roots: tuple[Any, ...]) -> set[int]:
+    """The identities of the mutable nodes that are reached from `roots`."""
+    try:
+        walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
+    except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
+        return set()
+    return set() if walked is None else set(map(id, walked[1]))
+
+
+def numbers_at(wanted: _core.GraphDef, given: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
+    """The leaves of `given`, where Python numbers in place of arrays are all that it differs from `wanted` in."""
+    if too_deep(wanted, given):
+        return None
+    statics = {path: value for path, op, _, value in given.instructions() if op == "static"}
+    found = dict(zip(given.leaf_paths(), leaves, strict=True))
+    out: list[Any] = []
+    numbers: set[str] = set()
+    for path in wanted.leaf_paths():
+        leaf = found.get(path)
+        if leaf is None:
+            if type(statics.get(path)) not in (bool, int, float, complex):
+                return None
+            leaf = np.asarray(statics[path])
+            numbers.add(place_name(path, _RESULT))
+        out.append(leaf)
+    return out if numbers and all(d.path in numbers for d in differences(wanted, given, _RESULT)) else None

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for time: `checkpoint`, also called `remat`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ._program import Program, name_of, wraps
+from .autodiff import Make
+from .staging import flat_of
+
+
+def checkpoint(
+    fun: Callable[..., Any],
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[..., Any]:
+    """A function of any objects whose intermediate values are computed again where its derivative needs them.
+
+    What the function changes comes back to the caller, once.
+
+    Args:
+        fun: any callable.
+        prevent_cse: as in `jax.checkpoint`: False where the function runs inside of `scan`.
+        policy: what is kept all the same: one of `jax.checkpoint_policies`.
+        static_argnums: arguments that must hold no array (whatever is no array is static anyway).
+
+    Example:
+        >>> @graftax.checkpoint
+        ... def layer(params, x):
+        ...     params["calls"] += 1
+        ...     return jnp.tanh(params["w"] @ x)
+        >>> params = {"w": jnp.eye(2), "calls": 0}
+        >>> _ = graftax.grad(lambda params, x: layer(params, x).sum())(params, jnp.ones(2))
+        >>> params["calls"]
+        1
+    """
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    make = functools.partial(Program, static=static)
+    return checkpointed(make, fun, {"prevent_cse": prevent_cse, "policy": policy})
+
+
+def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """`checkpoint` with the programs that `make` makes."""
+
+    @wraps(fun, "checkpoint")
+    def run(*args: Any, **kwargs: Any) -> Any:
+        program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
+        return program.finish(jax.checkpoint(flat_of(program), **options)(*program.leaves))
+
+    return run
+
+
+remat = checkpoint

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function would do, without running it: `eval_shape`, `make_jaxpr`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from .._call import Jitted
+from .._options import Options
+from ._program import Program, first, name_of, wraps
+from .autodiff import named
+
+
+def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The result of a function of any objects, with `jax.ShapeDtypeStruct` in place of every array.
+
+    Nothing is computed, and nothing is changed: it is `graftax.jit(fun).eval_shape(*args, **kwargs)`.
+
+    Args:
+        fun: any callable.
+        *args, **kwargs: its arguments. `jax.ShapeDtypeStruct` may stand in place of arrays.
+
+    Returns:
+        the result, as a new graph.
+
+    Example:
+        >>> graftax.eval_shape(lambda m: {"out": m["w"].sum(), "name": m["name"]}, {"w": jnp.ones(3), "name": "net"})
+        {'out': ShapeDtypeStruct(shape=(), dtype=float32), 'name': 'net'}
+    """
+    jitted = fun if isinstance(fun, Jitted) else Jitted(fun, Options())
+    return jitted.eval_shape(*args, **kwargs)
+
+
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+    return_shape: bool = False,
+) -> Callable[..., Any]:
+    """A function that shows what JAX sees of `fun`: the jaxpr of its arrays.
+
+    The inputs of the jaxpr are the arrays of the arguments and of what the function captures, in the order of the walk.
+    Its outputs are the arrays of the result, then those that the function puts into objects of the caller. Nothing is
+    changed.
+
+    Args:
+        fun: any callable.
+        static_argnums: arguments that must hold no array (whatever is no array is static anyway).
+        axis_env: as in `jax.make_jaxpr`.
+        return_shape: returns (jaxpr, the result as `eval_shape` gives it).
+
+    Example:
+        >>> graftax.make_jaxpr(lambda m: m["w"] * m["n"])({"w": jnp.ones(3), "n": 2})
+        { lambda ; a:f32[3]. let b:f32[3] = mul a 2.0:f32[] in (b,) }
+    """
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+
+    @wraps(fun, "make_jaxpr")
+    def show(*args: Any, **kwargs: Any) -> Any:
+        program = Program(name_of(fun, "make_jaxpr"), [fun], args, kwargs, static=static, shapes=True)
+        jaxpr = jax.make_jaxpr(flat_of(program), axis_env=axis_env)(*program.leaves)
+        return (jaxpr, eval_shape(fun, *args, **kwargs)) if return_shape else jaxpr
+
+    return show
+
+
+def flat_of(program: Program) -> Callable[..., tuple[Any, ...]]:
+    """The flat function of a program's one function: arrays to the output leaves of the Outcome."""
+
+    def flat(*leaves: Any) -> tuple[Any, ...]:
+        _, out = program.trace(leaves, first)
+        return tuple(out)
+
+    return named(flat, program)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host functions are given the graph of their arguments, and give back the one that was announced."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+import zoo
+from graftax import io_callback, pure_callback
+
+JITS = pytest.mark.parametrize("jit", [lambda f: f, graftax.jit, jax.jit], ids=["plain", "jit", "jax"])
+SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def shapes(obj):
+    leaves, graphdef = graftax.flatten(obj)
+    return graftax.unflatten(graphdef, [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in leaves])
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_a_graph_goes_to_the_host_and_back(build, jit):
+    obj = build()
+    leaves, graphdef = graftax.flatten(obj)
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in leaves):
+        return
+    seen = []
+
+    def host(given):
+        seen.append(graftax.flatten(given)[1])
+        return given
+
+    found, structure = graftax.flatten(jit(lambda obj: io_callback(host, shapes(obj), obj))(obj))
+    jax.effects_barrier()
+    assert seen[0] == structure == graphdef
+    for x, y in zip(found, leaves, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+class Batch:
+    def __init__(self, x):
+        self.x, self.size, self.parts = x, 3, [x]
+        self.whole = self
+
+
+def double(batch, *, by):
+    assert batch.whole is batch
+    assert batch.parts[0].shape == (2,)
+    return {"out": np.asarray(batch.x) * by * batch.size, "by": by}
+
+
+@JITS
+def test_objects_and_keywords_reach_the_host(jit):
+    def f(x):
+        return pure_callback(double, {"out": jax.ShapeDtypeStruct((2,), jnp.float32), "by": 2}, Batch(x), by=2)["out"]
+
+    np.testing.assert_array_equal(jit(f)(jnp.ones(2)), [6, 6])
+
+
+def test_a_callback_can_be_mapped():
+    def f(x):
+        shape = {"y": jax.ShapeDtypeStruct((), jnp.float32)}
+        return pure_callback(lambda d: {"y": np.sin(d["x"])}, shape, {"x": x}, vmap_method="expand_dims")["y"]
+
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.jit(jax.vmap(f))(x), jnp.sin(x), rtol=1e-6)
+
+
+@JITS
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"y": np.ones(2, np.float32), "n": 1}, r"float32\[2\] at result\['y'\].*float32\[\]"),
+        ({"y": np.int32(1), "n": 1}, r"int32\[\] at result\['y'\]"),
+        ({"y": np.float32(1), "n": 2}, r"result\['n'\]: expected 1, given 2"),
+        ({"y": np.float32(1)}, r"result\['n'\]: expected 1, given nothing"),
+        ([np.float32(1)], "result: expected dict, given list"),
+        ({"y": "text", "n": 1}, r"result\['y'\]"),
+    ],
+)
+def test_another_result_is_an_error_with_its_path(jit, result, message):
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(jit(lambda x: pure_callback(lambda x: result, {"y": SCALAR, "n": 1}, x)["y"])(1.0))
+
+
+def test_a_python_number_is_an_array_of_its_type():
+    assert pure_callback(lambda: [2.5, "a"], [SCALAR, "a"])[0] == 2.5
+    with pytest.raises(Exception, match="int32"):
+        pure_callback(lambda: [2, "a"], [SCALAR, "a"])
+
+
+def replace(d):
+    d["x"] = d["x"] + 1
+    return 1.0
+
+
+def count(d):
+    d["n"] += 1
+    return 1.0
+
+
+@JITS
+@pytest.mark.parametrize(
+    ("host", "path"), [(replace, r"\['x'\]: another array"), (count, r"\['n'\]: expected 0, given 1")]
+)
+@pytest.mark.parametrize("call", [pure_callback, io_callback])
+def test_a_host_function_that_changes_its_arguments_is_an_error(jit, host, path, call):
+    with pytest.raises(Exception, match=rf"changed its arguments[\s\S]*args\[0\]{path}"):
+        jax.block_until_ready(jit(lambda x: call(host, SCALAR, {"x": x, "n": 0}))(jnp.ones(())))
+        jax.effects_barrier()
+
+
+def test_the_host_sees_the_arguments_as_they_were_at_the_call():
+    @graftax.jit
+    def f(state, x):
+        out = pure_callback(lambda s: np.float32(s["n"]), SCALAR, state)
+        state["n"] += 1
+        return out + x
+
+    state = {"n": 1}
+    assert [float(f(state, 0.0)) for _ in range(3)] == [1, 2, 3]
+
+
+LOG: list[object] = []
+
+
+def note(record):
+    LOG.append(record)
+
+
+@JITS
+def test_an_io_callback_reaches_its_own_objects(jit):
+    LOG.clear()
+    f = jit(lambda x: io_callback(note, None, {"loss": x, "name": "a"}, ordered=True))
+    f(jnp.ones(()))
+    f(jnp.zeros(()))
+    jax.effects_barrier()
+    assert [(float(r["loss"]), r["name"]) for r in LOG] == [(1, "a"), (0, "a")]
+
+
+def test_what_the_compiled_function_captures_too_cannot_be_changed_by_the_host():
+    log = []
+
+    @graftax.jit
+    def f(x):
+        io_callback(lambda x: log.append(x), None, x)
+        return x
+
+    with pytest.raises(Exception, match=r"changed what it captures[\s\S]*log\[0\]"):
+        f(jnp.ones(()))
+        jax.effects_barrier()
+    with pytest.raises(Exception, match="is bound to"):
+        graftax.jit(lambda x: io_callback(log.append, None, x))(jnp.ones(()))
+        jax.effects_barrier()
+    # Nothing is lost where no copy was made.
+    jax.jit(lambda x: io_callback(log.append, None, x))(jnp.ones(()))
+    jax.effects_barrier()
+    assert len(log) == 1
+
+
+def test_a_host_function_may_read_what_the_compiled_function_captures():
+    table = {"scale": 3.0}
+
+    @graftax.jit
+    def f(x):
+        return pure_callback(lambda x: np.float32(x * table["scale"]), SCALAR, x)
+
+    assert f(jnp.ones(())) == 3
+
+
+FILES = []
+
+
+class Writer:
+    """Array-free, and holds what cannot be walked."""
+
+    def __init__(self, file):
+        self.lines = (line for line in ())
+        self.file = file
+
+    def write(self, x):
+        self.file.write(f"{float(x)};")
+
+
+def write_line(x):
+    FILES[0].write(x)
+
+
+def step_with_a_file(x, state):
+    state["n"] += 1
+    io_callback(write_line, None, x, ordered=True)
+    return x
+
+
+def test_a_host_function_may_hold_what_no_compiled_function_can(tmp_path):
+    state = {"n": 0}
+    with open(tmp_path / "log", "w") as file:
+        FILES[:] = [Writer(file)]
+        step = graftax.jit(step_with_a_file)
+        for x in range(2):
+            step(jnp.asarray(float(x)), state)
+        jax.effects_barrier()
+    assert state["n"] == 2
+    assert (tmp_path / "log").read_text() == "0.0;1.0;"
+
+
+def test_an_error_of_the_host_function_is_shown():
+    def fail(d):
+        raise KeyError("missing")
+
+    with pytest.raises(Exception, match="missing"):
+        jax.block_until_ready(graftax.jit(lambda x: pure_callback(fail, SCALAR, {"x": x}))(1.0))

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filtered derivative rules are Equinox's: rules written for it give the same derivatives."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+
+LIBRARIES = pytest.mark.parametrize("library", [graftax, eqx], ids=["graftax", "equinox"])
+TRANSFORMS = pytest.mark.parametrize(
+    "transform",
+    [eqx.filter_grad, graftax.filter_grad, lambda f: graftax.filter_jit(graftax.filter_grad(f)), jax.grad],
+    ids=["equinox", "graftax", "jit", "jax"],
+)
+X = jnp.asarray([0.5, -1.0])
+
+
+# ---- tangents
+
+
+def call_of(library, seen):
+    @library.filter_custom_jvp
+    def call(x, y, *, fn):
+        return fn(x, y)
+
+    def rule(primals, tangents, *, fn):
+        x, y = primals
+        tx, ty = tangents
+        seen.append((tx is None, ty is None))
+        rate = 0 if tx is None else 2 * tx
+        return call(x, y, fn=fn), rate if ty is None else rate + 3 * ty
+
+    call.def_jvp(rule)
+    return call
+
+
+@LIBRARIES
+@TRANSFORMS
+def test_a_tangent_that_is_not_there_is_none(library, transform):
+    seen = []
+    call = call_of(library, seen)
+    args = jnp.asarray(2.0), jnp.asarray(5.0)
+    assert call(*args, fn=jnp.multiply) == 10
+    assert transform(lambda x: call(x, args[1], fn=lambda a, b: a * b))(args[0]) == 2
+    assert transform(lambda y: call(args[0], y, fn=lambda a, b: a * b))(args[1]) == 3
+    assert transform(lambda x: call(x, x, fn=lambda a, b: a * b))(args[0]) == 5
+    assert seen == [(False, True), (True, False), (False, False)]
+
+
+@LIBRARIES
+def test_a_model_is_an_argument(library):
+    model = eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
+
+    @library.filter_custom_jvp
+    def run(model, x):
+        return model(x)
+
+    def rule(primals, tangents):
+        model, x = primals
+        assert tangents[0].activation is None
+        assert tangents[1] is None
+        rates = [t for t in jax.tree.leaves(tangents[0]) if eqx.is_array(t)]
+        return run(model, x), sum(t.sum() for t in rates) * jnp.ones(2)
+
+    run.def_jvp(rule)
+    gradient = eqx.filter_grad(lambda model: run(model, X).sum())(model)
+    for leaf in jax.tree.leaves(gradient):
+        np.testing.assert_array_equal(leaf, 2 * jnp.ones_like(leaf))
+
+
+@LIBRARIES
+def test_keyword_arguments_have_no_derivative(library):
+    call = library.filter_custom_jvp(lambda x, *, scale: x * scale["w"])
+    call.def_jvp(lambda p, t, *, scale: (p[0] * scale["w"], t[0] * scale["w"]))
+    assert jax.grad(lambda x: call(x, scale={"w": jnp.asarray(3.0)}))(1.0) == 3
+    with pytest.raises((ValueError, TypeError), match=r"keyword tangent|differentiated by scale\['w'\]"):
+        jax.grad(lambda w: call(X[0], scale={"w": w}))(jnp.asarray(1.0))
+
+
+# ---- cotangents
+
+
+def clip_of(library, seen):
+    @library.filter_custom_vjp
+    def clip(tree, limit, *, name):
+        return {"y": jnp.sin(tree["x"]), "name": name, "n": tree["n"]}
+
+    def fwd(perturbed, tree, limit, *, name):
+        seen.append(perturbed)
+        return clip(tree, limit, name=name), {"cos": jnp.cos(tree["x"]), "kept": name}
+
+    def bwd(residuals, grad, perturbed, tree, limit, *, name):
+        seen.append(perturbed)
+        assert (residuals["kept"], name) == ("a", "a")
+        assert (grad["name"], grad["n"]) == (None, None)
+        return {"x": jnp.clip(residuals["cos"] * grad["y"], -limit, limit), "n": None, "z": None, "s": None}
+
+    clip.def_fwd(fwd)
+    clip.def_bwd(bwd)
+    return clip
+
+
+@LIBRARIES
+@TRANSFORMS
+def test_a_rule_by_the_first_argument_is_used(library, transform):
+    seen = []
+    clip = clip_of(library, seen)
+
+    def f(x):
+        out = clip({"x": x, "n": jnp.arange(2), "z": jnp.ones(3), "s": "text"}, 0.5, name="a")
+        assert out["name"] == "a"
+        return out["y"].sum()
+
+    np.testing.assert_allclose(transform(f)(X), np.minimum(np.cos(X), 0.5), rtol=1e-6)
+    assert seen == 2 * [{"x": True, "n": False, "z": False, "s": False}]
+
+
+@LIBRARIES
+def test_a_cotangent_that_is_not_there_is_none(library):
+    seen = []
+
+    @library.filter_custom_vjp
+    def two(x):
+        return x["a"] * 1, x["b"] * 1
+
+    two.def_fwd(lambda perturbed, x: (two(x), None))
+
+    def bwd(residuals, grad, perturbed, x):
+        seen.append([g is None for g in grad])
+        return {"a": grad[0] * 7, "b": None}
+
+    two.def_bwd(bwd)
+    gradient = jax.grad(lambda x: two(x)[0])({"a": jnp.asarray(1.0), "b": jnp.asarray(2.0)})
+    assert (gradient["a"], gradient["b"]) == (7, 0)
+    assert seen == [[False, True]]
+
+
+@LIBRARIES
+def test_other_arguments_have_no_derivative(library):
+    clip = clip_of(library, [])
+    tree = {"x": X, "n": jnp.arange(2), "z": jnp.ones(3), "s": "text"}
+    with pytest.raises(Exception, match=r"cannot be autodifferentiated|differentiated by limit"):
+        jax.grad(lambda limit: clip(tree, limit, name="a")["y"].sum())(0.5)
+
+
+# ---- the old forms
+
+
+@LIBRARIES
+def test_the_old_form_of_a_tangent_rule_gets_zeros(library):
+    call = library.filter_custom_jvp(lambda x, y: x * y["v"])
+    with pytest.warns((UserWarning, DeprecationWarning), match="def_jvp"):
+        call.defjvp(lambda p, t: (p[0] * p[1]["v"], 2 * t[0] + 3 * t[1]["v"]))
+    assert jax.grad(lambda x: call(x, {"v": jnp.asarray(2.0)}))(1.0) == 2
+    with pytest.raises(NotImplementedError, match="defjvps"):
+        call.defjvps(None)
+
+
+@LIBRARIES
+def test_the_old_form_of_a_cotangent_rule_gets_zeros(library):
+    two = library.filter_custom_vjp(lambda x, n: (x["a"] * 1, x["b"] * 1, n))
+    with pytest.warns((UserWarning, DeprecationWarning), match="def_fwd"):
+        two.defvjp(
+            lambda x, n: ((x["a"] * 1, x["b"] * 1, n), "rest"),
+            lambda rest, grad, x, n: {"a": grad[0] * 7 + grad[1], "b": grad[1]},
+        )
+    gradient = jax.grad(lambda x: two(x, 3)[0])({"a": jnp.asarray(1.0), "b": jnp.asarray(2.0)})
+    assert (gradient["a"], gradient["b"]) == (7, 0)
+
+
+# ---- what Equinox leaves open
+
+
+def test_a_missing_rule_is_named():
+    with pytest.raises(RuntimeError, match="has no rule"):
+        graftax.filter_custom_jvp(lambda x: x)(1.0)
+    with pytest.raises(RuntimeError, match="def_fwd and def_bwd"):
+        graftax.filter_custom_vjp(lambda x: x)(1.0)
+
+
+def test_a_rule_is_a_method():
+    class Model(eqx.Module):
+        w: jax.Array
+
+        @graftax.filter_custom_jvp
+        def run(self, x):
+            return self.w * x
+
+        @run.def_jvp
+        def _(primals, tangents):
+            return primals[0].w * primals[1], 5 * tangents[0].w
+
+    assert graftax.filter_grad(lambda m: m.run(2.0))(Model(jnp.asarray(1.0))).w == 5
+
+
+def test_a_change_to_an_argument_is_dropped_and_told_of():
+    @graftax.filter_custom_jvp
+    def f(d):
+        d["n"] += 1
+        return d["x"]
+
+    f.def_jvp(lambda p, t: (p[0]["x"], t[0]["x"]))
+    d = {"x": jnp.asarray(1.0), "n": 0}
+    with pytest.warns(graftax.LostChangeWarning, match="d"):
+        f(d)
+    assert d["n"] == 0
