@@ -51,6 +51,8 @@ PUBLIC = {
     "jvp",
     "vjp",
     "linearize",
+    "vmap",
+    "shard_map",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -42,7 +42,9 @@ from .transforms import jacfwd as jacfwd
 from .transforms import jacrev as jacrev
 from .transforms import jvp as jvp
 from .transforms import linearize as linearize
+from .transforms import shard_map as shard_map
 from .transforms import value_and_grad as value_and_grad
 from .transforms import vjp as vjp
+from .transforms import vmap as vmap
 
 __version__ = "0.1.0"

@@ -9,3 +9,5 @@ from .autodiff import jvp as jvp
 from .autodiff import linearize as linearize
 from .autodiff import value_and_grad as value_and_grad
 from .autodiff import vjp as vjp
+from .mapping import shard_map as shard_map
+from .mapping import vmap as vmap

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of any objects along an axis of their arrays, or over the shards of a mesh: `vmap`, `shard_map`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
+
+from .. import _core
+from .._compat import ref_types
+from .._errors import (
+    DEPENDS_ON_AXIS,
+    ENTRIES_COUNT,
+    NO_SUCH_DIMENSION,
+    NOTHING_MAPPED,
+    OTHER_SIZE,
+    RESULT_DEPENDS,
+    RETURNED_OTHERWISE,
+    MutationError,
+    StructureError,
+    rename_leaves,
+)
+from ._program import Program
+from ._specs import UNKNOWN, Constant, Entries, Rule, Spread
+from .autodiff import name_of, named
+
+_RESULT = "result"
+
+
+def vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Hashable | None = None,
+) -> Callable[..., Any]:
+    """Maps a function of any objects over an axis of the arrays in its arguments.
+
+    Arrays are mapped, everything else is passed as it is, and static parts of the result come back as they are. What
+    the function captures is not mapped. What it changes comes back: in a mapped object with the axis that the arrays
+    of that object have; an object that is not mapped may be changed by what does not depend on the mapped axis.
+
+    Args:
+        fun: the function.
+        in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
+            arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
+            with an axis for each part; a dict of patterns of key paths (`{"**.bias": None, "**": 0}`, the first that
+            covers a path counts); or a function of the array. A dict of patterns that begin with the names of
+            arguments, or a function, can also stand for all arguments. Keyword arguments are mapped over axis 0, as in
+            JAX, where patterns or a function do not say otherwise.
+        out_axes: the axis for each array of the result, in the same ways. Where it is None, the array may not depend
+            on the mapped axis.
+        axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
+
+    Returns:
+        a function of the same arguments with an axis more.
+
+    Raises:
+        StructureError: where an entry is missing or does not fit, or one object is reached in two places that are given
+            different axes.
+        ValueError: where sizes disagree, or there is no such axis; both name the key path.
+        MutationError: where an object that is not mapped is changed by something that depends on the mapped axis.
+
+    Example:
+        >>> ensemble = {"w": jnp.arange(6.0).reshape(3, 2), "name": "net"}
+        >>> graftax.vmap(lambda model, x: model["w"] @ x, in_axes=(0, None))(ensemble, jnp.ones(2))
+        Array([1., 5., 9.], dtype=float32)
+    """
+
+    @functools.wraps(fun, updated=())
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        program = Program(name_of(fun, "vmap"), [fun], args, kwargs)
+        inputs = Entries(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
+        spread = Spread(program.graphdef, program.names, _rules(program, inputs, in_axes, 0), program.leaves)
+        size = _size(program, spread, axis_size)
+        axes = list(spread.entries)
+        at = [i for i, axis in enumerate(axes) if axis is not None]
+        given = [program.leaves[i] for i in at]
+        in_axes_flat = [axes[i] for i in at]
+        probe = next((k for k, x in enumerate(given) if not isinstance(x, ref_types)), None)
+        if probe is None:  # something that is mapped in any case
+            probe = len(given)
+            given.append(np.zeros(size, np.bool_))
+            in_axes_flat.append(0)
+        out: list[Any] = []  # jax.vmap reads it when the function has run
+
+        def flat(*values: Any) -> list[Any]:
+            leaves = list(program.leaves)
+            for i, value in zip(at, values, strict=False):
+                leaves[i] = value
+            results = inputs._replace(option="out_axes", canonical=functools.partial(_canonical_axis, more=1))
+            found = _Outputs(program, spread, results, leaves).trace(leaves, out_axes)
+            _refuse_dependent(program.name, found, values[probe])
+            out[:] = [o.entry for o in found]
+            return [o.leaf for o in found]
+
+        run = jax.vmap(
+            named(flat, program),
+            in_axes=tuple(in_axes_flat),
+            out_axes=out,
+            axis_name=axis_name,
+            axis_size=size,
+            spmd_axis_name=spmd_axis_name,
+        )
+        return program.finish(run(*given))
+
+    return mapped
+
+
+_AXIS = "an axis (int or None)"
+_SHARDING = "a jax.sharding.PartitionSpec"
+
+
+def _is_axis(entry: Any) -> bool:
+    return entry is None or type(entry) is int
+
+
+def _canonical_axis(entry: Any, leaf: Any, more: int = 0) -> Any:
+    return entry + np.ndim(leaf) + more if entry is not None and entry < 0 else entry
+
+
+def _rules(program: Program, entries: Entries, spec: Any, keyword: Any) -> list[Rule]:
+    """One rule a root: what is captured is not mapped; keyword arguments have the entry `keyword`."""
+    count = program.positional
+    keywords = program.operands - count
+    captured = [Constant(entries, entries.nothing)] * (len(program.roots) - program.operands)
+    if isinstance(spec, (tuple, list)) and not entries.is_entry(spec):
+        each = cast("Sequence[Any]", spec)
+        if len(each) != count or (keywords and keyword is UNKNOWN):
+            text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
+            raise ValueError(
+                ENTRIES_COUNT.format(
+                    name=entries.name, option=entries.option, count=len(each), given=count, keywords=text
+                )
+            )
+        return [*map(entries.rule, each), *[Constant(entries, keyword)] * keywords, *captured]
+    rule = entries.rule(spec, names=True)
+    rest = Constant(entries, keyword) if isinstance(rule, Constant) and keyword is not UNKNOWN else rule
+    return [*[rule] * count, *[rest] * keywords, *captured]
+
+
+def _size(program: Program, spread: Spread, axis_size: int | None) -> int:
+    """How often the function is mapped."""
+    first: tuple[str, int, str] | None = None if axis_size is None else ("axis_size", axis_size, "")
+    for i, (leaf, axis) in enumerate(zip(program.leaves, spread.entries, strict=True)):
+        if axis is None:
+            continue
+        shape: tuple[int, ...] = np.shape(leaf)
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                NO_SUCH_DIMENSION.format(
+                    name=program.name, option="in_axes", path=spread.path(i), axis=axis, shape=shape
+                )
+            )
+        size = shape[axis]
+        if first is None:
+            first = (spread.path(i), size, f" along axis {axis}")
+        elif first[1] != size:
+            raise ValueError(
+                OTHER_SIZE.format(
+                    name=program.name,
+                    one=spread.path(i),
+                    size=size,
+                    axis=axis,
+                    other=first[0],
+                    other_size=first[1],
+                    other_axis=first[2],
+                )
+            )
+    if first is None:
+        raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
+    return first[1]
+
+
+class _Output(NamedTuple):
+    """An output leaf of a traced function: of the result, or of what it changed."""
+
+    path: str
+    leaf: Any
+    entry: Any
+    written: bool
+
+
+class _Outputs:
+    """Gives each output leaf of a program its entry.
+
+    Args:
+        program: the program.
+        spread: the entries of its leaves.
+        entries: those of its result.
+        leaves: what the transform gives in their place.
+    """
+
+    def __init__(self, program: Program, spread: Spread, entries: Entries, leaves: Sequence[Any]) -> None:
+        self._program, self._spread, self._entries, self._leaves = program, spread, entries, leaves
+
+    def trace(self, leaves: Sequence[Any], spec: Any) -> list[_Output]:
+        """Runs the program, whose result has the entries of `spec`."""
+        results: list[Any] = []
+
+        def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+            result = functions[0](*operands)
+            results.append(result)
+            return result
+
+        outcome, out = self._program.trace(leaves, body)
+        nodes, _, tracks = outcome.inputs()
+        split = [(path[0], path[1:]) if tracks else (0, path) for path in outcome.leaf_paths()]
+        rule = self._entries.rule(spec)
+        whole = None
+        if nodes or not isinstance(rule, Constant):  # else it is the same for all
+            values, graphdef = _core.flatten(results[0])
+            whole = Spread(graphdef, (_RESULT,), [rule], values)
+        found: list[_Output] = []
+        for (root, path), leaf in zip(split, out, strict=True):
+            if root > 0:
+                name, entry = self._spread.written(tracks[root - 1], path, leaf)
+            else:
+                name = _RESULT + keystr(path)
+                entry = whole.at(path) if whole is not None else rule.entry(leaf, lambda: _RESULT)
+            found.append(_Output(name, leaf, entry, root > 0))
+        if whole is not None and nodes:
+            self._check_returned(whole, {path for root, path in split if root == 0}, found)
+        return found
+
+    def _check_returned(self, whole: Spread, own: AbstractSet[tuple[Any, ...]], found: Sequence[_Output]) -> None:
+        """An object that the function was given, and returns, comes back as it is: is that what was asked for?"""
+        entries = self._entries
+        has: dict[int, list[Any]] = {}
+        for leaf, entry in [*zip(self._leaves, self._spread.entries, strict=True), *((o.leaf, o.entry) for o in found)]:
+            has.setdefault(id(leaf), []).append(entry)
+        for path, leaf, asked in zip(whole.graphdef.leaf_paths(), whole.leaves, whole.entries, strict=True):
+            if path in own or id(leaf) not in has:
+                continue
+            entry = has[id(leaf)][0]
+            if entries.canonical(asked, leaf) not in [entries.canonical(e, leaf) for e in has[id(leaf)]]:
+                raise StructureError(
+                    RETURNED_OTHERWISE.format(
+                        name=entries.name,
+                        path=_RESULT + keystr(path),
+                        option=entries.option,
+                        entry=entry,
+                        asked=asked,
+                        inputs=self._spread.option,
+                    )
+                )
+
+
+def _refuse_dependent(name: str, found: Sequence[_Output], mapped: Any) -> None:
+    """What is not mapped may not depend on the mapped axis. `mapped` is an array that does."""
+    asked = [o for o in found if o.entry is None and isinstance(o.leaf, Tracer)]
+    depends: list[bool] = []
+
+    @custom_vmap
+    def ask(mapped: Any, leaves: Any) -> Any:
+        del leaves
+        return mapped
+
+    @ask.def_vmap
+    def rule(size: int, batched: Any, mapped: Any, leaves: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        del size, leaves
+        depends.extend(batched[1])
+        return mapped, True
+
+    if asked:
+        ask(mapped, [o.leaf for o in asked])
+    for output, bad in zip(asked, depends, strict=True):
+        if bad and output.written:
+            raise MutationError(DEPENDS_ON_AXIS.format(name=name, path=output.path))
+        if bad:
+            raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))
+
+
+# ---- shards
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    out_specs: Any,
+    in_specs: Any,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Maps a function of any objects over the shards of the arrays in its arguments.
+
+    Arrays are sharded, everything else is passed as it is. What the function captures is replicated. What it changes
+    comes back, sharded as the argument is; a change to a replicated object has to be the same on every shard, which JAX
+    checks.
+
+    Args:
+        f: the function; without it, a decorator is returned.
+        in_specs: a `PartitionSpec` for each array of the arguments, in the ways of `vmap`'s in_axes.
+        out_specs: one for each array of the result.
+        mesh, axis_names, check_vma: as in `jax.shard_map`.
+
+    Returns:
+        a function of the same arguments, of whole arrays.
+
+    Raises:
+        StructureError: where a spec is missing or does not fit, or one object is reached in two places that are given
+            different specs.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> data = jax.sharding.PartitionSpec("data")
+        >>> double = graftax.shard_map(lambda batch: batch["x"] * 2, mesh=mesh, in_specs=data, out_specs=data)
+        >>> double({"x": jnp.arange(2.0), "name": "first"})
+        Array([0., 2.], dtype=float32)
+    """
+    if f is None:
+        return functools.partial(
+            shard_map, out_specs=out_specs, in_specs=in_specs, mesh=mesh, axis_names=axis_names, check_vma=check_vma
+        )
+
+    @functools.wraps(f, updated=())
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        program = Program(name_of(f, "shard_map"), [f], args, kwargs)
+        inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
+        spread = Spread(program.graphdef, program.names, _rules(program, inputs, in_specs, UNKNOWN), program.leaves)
+        out: list[Any] = []  # jax.shard_map reads it when the function has run
+        names: list[str] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            found = _Outputs(program, spread, inputs._replace(option="out_specs"), leaves).trace(leaves, out_specs)
+            out[:] = [o.entry for o in found]
+            names[:] = [o.path for o in found]
+            return [o.leaf for o in found]
+
+        run = jax.shard_map(
+            named(flat, program),
+            mesh=mesh,
+            in_specs=tuple(spread.entries),
+            out_specs=out,
+            axis_names=axis_names,
+            check_vma=check_vma,
+        )
+        try:
+            results = run(*program.leaves)
+        except ValueError as error:
+            rename_leaves(error, [spread.path(i) for i in range(len(program.leaves))])
+            rename_leaves(error, [spread.path(i) for i in range(len(program.leaves))], "in_specs")
+            rename_leaves(error, names, "out_specs")
+            raise
+        return program.finish(results)
+
+    return mapped
+
+
+def _is_sharding(entry: Any) -> bool:
+    return isinstance(entry, PartitionSpec)
+
+
+def _canonical_sharding(entry: Any, leaf: Any) -> Any:
+    del leaf
+    parts = tuple(entry)
+    while parts and parts[-1] is None:
+        parts = parts[:-1]
+    return parts
