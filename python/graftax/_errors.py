@@ -249,3 +249,12 @@ RETURNED_OTHERWISE = (
     "{name} returns at {path} an object that it was given, which comes back with {entry!r}, as {inputs} says, and "
     "{option} asks for {asked!r} there. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
 )
+NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
+DIFFERS_BY_SHARD = (
+    "{name} changes {path} to something that differs along the mesh axis {axis!r}, over which {path} is replicated. "
+    "Reduce it (jax.lax.pmean, psum), return it as part of the result, or shard the object with in_specs."
+)
+RESULT_DIFFERS = (
+    "{name}: out_specs has {entry!r} for {path}, which differs along the mesh axis {axis!r}. Name that axis there, or "
+    "reduce the value (jax.lax.pmean, psum)."
+)

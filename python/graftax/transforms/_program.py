@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
@@ -74,6 +75,7 @@ class Program:
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
+        self.untouched: dict[int, int] = {}
 
     def _part(self, function: Callable[..., Any], captured: bool) -> _Part:
         if isinstance(function, _core.Caller):  # stays compiled
@@ -109,8 +111,8 @@ class Program:
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(self.roots, self.names, self._flags, None)
-        # JAX may read a NumPy array after the call has returned.
-        return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
+        # JAX may read a NumPy array after the call has returned; and the function would change a copy of it in place.
+        return [jnp.array(x, copy=True) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
     @property
     def places(self) -> list[Place]:
@@ -129,8 +131,10 @@ class Program:
         The functions take the operands, or what stands for them, and run with what they capture rebuilt too.
 
         Returns:
-            (the Outcome, its output leaves). `outcome` is that of the last trace.
+            (the Outcome, its output leaves). `outcome` is that of the last trace, and `untouched` says which of the
+            output leaves are which of `leaves`.
         """
+        given = list(leaves)
         tracing = _core.Trace(self.roots, self.names, self._flags, False, False, None)
 
         def call(values: list[Any]) -> Any:
@@ -139,9 +143,11 @@ class Program:
 
         mutation = mutation or self.mutation
         outcome, out, _ = run_trace(
-            self.name, tracing, self.roots, list(leaves), call, mutation, by_value=mutation == "discard", forward=False
+            self.name, tracing, self.roots, given, call, mutation, by_value=mutation == "discard", forward=False
         )
         self.outcome = outcome
+        numbers = {id(leaf): i for i, leaf in enumerate(given)}
+        self.untouched = {k: numbers[id(leaf)] for k, leaf in enumerate(out) if id(leaf) in numbers}
         return outcome, out
 
     def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
@@ -152,14 +158,22 @@ class Program:
 
         return run
 
-    def finish(self, out: Sequence[Any], outcome: _core.Outcome | None = None) -> Any:
-        """The result, built around these output leaves of the Outcome; what changed is written back."""
+    def finish(
+        self, out: Sequence[Any], outcome: _core.Outcome | None = None, untouched: Mapping[int, int] | None = None
+    ) -> Any:
+        """The result, built around these output leaves of the Outcome; what changed is written back.
+
+        `untouched` says which output leaves have the value of which of `leaves`: they come back as the caller's arrays.
+        """
         outcome = outcome or self.outcome
         assert outcome is not None
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it ran")
-        return outcome.apply(list(out), self.leaves, walked[1])
+        values = list(out)
+        for output, leaf in (untouched or {}).items():
+            values[output] = walked[0][leaf]
+        return outcome.apply(values, self.leaves, walked[1])
 
     def operand(self, which: int | str) -> int:
         """The number of the operand that a position or a name means."""

@@ -70,12 +70,20 @@ class Rule:
     def __init__(self, entries: Entries, memo: Any) -> None:
         self.entries, self.memo = entries, memo
 
-    def step(self, key: Any) -> Rule | None:
-        """The rule for the child at `key`; None where it has none."""
+    def step(self, key: Any) -> Rule:
+        """The rule for the child at `key`."""
         return self
 
     def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        """The entry of a leaf; UNKNOWN where there is none."""
         raise NotImplementedError
+
+
+class Silent(Rule):
+    """Says nothing: there may be no arrays below."""
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        return UNKNOWN
 
 
 class Constant(Rule):
@@ -128,7 +136,7 @@ class Prefix(Rule):
             return ByLeaf(self.entries, self._function(path))
         return self
 
-    def step(self, key: Any) -> Rule | None:
+    def step(self, key: Any) -> Rule:
         spec, plain = self.spec, plain_key(key)
         try:
             if isinstance(spec, dict):
@@ -137,7 +145,7 @@ class Prefix(Rule):
                 return self.entries.rule(cast("Sequence[Any]", spec)[plain])
             return self.entries.rule(getattr(spec, plain))
         except (LookupError, AttributeError, TypeError):
-            return None
+            return Silent(self.entries, "silent")
 
     def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
         if isinstance(self.spec, (tuple, list, dict)):
@@ -261,10 +269,7 @@ class Spread:
                 self._visits.setdefault(track, []).append((rule, chain))
             for child in reversed(children):
                 below = rule.step(self._keys[child]) if isinstance(rule, Prefix) else rule
-                if below is None:
-                    self._refuse_missing(child, rule, (chain, child))
-                else:
-                    todo.append((child, below, (chain, child)))
+                todo.append((child, below, (chain, child)))
 
     def _children(self, pc: int, after: int) -> Any:
         child = pc + 1
@@ -289,12 +294,6 @@ class Spread:
             raise StructureError(
                 TWO_ENTRIES.format(name=entries.name, option=entries.option, one=one, other=other, a=known, b=value)
             )
-
-    def _refuse_missing(self, pc: int, rule: Rule, chain: _Chain) -> None:
-        """There is no entry for a part: that is an error where it holds an array."""
-        if any(self._code[at][0] in (_LEAF, _REF) for at in range(pc, self._code[pc][3])):
-            entries = rule.entries
-            raise StructureError(NO_ENTRY.format(name=entries.name, option=entries.option, path=self.name(chain)))
 
     def _check_patterns(self) -> None:
         if not self._named:
@@ -341,10 +340,10 @@ class Spread:
         Raises:
             StructureError: where they have several.
         """
-        pc = self._at[track]
         visits = self._visits.get(track)
-        if visits is None:  # a key of a dict, which nothing is mapped below
-            return keystr(path), self._nothing
+        if visits is None:  # below a key of a dict there are no arrays to map
+            return f"a dict's key{keystr(path)}", self._nothing
+        pc = self._at[track]
         if not issubclass(self._code[pc][11], dict) and path and isinstance(path[0], DictKey):
             path = (GetAttrKey(path[0].key), *path[1:])
         name = self.name(visits[0][1]) + keystr(path)
@@ -377,10 +376,7 @@ class Spread:
 
     def _resolve(self, rule: Rule, chain: _Chain, path: tuple[Any, ...], leaf: Any) -> Any:
         for key in path:
-            below = rule.step(key)
-            if below is None:
-                return UNKNOWN
-            rule = below
+            rule = rule.step(key)
         if isinstance(rule, Prefix):
             return UNKNOWN
         return rule.entry(leaf, lambda: self.name(chain) + keystr(path))

@@ -19,11 +19,14 @@ from .. import _core
 from .._compat import ref_types
 from .._errors import (
     DEPENDS_ON_AXIS,
+    DIFFERS_BY_SHARD,
     ENTRIES_COUNT,
+    NO_MESH_AXIS,
     NO_SUCH_DIMENSION,
     NOTHING_MAPPED,
     OTHER_SIZE,
     RESULT_DEPENDS,
+    RESULT_DIFFERS,
     RETURNED_OTHERWISE,
     MutationError,
     StructureError,
@@ -93,16 +96,17 @@ def vmap(
             given.append(np.zeros(size, np.bool_))
             in_axes_flat.append(0)
         out: list[Any] = []  # jax.vmap reads it when the function has run
+        outputs: list[_Output] = []
 
         def flat(*values: Any) -> list[Any]:
             leaves = list(program.leaves)
             for i, value in zip(at, values, strict=False):
                 leaves[i] = value
             results = inputs._replace(option="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-            found = _Outputs(program, spread, results, leaves).trace(leaves, out_axes)
-            _refuse_dependent(program.name, found, values[probe])
-            out[:] = [o.entry for o in found]
-            return [o.leaf for o in found]
+            outputs[:] = _Outputs(program, spread, results, leaves).trace(out_axes)
+            _refuse_dependent(program.name, outputs, values[probe])
+            out[:] = [o.entry for o in outputs]
+            return [o.leaf for o in outputs]
 
         run = jax.vmap(
             named(flat, program),
@@ -112,7 +116,8 @@ def vmap(
             axis_size=size,
             spmd_axis_name=spmd_axis_name,
         )
-        return program.finish(run(*given))
+        found = run(*given)
+        return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None})
 
     return mapped
 
@@ -189,6 +194,7 @@ class _Output(NamedTuple):
     leaf: Any
     entry: Any
     written: bool
+    of: int | None  # the leaf of the program that it is, untouched
 
 
 class _Outputs:
@@ -204,7 +210,7 @@ class _Outputs:
     def __init__(self, program: Program, spread: Spread, entries: Entries, leaves: Sequence[Any]) -> None:
         self._program, self._spread, self._entries, self._leaves = program, spread, entries, leaves
 
-    def trace(self, leaves: Sequence[Any], spec: Any) -> list[_Output]:
+    def trace(self, spec: Any) -> list[_Output]:
         """Runs the program, whose result has the entries of `spec`."""
         results: list[Any] = []
 
@@ -213,7 +219,7 @@ class _Outputs:
             results.append(result)
             return result
 
-        outcome, out = self._program.trace(leaves, body)
+        outcome, out = self._program.trace(self._leaves, body)
         nodes, _, tracks = outcome.inputs()
         split = [(path[0], path[1:]) if tracks else (0, path) for path in outcome.leaf_paths()]
         rule = self._entries.rule(spec)
@@ -222,13 +228,16 @@ class _Outputs:
             values, graphdef = _core.flatten(results[0])
             whole = Spread(graphdef, (_RESULT,), [rule], values)
         found: list[_Output] = []
-        for (root, path), leaf in zip(split, out, strict=True):
+        for i, ((root, path), leaf) in enumerate(zip(split, out, strict=True)):
             if root > 0:
                 name, entry = self._spread.written(tracks[root - 1], path, leaf)
             else:
                 name = _RESULT + keystr(path)
                 entry = whole.at(path) if whole is not None else rule.entry(leaf, lambda: _RESULT)
-            found.append(_Output(name, leaf, entry, root > 0))
+            of = self._program.untouched.get(i)
+            if of is not None and not self._same(entry, self._spread.entries[of], leaf):
+                of = None
+            found.append(_Output(name, leaf, entry, root > 0, of))
         if whole is not None and nodes:
             self._check_returned(whole, {path for root, path in split if root == 0}, found)
         return found
@@ -243,7 +252,7 @@ class _Outputs:
             if path in own or id(leaf) not in has:
                 continue
             entry = has[id(leaf)][0]
-            if entries.canonical(asked, leaf) not in [entries.canonical(e, leaf) for e in has[id(leaf)]]:
+            if not any(self._same(asked, e, leaf) for e in has[id(leaf)]):
                 raise StructureError(
                     RETURNED_OTHERWISE.format(
                         name=entries.name,
@@ -254,6 +263,9 @@ class _Outputs:
                         inputs=self._spread.option,
                     )
                 )
+
+    def _same(self, entry: Any, other: Any, leaf: Any) -> bool:
+        return self._entries.canonical(entry, leaf) == self._entries.canonical(other, leaf)
 
 
 def _refuse_dependent(name: str, found: Sequence[_Output], mapped: Any) -> None:
@@ -331,13 +343,16 @@ def shard_map(
         inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
         spread = Spread(program.graphdef, program.names, _rules(program, inputs, in_specs, UNKNOWN), program.leaves)
         out: list[Any] = []  # jax.shard_map reads it when the function has run
-        names: list[str] = []
+        outputs: list[_Output] = []
+        around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+        known = frozenset(axis_names or around.axis_names)
 
         def flat(*leaves: Any) -> list[Any]:
-            found = _Outputs(program, spread, inputs._replace(option="out_specs"), leaves).trace(leaves, out_specs)
-            out[:] = [o.entry for o in found]
-            names[:] = [o.path for o in found]
-            return [o.leaf for o in found]
+            outputs[:] = _Outputs(program, spread, inputs._replace(option="out_specs"), leaves).trace(out_specs)
+            out[:] = [o.entry for o in outputs]
+            for output in outputs:
+                _check_shards(program.name, output, known, check_vma)
+            return [o.leaf for o in outputs]
 
         run = jax.shard_map(
             named(flat, program),
@@ -352,11 +367,28 @@ def shard_map(
         except ValueError as error:
             rename_leaves(error, [spread.path(i) for i in range(len(program.leaves))])
             rename_leaves(error, [spread.path(i) for i in range(len(program.leaves))], "in_specs")
-            rename_leaves(error, names, "out_specs")
+            rename_leaves(error, [o.path for o in outputs], "out_specs")
             raise
-        return program.finish(results)
+        # A result is placed on the mesh; what the function left as it was is left so.
+        untouched = {i: o.of for i, o in enumerate(outputs) if o.of is not None and o.written}
+        return program.finish(results, untouched=untouched)
 
     return mapped
+
+
+def _check_shards(name: str, output: _Output, known: AbstractSet[Hashable], check_vma: bool) -> None:
+    """Names the place of what JAX would refuse of a result, where it can be told."""
+    mentioned = {axis for part in output.entry for axis in (part if isinstance(part, tuple) else (part,)) if part}
+    if mentioned - known:
+        unknown, names = mentioned - known, ", ".join(map(repr, sorted(known, key=str)))
+        raise ValueError(NO_MESH_AXIS.format(name=name, path=output.path, axis=unknown.pop(), names=names))
+    varying: AbstractSet[Hashable] = getattr(jax.typeof(output.leaf), "vma", frozenset())
+    differs = sorted((varying & known) - mentioned, key=str)
+    if not check_vma or not differs:
+        return
+    if output.written:
+        raise MutationError(DIFFERS_BY_SHARD.format(name=name, path=output.path, axis=differs[0]))
+    raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.entry))
 
 
 def _is_sharding(entry: Any) -> bool:
