@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from .. import _core
-from .._compat import ref_types
+from .._compat import ref_types, varying_axes
 from .._errors import (
     DEPENDS_ON_AXIS,
     DIFFERS_BY_SHARD,
@@ -365,8 +365,9 @@ def shard_map(
         try:
             results = run(*program.leaves)
         except ValueError as error:
-            rename_leaves(error, [spread.path(i) for i in range(len(program.leaves))])
-            rename_leaves(error, [spread.path(i) for i in range(len(program.leaves))], "in_specs")
+            paths = [spread.path(i) for i in range(len(program.leaves))]
+            rename_leaves(error, paths)
+            rename_leaves(error, paths, "in_specs")
             rename_leaves(error, [o.path for o in outputs], "out_specs")
             raise
         # A result is placed on the mesh; what the function left as it was is left so.
@@ -382,9 +383,8 @@ def _check_shards(name: str, output: _Output, known: AbstractSet[Hashable], chec
     if mentioned - known:
         unknown, names = mentioned - known, ", ".join(map(repr, sorted(known, key=str)))
         raise ValueError(NO_MESH_AXIS.format(name=name, path=output.path, axis=unknown.pop(), names=names))
-    varying: AbstractSet[Hashable] = getattr(jax.typeof(output.leaf), "vma", frozenset())
-    differs = sorted((varying & known) - mentioned, key=str)
-    if not check_vma or not differs:
+    differs = sorted((varying_axes(output.leaf) & known) - mentioned, key=str) if check_vma else []
+    if not differs:
         return
     if output.written:
         raise MutationError(DIFFERS_BY_SHARD.format(name=name, path=output.path, axis=differs[0]))
