@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from oracle import deep_copy, difference, is_array
-from zoo import BUILDERS, NAMES, Affine, Box, Frozen, Point, Registered, f32
 
 import graftax
+from oracle import deep_copy, difference, is_array
+from zoo import BUILDERS, NAMES, Affine, Box, Point
 
 SIZE = 3
 XS = jnp.arange(6.0).reshape(SIZE, 2)

@@ -32,9 +32,9 @@ from .._errors import (
     StructureError,
     rename_leaves,
 )
-from ._program import Program
+from ._program import Program, name_of, wraps
 from ._specs import UNKNOWN, Constant, Entries, Rule, Spread
-from .autodiff import name_of, named
+from .autodiff import named
 
 _RESULT = "result"
 
@@ -80,7 +80,7 @@ def vmap(
         Array([1., 5., 9.], dtype=float32)
     """
 
-    @functools.wraps(fun, updated=())
+    @wraps(fun, "vmap")
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(fun, "vmap"), [fun], args, kwargs)
         inputs = Entries(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
@@ -337,7 +337,7 @@ def shard_map(
             shard_map, out_specs=out_specs, in_specs=in_specs, mesh=mesh, axis_names=axis_names, check_vma=check_vma
         )
 
-    @functools.wraps(f, updated=())
+    @wraps(f, "shard_map")
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
         inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
