@@ -258,3 +258,7 @@ RESULT_DIFFERS = (
     "{name}: out_specs has {entry!r} for {path}, which differs along the mesh axis {axis!r}. Name that axis there, or "
     "reduce the value (jax.lax.pmean, psum)."
 )
+PACK_MAPPED = (
+    "{name}: {option} maps {path}, a buffer of packed state, which has no such axis. Pass what unpack() gives, or give "
+    "{entry!r} for the handle."
+)

@@ -148,6 +148,8 @@ class Prefix(Rule):
             return Silent(self.entries, "silent")
 
     def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        if isinstance(self.spec, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.spec)):
+            return Patterns(self.entries, cast("dict[Any, Any]", self.spec), path()).entry(leaf, path)
         if isinstance(self.spec, (tuple, list, dict)):
             raise self._misfit(ENTRY_TOO_DEEP, path())
         return self.entries.check(self._function(path())(leaf), path())
@@ -236,6 +238,7 @@ class Spread:
         pc = 0
         for number, rule in enumerate(rules):
             self._roots[pc] = number
+            self._name(rule)
             self._walk(pc, rule)
             pc = self._code[pc][3]
         self._check_patterns()
@@ -263,8 +266,7 @@ class Spread:
             if isinstance(rule, Prefix):
                 keys = [plain_key(self._keys[child]) for child in children]
                 rule = rule.opened(keys, self._code[pc][11], self.name(chain))
-            if isinstance(rule, Patterns) and not any(rule is known for known in self._named):
-                self._named.append(rule)
+            self._name(rule)
             if track != _NO_TRACK:
                 self._visits.setdefault(track, []).append((rule, chain))
             for child in reversed(children):
@@ -295,6 +297,10 @@ class Spread:
                 TWO_ENTRIES.format(name=entries.name, option=entries.option, one=one, other=other, a=known, b=value)
             )
 
+    def _name(self, rule: Rule) -> None:
+        if isinstance(rule, Patterns) and rule not in self._named:
+            self._named.append(rule)
+
     def _check_patterns(self) -> None:
         if not self._named:
             return
@@ -322,6 +328,11 @@ class Spread:
     def path(self, leaf: int) -> str:
         """The text of a leaf's place, the first where there are several."""
         return self.name(self._found[leaf][1])
+
+    def inside(self, cls: type) -> list[int]:
+        """The leaves below nodes of a class."""
+        nodes = [pc for pc, ins in enumerate(self._code) if ins[0] == _NODE and ins[11] is cls]
+        return [self._code[at][2] for pc in nodes for at in range(pc, self._code[pc][3]) if self._code[at][0] == _LEAF]
 
     def at(self, path: tuple[Any, ...]) -> Any:
         """The entry of the leaf at this path, in a graph of one root."""

@@ -25,6 +25,7 @@ from .._errors import (
     NO_SUCH_DIMENSION,
     NOTHING_MAPPED,
     OTHER_SIZE,
+    PACK_MAPPED,
     RESULT_DEPENDS,
     RESULT_DIFFERS,
     RETURNED_OTHERWISE,
@@ -32,6 +33,7 @@ from .._errors import (
     StructureError,
     rename_leaves,
 )
+from ..packed import Packed
 from ._program import Program, name_of, wraps
 from ._specs import UNKNOWN, Constant, Entries, Rule, Spread
 from .autodiff import named
@@ -84,7 +86,7 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(fun, "vmap"), [fun], args, kwargs)
         inputs = Entries(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
-        spread = Spread(program.graphdef, program.names, _rules(program, inputs, in_axes, 0), program.leaves)
+        spread = _spread(program, inputs, in_axes, 0)
         size = _size(program, spread, axis_size)
         axes = list(spread.entries)
         at = [i for i, axis in enumerate(axes) if axis is not None]
@@ -132,6 +134,17 @@ def _is_axis(entry: Any) -> bool:
 
 def _canonical_axis(entry: Any, leaf: Any, more: int = 0) -> Any:
     return entry + np.ndim(leaf) + more if entry is not None and entry < 0 else entry
+
+
+def _spread(program: Program, entries: Entries, spec: Any, keyword: Any) -> Spread:
+    """A specification of the arguments, brought to the leaves of a program."""
+    spread = Spread(program.graphdef, program.names, _rules(program, entries, spec, keyword), program.leaves)
+    for i in spread.inside(Packed):
+        if spread.entries[i] != entries.nothing:
+            raise StructureError(
+                PACK_MAPPED.format(name=entries.name, option=entries.option, path=spread.path(i), entry=entries.nothing)
+            )
+    return spread
 
 
 def _rules(program: Program, entries: Entries, spec: Any, keyword: Any) -> list[Rule]:
@@ -341,7 +354,7 @@ def shard_map(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
         inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
-        spread = Spread(program.graphdef, program.names, _rules(program, inputs, in_specs, UNKNOWN), program.leaves)
+        spread = _spread(program, inputs, in_specs, UNKNOWN)
         out: list[Any] = []  # jax.shard_map reads it when the function has run
         outputs: list[_Output] = []
         around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
