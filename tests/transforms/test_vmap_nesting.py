@@ -155,6 +155,18 @@ def test_a_captured_specification_is_read_by_a_jitted_call() -> None:
     assert run(XS, jnp.ones((3, 2))).shape == (3, 2)
 
 
+def test_a_name_for_the_devices_is_passed_on() -> None:
+    one = {"w": jnp.ones(2), "n": 0}
+
+    def step(one: Any, x: Any) -> Any:
+        one["n"] += 1
+        return one["w"] * x
+
+    run = graftax.vmap(step, in_axes=(None, 0), spmd_axis_name="devices")
+    np.testing.assert_allclose(run(one, XS), XS)
+    assert one["n"] == 1
+
+
 def test_random_keys_are_mapped() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     state = Box(key=keys, n=0)
@@ -213,6 +225,8 @@ def test_jitted_functions_can_be_mapped() -> None:
     one = {"w": XS, "n": 0}
     np.testing.assert_allclose(graftax.vmap(step)(one, XS), 2 * XS.sum(1))
     assert one["n"] == 1
+    named = graftax.vmap(step, in_axes={"one": 0, "x": None})
+    np.testing.assert_allclose(named(one, XS[0]), (2 * XS + XS[0]).sum(1))
     np.testing.assert_allclose(graftax.vmap(jax.jit(jnp.sum))(XS), XS.sum(1))
     np.testing.assert_allclose(graftax.vmap(jnp.sum)(XS), XS.sum(1))
 
@@ -236,6 +250,12 @@ def test_the_wrapper_looks_like_the_function() -> None:
     assert (mapped.__name__, mapped.__doc__, mapped.__wrapped__) == ("named", "Doc.", named)
     with pytest.raises(TypeError, match=r"graftax\.vmap expects a callable"):
         graftax.vmap(3)  # type: ignore[arg-type]
+
+
+def test_a_constructor_can_be_mapped() -> None:
+    made = graftax.vmap(Scale)(XS)
+    assert (type(made), made.calls) == (Scale, 0)
+    np.testing.assert_array_equal(made.w, XS)
 
 
 # ---- Equinox

@@ -106,8 +106,25 @@ class Program:
             elif not self.names[place]:
                 self.names = (*self.names[:place], name, *self.names[place + 1 :])
             places.append(place)
+        if isinstance(function, _core.Caller):
+            self._name_operands(function)
         own = tuple(self.roots[place] for place in places)
         return _Part(plain, signature, layout, own, tuple(places))
+
+    def _name_operands(self, jitted: _core.Caller) -> None:
+        """Operands are called what the jitted function calls them."""
+        plain, prefix, _ = resolve(jitted)
+        signature = Signature.of(plain, len(prefix), False)
+        binder = _core.Caller()
+        binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
+        marks = [_Mark() for _ in range(self.operands)]
+        positional = self.positional
+        bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
+        if bound is not None:  # else the call itself says what is wrong
+            named = {id(root): name for root, name in zip(bound[0], signature.root_names(bound[1]), strict=True)}
+            count = len(marks)
+            operands = (named.get(id(mark), old) for mark, old in zip(marks, self.names[:count], strict=True))
+            self.names = (*operands, *self.names[count:])
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(self.roots, self.names, self._flags, None)
