@@ -231,8 +231,8 @@ NO_SUCH_DIMENSION = (
     "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
 )
 OTHER_SIZE = (
-    "{name}: what is mapped has to have one size, and {one} has {size} along axis {axis}, but {other} has {other_size}"
-    "{other_axis}."
+    "{name}: what is mapped has to have one size, and {path} has {size} along axis {axis}, but {other}. Map axes of "
+    "one size, and give None for what is not mapped."
 )
 NOTHING_MAPPED = (
     "{name}: {option} maps no array of the arguments. Map one, or say how often to run the function with axis_size=."
@@ -257,6 +257,10 @@ DIFFERS_BY_SHARD = (
 RESULT_DIFFERS = (
     "{name}: out_specs has {entry!r} for {path}, which differs along the mesh axis {axis!r}. Name that axis there, or "
     "reduce the value (jax.lax.pmean, psum)."
+)
+NO_ROOM_FOR_AXIS = (
+    "{name}: {option} puts the mapped axis of {path} at {axis}, but the shape without it is {shape}, which has no "
+    "room for an axis there."
 )
 PACK_MAPPED = (
     "{name}: {option} maps {path}, a buffer of packed state, which has no such axis. Pass what unpack() gives, or give "

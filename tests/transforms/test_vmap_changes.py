@@ -81,6 +81,39 @@ def test_an_empty_list_in_a_mapped_argument_is_mapped() -> None:
         np.testing.assert_allclose(model["log"][0], XS)
 
 
+def test_a_new_value_without_room_for_the_axis_is_refused() -> None:
+    model = {"w": XS}
+
+    def add_up(model: Any) -> None:
+        model["w"] = model["w"].sum()
+
+    with pytest.raises(ValueError, match=says("add_up", "in_axes", "model['w']", "at 1", "is ()")):
+        graftax.vmap(add_up, in_axes=1)(model)
+    assert model["w"] is XS
+    graftax.vmap(add_up, in_axes=-1)(model)
+    np.testing.assert_allclose(model["w"], XS.sum(0))
+
+
+def test_a_variable_of_an_enclosing_function_is_changed() -> None:
+    n, last = jnp.zeros(()), None
+
+    def count(x: Any) -> Any:
+        nonlocal n
+        n = n + 1
+        return x
+
+    def remember(x: Any) -> Any:
+        nonlocal last
+        last = x
+        return x
+
+    graftax.vmap(count)(XS)
+    assert float(n) == 1
+    with pytest.raises(graftax.MutationError, match=says("remember changes closure last to")):
+        graftax.vmap(remember)(XS)
+    assert last is None
+
+
 def test_a_value_that_does_not_depend_on_the_axis_is_repeated_in_a_mapped_object() -> None:
     model = {"w": XS}
 
@@ -296,7 +329,7 @@ def first(x: Any, *rest: Any, **more: Any) -> Any:
 SHARED = [jnp.ones((3, 3))]
 ERRORS: dict[str, Any] = {
     "sizes": (dict(), (XS, [XS.T]), ValueError, ["rest[0][0] has 2 along axis 0", "x has 3 along axis 0"]),
-    "axis_size": (dict(axis_size=4), (XS,), ValueError, ["x has 3", "axis_size has 4"]),
+    "axis_size": (dict(axis_size=4), (XS,), ValueError, ["x has 3", "axis_size is 4"]),
     "scalar": (dict(), ({"a": jnp.ones(())},), ValueError, ["x['a']", "axis 0", "shape is ()", "None"]),
     "no such axis": (dict(in_axes=2), (XS,), ValueError, ["x", "axis 2", "(3, 2)"]),
     "no such axis from the end": (dict(in_axes=-3), (XS,), ValueError, ["axis -3"]),
@@ -332,6 +365,7 @@ ERRORS: dict[str, Any] = {
     "out too short": (dict(out_axes=(0,)), ([XS, XS],), graftax.StructureError, ["out_axes", "(0,) for result"]),
     "out of a mapped value": (dict(out_axes=None), (XS,), ValueError, ["out_axes is None", "result"]),
     "out with an axis name": (dict(out_axes=None, axis_name="i"), (XS,), ValueError, ["out_axes is None", "result"]),
+    "no room in the result": (dict(out_axes=3), ([XS],), ValueError, ["out_axes", "result", "at 3", "(2,)"]),
     "out says no axis": (dict(out_axes="a"), (XS,), TypeError, ["out_axes", "'a' for result"]),
 }
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from jax.tree_util import DictKey, GetAttrKey, keystr
+from jax.tree_util import DictKey, GetAttrKey
 
 from .. import _core
 from .._difference import place_name
@@ -353,11 +353,12 @@ class Spread:
         """
         visits = self._visits.get(track)
         if visits is None:  # below a key of a dict there are no arrays to map
-            return f"a dict's key{keystr(path)}", self._nothing
+            return place_name(path, ("a dict's key",)), self._nothing
         pc = self._at[track]
-        if not issubclass(self._code[pc][11], dict) and path and isinstance(path[0], DictKey):
-            path = (GetAttrKey(path[0].key), *path[1:])
-        name = self.name(visits[0][1]) + keystr(path)
+        cls = self._code[pc][11]
+        if isinstance(cls, type) and not issubclass(cls, dict) and path and isinstance(path[0], DictKey):
+            path = (GetAttrKey(path[0].key), *path[1:])  # the attributes of a registered object
+        name = place_name(path, (self.name(visits[0][1]),))
         before = self._leaf_at(pc, path)
         if before is not None:
             return name, self._found[before][0]
@@ -390,7 +391,7 @@ class Spread:
             rule = rule.step(key)
         if isinstance(rule, Prefix):
             return UNKNOWN
-        return rule.entry(leaf, lambda: self.name(chain) + keystr(path))
+        return rule.entry(leaf, lambda: place_name(path, (self.name(chain),)))
 
     def _around(self, chain: _Chain | None) -> list[Any]:
         """The entries of the leaves of the nearest node around that has any: those that are mapped, if some are."""

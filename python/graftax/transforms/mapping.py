@@ -22,6 +22,7 @@ from .._errors import (
     DIFFERS_BY_SHARD,
     ENTRIES_COUNT,
     NO_MESH_AXIS,
+    NO_ROOM_FOR_AXIS,
     NO_SUCH_DIMENSION,
     NOTHING_MAPPED,
     OTHER_SIZE,
@@ -106,7 +107,7 @@ def vmap(
                 leaves[i] = value
             results = inputs._replace(option="out_axes", canonical=functools.partial(_canonical_axis, more=1))
             outputs[:] = _Outputs(program, spread, results, leaves).trace(out_axes)
-            _refuse_dependent(program.name, outputs, values[probe])
+            _refuse_misfits(program.name, outputs, values[probe])
             out[:] = [o.entry for o in outputs]
             return [o.leaf for o in outputs]
 
@@ -169,7 +170,7 @@ def _rules(program: Program, entries: Entries, spec: Any, keyword: Any) -> list[
 
 def _size(program: Program, spread: Spread, axis_size: int | None) -> int:
     """How often the function is mapped."""
-    first: tuple[str, int, str] | None = None if axis_size is None else ("axis_size", axis_size, "")
+    first: tuple[int, int] | None = None  # a leaf, and its size
     for i, (leaf, axis) in enumerate(zip(program.leaves, spread.entries, strict=True)):
         if axis is None:
             continue
@@ -180,24 +181,22 @@ def _size(program: Program, spread: Spread, axis_size: int | None) -> int:
                     name=program.name, option="in_axes", path=spread.path(i), axis=axis, shape=shape
                 )
             )
-        size = shape[axis]
-        if first is None:
-            first = (spread.path(i), size, f" along axis {axis}")
-        elif first[1] != size:
+        expected = first[1] if first else shape[axis] if axis_size is None else axis_size
+        if shape[axis] != expected:
+            text = f"{spread.path(first[0])} has {expected} along axis {spread.entries[first[0]]}" if first else None
             raise ValueError(
                 OTHER_SIZE.format(
                     name=program.name,
-                    one=spread.path(i),
-                    size=size,
+                    path=spread.path(i),
+                    size=shape[axis],
                     axis=axis,
-                    other=first[0],
-                    other_size=first[1],
-                    other_axis=first[2],
+                    other=text or f"axis_size is {axis_size}",
                 )
             )
-    if first is None:
+        first = first or (i, shape[axis])
+    if first is None and axis_size is None:
         raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
-    return first[1]
+    return first[1] if first else axis_size  # type: ignore[return-value]
 
 
 class _Output(NamedTuple):
@@ -281,8 +280,23 @@ class _Outputs:
         return self._entries.canonical(entry, leaf) == self._entries.canonical(other, leaf)
 
 
-def _refuse_dependent(name: str, found: Sequence[_Output], mapped: Any) -> None:
-    """What is not mapped may not depend on the mapped axis. `mapped` is an array that does."""
+def _refuse_misfits(name: str, found: Sequence[_Output], mapped: Any) -> None:
+    """An axis has to be one that an output can have, and None may not stand for what depends on the mapped axis.
+
+    `mapped` is an array that does.
+    """
+    for output in found:
+        rank = np.ndim(output.leaf)
+        if output.entry is not None and not -rank - 1 <= output.entry <= rank:
+            raise ValueError(
+                NO_ROOM_FOR_AXIS.format(
+                    name=name,
+                    option="in_axes" if output.written else "out_axes",
+                    path=output.path,
+                    axis=output.entry,
+                    shape=np.shape(output.leaf),
+                )
+            )
     asked = [o for o in found if o.entry is None and isinstance(o.leaf, Tracer)]
     depends: list[bool] = []
 
