@@ -143,7 +143,7 @@ with raises(ValueError, "tuple of 1", "2 positional"):
     run(in_specs=(P("data"),))
 with raises(graftax.StructureError, "says nothing of x['b']"):
     run(x={"a": XS, "b": XS}, in_specs=({"a": P("data")}, P()))
-with raises(graftax.StructureError, "x[0]", "y[0][0]", "P('data',)", "P()"):
+with raises(graftax.StructureError, "x[0]", "y[0][0]", repr(P("data")), repr(P())):
     run(f=lambda x, y: x[0], x=shared, y=[shared])
 with raises(ValueError, "x['a']", "divide"):
     run(x={"a": XS[:3]})
@@ -151,11 +151,11 @@ with raises(ValueError, "x['a']", "'rows'"):
     run(in_specs=(P("rows"), P()))
 with raises(ValueError, "result", "'rows'", "'data', 'model'"):
     run(out_specs=P("rows"))
-with raises(ValueError, "result[0]", "'data'", "P()"):
+with raises(ValueError, "result[0]", "'data'", repr(P())):
     run(f=lambda x, y: (x["a"],), out_specs=P())
 with raises(ValueError, "result[1]", "rank 0"):
     run(f=lambda x, y: (x["a"], x["a"].sum()), out_specs=P("data"))
-with raises(graftax.StructureError, "returns at result['a']", "P('data',)", "P()", "out_specs"):
+with raises(graftax.StructureError, "returns at result['a']", repr(P("data")), repr(P()), "out_specs"):
     run(f=lambda x, y: x, out_specs=P())
 with raises(ValueError, "tuple of 2", "no keyword arguments"):
     graftax.shard_map(lambda x, y: x, mesh=mesh, in_specs=(P(), P()), out_specs=P())(XS, y=XS)
@@ -203,6 +203,25 @@ with raises(ValueError, "'model'", "result['x']"):
 with jax.set_mesh(mesh):
     run = graftax.shard_map(lambda batch: batch["x"] * 2, in_specs=P("data"), out_specs=P("data"))
     np.testing.assert_allclose(run({"x": XS}), XS * 2)
+""",
+    "an array that is sharded otherwise along explicit axes is named": """
+explicit = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Explicit,))
+with jax.set_mesh(explicit):
+    batch = {"x": jax.device_put(jnp.arange(8.0), NamedSharding(explicit, P("rows"))), "n": 0}
+    scale = jnp.ones(1)
+
+    def step(batch):
+        batch["n"] += 1
+        return batch["x"] * scale
+
+    out = graftax.shard_map(step, in_specs=P("rows"), out_specs=P("rows"))(batch)
+    np.testing.assert_allclose(out, jnp.arange(8.0))
+    with raises(ValueError, "does not match", "batch['x']"):
+        graftax.shard_map(step, in_specs=P(), out_specs=P())(batch)
+    captured = batch["x"]
+    with raises(ValueError, "does not match", "captured:"):
+        graftax.shard_map(lambda x: captured * x, in_specs=P(), out_specs=P())(scale)
+assert batch["n"] == 1
 """,
     "modules of Equinox are sharded": """
 import equinox as eqx

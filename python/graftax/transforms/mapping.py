@@ -395,6 +395,7 @@ def shard_map(
             paths = [spread.path(i) for i in range(len(program.leaves))]
             rename_leaves(error, paths)
             rename_leaves(error, paths, "in_specs")
+            _name_argument(error, program, spread)
             rename_leaves(error, [o.path for o in outputs], "out_specs")
             raise
         # A result is placed on the mesh; what the function left as it was is left so.
@@ -416,6 +417,17 @@ def _check_shards(name: str, output: _Output, known: AbstractSet[Hashable], chec
     if output.written:
         raise MutationError(DIFFERS_BY_SHARD.format(name=name, path=output.path, axis=differs[0]))
     raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.entry))
+
+
+def _name_argument(error: ValueError, program: Program, spread: Spread) -> None:
+    """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
+    for i, (leaf, entry) in enumerate(zip(program.leaves, spread.entries, strict=True)):
+        own = jax.typeof(leaf).sharding.spec
+        if "does not match the specs of the input" in str(error) and _canonical_sharding(own, leaf) != (
+            _canonical_sharding(entry, leaf)
+        ):
+            error.args = (str(error).replace("for arg:", f"for {spread.path(i)}:"),)
+            return
 
 
 def _is_sharding(entry: Any) -> bool:
