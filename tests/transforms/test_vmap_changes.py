@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graftax
-from zoo import Affine, Box, Data, Frozen, Registered, RegisteredData, Slotted
+from zoo import Affine, Box, Data, Frozen, Registered, RegisteredData, Slotted, Table
 
 XS = jnp.arange(6.0).reshape(3, 2)
 
@@ -420,3 +420,22 @@ def test_a_module_that_is_replaced_in_a_list_keeps_its_axes() -> None:
     graftax.vmap(step, in_axes=({"**.weight": 0, "**.bias": None}, 0))(layers, XS)
     np.testing.assert_allclose(layers[0].weight, XS * 2)
     assert layers[0].bias.shape == (2,)
+
+
+def test_an_attribute_and_a_key_of_one_name_are_two_places() -> None:
+    table = Table(extra=XS)
+    table.extra = XS.T
+
+    def swap(table: Any) -> None:
+        table["extra"], table.extra = table["extra"] * 2, table.extra * 3
+
+    graftax.vmap(swap, in_axes={"table['extra']": 0, "table.extra": 1})(table)
+    np.testing.assert_allclose(table["extra"], XS * 2)
+    np.testing.assert_allclose(table.extra, XS.T * 3)
+
+
+def test_many_arrays_in_one_list_are_replaced() -> None:
+    rows = [XS + i for i in range(2000)]
+    run = graftax.jit(graftax.vmap(lambda rows: rows.reverse(), in_axes={"rows[*]": 0}))
+    run(rows)
+    np.testing.assert_allclose(rows[0], XS + 1999)

@@ -233,6 +233,8 @@ class Spread:
         self._found: dict[int, tuple[Any, _Chain]] = {}
         self._visits: dict[int, list[tuple[Rule, _Chain]]] = {}
         self._named: list[Patterns] = []
+        self._met: set[Any] = set()
+        self._parts: dict[int, dict[Any, int]] = {}
         self._nothing = rules[0].entries.nothing if rules else None
         self.option = rules[0].entries.option if rules else ""
         pc = 0
@@ -245,7 +247,7 @@ class Spread:
         self.entries: list[Any] = [self._found[i][0] for i in range(len(leaves))]
 
     def _walk(self, root: int, rule: Rule) -> None:
-        visited: set[Any] = set()
+        visited = self._met
         todo: list[tuple[int, Rule, _Chain]] = [(root, rule, (None, root))]
         while todo:
             pc, rule, chain = todo.pop()
@@ -254,9 +256,9 @@ class Spread:
                 self._give(arg, rule, chain)
                 continue
             if op == _REF:
-                if rule.by_name and (pc, rule.memo) in visited:
+                if rule.by_name and (root, pc, rule.memo) in visited:
                     continue
-                visited.add((pc, rule.memo))
+                visited.add((root, pc, rule.memo))
                 pc = self._at[arg]
                 op, _, arg, after, track, *_ = self._code[pc]
             if op != _NODE or (not rule.by_name and (pc, rule.memo) in visited):
@@ -377,13 +379,16 @@ class Spread:
 
     def _leaf_at(self, pc: int, path: tuple[Any, ...]) -> int | None:
         for key in path:
-            plain = plain_key(key)
-            for child in self._children(pc, self._code[pc][3]):
-                if plain_key(self._keys[child]) == plain:
-                    pc = self._at[self._code[child][2]] if self._code[child][0] == _REF else child
-                    break
-            else:
+            parts = self._parts.get(pc)
+            if parts is None:
+                parts = self._parts[pc] = {}
+                for child in self._children(pc, self._code[pc][3]):
+                    parts[self._keys[child]] = child
+                    parts.setdefault(plain_key(self._keys[child]), child)
+            found = parts.get(key, parts.get(plain_key(key)))
+            if found is None:
                 return None
+            pc = self._at[self._code[found][2]] if self._code[found][0] == _REF else found
         return self._code[pc][2] if self._code[pc][0] == _LEAF else None
 
     def _resolve(self, rule: Rule, chain: _Chain, path: tuple[Any, ...], leaf: Any) -> Any:
