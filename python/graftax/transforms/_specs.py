@@ -234,7 +234,7 @@ class Spread:
         self._visits: dict[int, list[tuple[Rule, _Chain]]] = {}
         self._named: list[Patterns] = []
         self._met: set[Any] = set()
-        self._parts: dict[int, dict[Any, int]] = {}
+        self._parts: dict[int, dict[tuple[Any, Any], int]] = {}
         self._nothing = rules[0].entries.nothing if rules else None
         self.option = rules[0].entries.option if rules else ""
         pc = 0
@@ -383,9 +383,11 @@ class Spread:
             if parts is None:
                 parts = self._parts[pc] = {}
                 for child in self._children(pc, self._code[pc][3]):
-                    parts[self._keys[child]] = child
-                    parts.setdefault(plain_key(self._keys[child]), child)
-            found = parts.get(key, parts.get(plain_key(key)))
+                    entry = self._keys[child]  # JAX's entries cannot be compared with those of other types
+                    parts[type(entry), plain_key(entry)] = child
+                    parts.setdefault((None, plain_key(entry)), child)
+            plain = plain_key(key)
+            found = parts.get((type(key), plain), parts.get((None, plain)))
             if found is None:
                 return None
             pc = self._at[self._code[found][2]] if self._code[found][0] == _REF else found
