@@ -64,6 +64,7 @@ PUBLIC = {
     "filter_shard",
     "filter_value_and_grad",
     "filter_vjp",
+    "filter_vmap",
     "filter_custom_jvp",
     "filter_custom_vjp",
     "grad",
@@ -81,6 +82,8 @@ PUBLIC = {
     "associative_scan",
     "cond",
     "switch",
+    "vmap",
+    "shard_map",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -57,6 +57,7 @@ from .transforms import filter_pure_callback as filter_pure_callback
 from .transforms import filter_shard as filter_shard
 from .transforms import filter_value_and_grad as filter_value_and_grad
 from .transforms import filter_vjp as filter_vjp
+from .transforms import filter_vmap as filter_vmap
 from .transforms import fori_loop as fori_loop
 from .transforms import grad as grad
 from .transforms import hessian as hessian
@@ -70,9 +71,11 @@ from .transforms import map as map
 from .transforms import pure_callback as pure_callback
 from .transforms import remat as remat
 from .transforms import scan as scan
+from .transforms import shard_map as shard_map
 from .transforms import switch as switch
 from .transforms import value_and_grad as value_and_grad
 from .transforms import vjp as vjp
+from .transforms import vmap as vmap
 from .transforms import while_loop as while_loop
 
 __version__ = "0.1.0"

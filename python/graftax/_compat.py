@@ -55,6 +55,12 @@ def is_registered_static(cls: type) -> bool:
     return "register_static.<locals>" in name
 
 
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The mesh axes along which a value inside `jax.shard_map` differs. JAX 0.10 moved it: `vma` goes with 0.9."""
+    aval: Any = jax.typeof(x)
+    return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
+
+
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 

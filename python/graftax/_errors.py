@@ -321,3 +321,68 @@ OLD_RULE = (
     "{title}.{old} is the old form of {new}, in which None stands for a {of} that is not there; with {old} arrays of "
     "zeros are made for it."
 )
+NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, or a tree of them like the argument."
+NO_ENTRY = (
+    "{name}: {option} says nothing of {path}. Add an entry for it; the last of several patterns can be '**', which "
+    "covers what no other does."
+)
+ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
+OTHER_PARTS = (
+    "{name}: {option} has {entry!r} for {path}: that {found}, and {path} does not. Give {what} for all of it, or one "
+    "for each of its parts."
+)
+PATTERN_UNUSED = (
+    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
+    "them all (the first that covers a path counts). There is: {paths}."
+)
+TWO_ENTRIES = (
+    "{name}: {one} and {other} are one array, in an object that is reached twice, and {option} gives {a} for the first "
+    "place and {b} for the second. Give both places the same, or pass a copy of the object in one of them."
+)
+AMBIGUOUS_ENTRY = (
+    "{name} puts a new array at {path}, where {option} could mean {entries}. Say which with an entry for that place, "
+    "or return the array as part of the result."
+)
+ENTRIES_COUNT = (
+    "{name}: {option} is a tuple of {count}, and there are {given} positional arguments. Give one entry for each of "
+    "them{keywords}."
+)
+NO_SUCH_DIMENSION = (
+    "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
+)
+OTHER_SIZE = (
+    "{name}: what is mapped has to have one size, and {path} has {size} along axis {axis}, but {other}. Map axes of "
+    "one size, and give None for what is not mapped."
+)
+NOTHING_MAPPED = (
+    "{name}: {option} maps no array of the arguments. Map one, or say how often to run the function with axis_size=."
+)
+DEPENDS_ON_AXIS = (
+    "{name} changes {path} to something that depends on the mapped axis, but {path} is not mapped: it has room for "
+    "one value, not for one of each. Return the value as part of the result, or map the object with in_axes."
+)
+RESULT_DEPENDS = (
+    "{name}: out_axes is None for {path}, which depends on the mapped axis. Give it an axis, or reduce it (with "
+    "axis_name= and jax.lax.pmean, for example)."
+)
+RETURNED_OTHERWISE = (
+    "{name} returns at {path} an object that it was given, which comes back with {entry!r}, as {inputs} says, and "
+    "{option} asks for {asked!r} there. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
+)
+NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
+DIFFERS_BY_SHARD = (
+    "{name} changes {path} to something that differs along the mesh axis {axis!r}, over which {path} is replicated. "
+    "Reduce it (jax.lax.pmean, psum), return it as part of the result, or shard the object with in_specs."
+)
+RESULT_DIFFERS = (
+    "{name}: out_specs has {entry!r} for {path}, which differs along the mesh axis {axis!r}. Name that axis there, or "
+    "reduce the value (jax.lax.pmean, psum)."
+)
+NO_ROOM_FOR_AXIS = (
+    "{name}: {option} puts the mapped axis of {path} at {axis}, but the shape without it is {shape}, which has no "
+    "room for an axis there."
+)
+PACK_MAPPED = (
+    "{name}: {option} maps {path}, a buffer of packed state, which has no such axis. Pass what unpack() gives, or give "
+    "{entry!r} for the handle."
+)

@@ -166,7 +166,7 @@ def describe(obj: Any, solid: type) -> Description:
     if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
         return Description("array")
     if cls is Packed:  # JAX knows it as a pytree of its arrays; here it is an object like any other
-        return Description("node", frozen=False)
+        return Description("node", frozen=False, static_fields=frozenset({"_layout", "_donate", "_used"}))
     if issubclass(cls, Dynamic):
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):

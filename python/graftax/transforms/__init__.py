@@ -33,8 +33,11 @@ from .filtered import filter_pure_callback as filter_pure_callback
 from .filtered import filter_shard as filter_shard
 from .filtered import filter_value_and_grad as filter_value_and_grad
 from .filtered import filter_vjp as filter_vjp
+from .filtered import filter_vmap as filter_vmap
 from .filtered_custom import filter_custom_jvp as filter_custom_jvp
 from .filtered_custom import filter_custom_vjp as filter_custom_vjp
+from .mapping import shard_map as shard_map
+from .mapping import vmap as vmap
 from .remat import checkpoint as checkpoint
 from .remat import remat as remat
 from .staging import eval_shape as eval_shape

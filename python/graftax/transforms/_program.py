@@ -7,9 +7,10 @@ import copy
 import functools
 import types
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
@@ -85,6 +86,7 @@ class Program:
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
         self.changed: list[str] = []  # the paths that the last trace has changed
+        self.untouched: dict[int, int] = {}
 
     def private(self) -> Program:
         """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
@@ -126,15 +128,32 @@ class Program:
             elif not self.names[place]:
                 self.names = (*self.names[:place], name, *self.names[place + 1 :])
             places.append(place)
+        if isinstance(function, _core.Caller):
+            self._name_operands(function)
         own = tuple(self.roots[place] for place in places)
         return _Part(plain, signature, layout, own, tuple(places))
+
+    def _name_operands(self, jitted: _core.Caller) -> None:
+        """Operands are called what the jitted function calls them."""
+        plain, prefix, _ = resolve(jitted)
+        signature = Signature.of(plain, len(prefix), False)
+        binder = _core.Caller()
+        binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
+        marks = [_Mark() for _ in range(self.operands)]
+        positional = self.positional
+        bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
+        if bound is not None:  # else the call itself says what is wrong
+            named = {id(root): name for root, name in zip(bound[0], signature.root_names(bound[1]), strict=True)}
+            count = len(marks)
+            operands = (named.get(id(mark), old) for mark, old in zip(marks, self.names[:count], strict=True))
+            self.names = (*operands, *self.names[count:])
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(
             self.roots, self.names, self._flags, None, shapes=self._shapes, dynamic=self._dynamic
         )
-        # JAX may read a NumPy array after the call has returned.
-        return [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
+        # JAX may read a NumPy array after the call has returned; and the function would change a copy of it in place.
+        return [jnp.array(x, copy=True) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
     @property
     def places(self) -> list[Place]:
@@ -153,8 +172,10 @@ class Program:
         The functions take the operands, or what stands for them, and run with what they capture rebuilt too.
 
         Returns:
-            (the Outcome, its output leaves). `outcome` is that of the last trace.
+            (the Outcome, its output leaves). `outcome` is that of the last trace, and `untouched` says which of the
+            output leaves are which of `leaves`.
         """
+        before = list(leaves)
         tracing = _core.Trace(self.roots, self.names, self._flags, False, self._shapes, self._dynamic)
 
         def call(values: list[Any]) -> Any:
@@ -163,13 +184,15 @@ class Program:
 
         mutation = mutation or self.mutation
         run = functools.partial(run_trace, by_value=mutation == "discard", forward=False)
-        given = (self.name, tracing, self.roots, list(leaves), call, mutation)
+        given = (self.name, tracing, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
         outcome, out, changed, lost = _core.run_active(_core.Caller(), self.roots, [], run, *given)
         if lost:
             paths = ", ".join(changed)
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
         self.outcome, self.changed = outcome, changed
+        numbers = {id(leaf): i for i, leaf in enumerate(before)}
+        self.untouched = {k: numbers[id(leaf)] for k, leaf in enumerate(out) if id(leaf) in numbers}
         return outcome, out
 
     def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
@@ -180,18 +203,31 @@ class Program:
 
         return run
 
-    def finish(self, out: Sequence[Any], outcome: _core.Outcome | None = None) -> Any:
-        """The result, built around these output leaves of the Outcome; what changed is written back."""
+    def finish(
+        self, out: Sequence[Any], outcome: _core.Outcome | None = None, untouched: Mapping[int, int] | None = None
+    ) -> Any:
+        """The result, built around these output leaves of the Outcome; what changed is written back.
+
+        `untouched` says which output leaves have the value of which of `leaves`: they come back as the caller's arrays.
+        """
         outcome = outcome or self.outcome
         assert outcome is not None
-        return self.finish_all([(out, outcome)])[0]
+        return self.finish_all([(out, outcome)], untouched)[0]
 
-    def finish_all(self, pairs: Sequence[tuple[Sequence[Any], _core.Outcome]]) -> list[Any]:
+    def finish_all(
+        self, pairs: Sequence[tuple[Sequence[Any], _core.Outcome]], untouched: Mapping[int, int] | None = None
+    ) -> list[Any]:
         """The results of several Outcomes of this graph; their changes are written back in this order."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it ran")
-        return [outcome.apply(list(out), self.leaves, walked[1]) for out, outcome in pairs]
+        results: list[Any] = []
+        for out, outcome in pairs:
+            values = list(out)
+            for output, leaf in (untouched or {}).items():
+                values[output] = walked[0][leaf]
+            results.append(outcome.apply(values, self.leaves, walked[1]))
+        return results
 
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The roots, rebuilt around other leaves outside of any trace."""

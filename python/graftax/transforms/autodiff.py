@@ -161,7 +161,7 @@ def with_gradient(
         run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
         (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
         grads = chosen.graphs(gradients)
-        return program.finish(out), grads
+        return program.finish(out, untouched=program.untouched), grads
 
     return value_and_gradient
 
@@ -362,7 +362,7 @@ def jacobian_by(
             return chosen.graphs(inner)
 
         whole = output[-1].rebuilt([nested(row, order) for row in by_output])
-        result = program.finish(out)
+        result = program.finish(out, untouched=program.untouched)
         return (whole, result[1]) if has_aux else whole
 
     return jacobian
@@ -517,7 +517,7 @@ class Flat:
         return _Later(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)
 
     def results(self, second: Any, out: Sequence[Any]) -> tuple[Any, ...]:
-        result = self._program.finish(out)
+        result = self._program.finish(out, untouched=self._program.untouched)
         return (result[0], second, result[1]) if self._has_aux else (result, second)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from .autodiff import (
     with_gradient,
 )
 from .callbacks import pure_callback
+from .mapping import vmap_by
 from .remat import checkpointed
 from .staging import flat_of
 
@@ -135,6 +136,29 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
         return tuple(arrays_only(x) for x in pull(cotangent))
 
     return (value, pull_back, *aux)
+
+
+def filter_vmap(
+    fun: Callable[..., Any] | None = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+) -> Any:
+    """As `equinox.filter_vmap`: maps over axis 0 of every array, or over what `in_axes` says.
+
+    Args:
+        fun: the function; without one, a decorator is returned.
+        in_axes, out_axes: as in `graftax.vmap`: axes, containers of them, or a function of the array such as
+            `equinox.if_array(1)`.
+        axis_name, axis_size: as in `jax.vmap`.
+    """
+    if fun is None:
+        return functools.partial(
+            filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
+        )
+    return vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None)
 
 
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a transform is told of each array, by prefix trees, patterns or functions: `in_axes`, `in_specs`."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from jax.tree_util import DictKey, GetAttrKey
+
+from .. import _core
+from .._difference import place_name
+from .._errors import (
+    AMBIGUOUS_ENTRY,
+    ENTRY_TOO_DEEP,
+    NO_ENTRY,
+    NOT_AN_ENTRY,
+    OTHER_PARTS,
+    PATTERN_UNUSED,
+    TWO_ENTRIES,
+    StructureError,
+)
+from ..path import matcher
+
+_LEAF, _REF, _NODE = 0, 2, 4  # operations of a GraphDef's state
+_NO_TRACK = 2**32 - 1
+UNKNOWN = object()
+_FIRST_KEY = re.compile(r"^\[([^\]]*)\]")
+
+# A place in the walk: the place above, and the instruction that leads here.
+_Chain = tuple["_Chain | None", int]
+
+
+class Entries(NamedTuple):
+    """What a specification holds for a leaf: an axis, or a sharding."""
+
+    name: str  # of the transform's call, for messages
+    option: str  # "in_axes", for messages
+    what: str  # "an axis (int or None)"
+    nothing: Any  # the entry of what is not mapped
+    is_entry: Callable[[Any], bool]
+    canonical: Callable[[Any, Any], Any]  # (entry, leaf): equal for entries that mean the same
+
+    def check(self, entry: Any, path: str) -> Any:
+        if not self.is_entry(entry):
+            raise TypeError(
+                NOT_AN_ENTRY.format(name=self.name, option=self.option, entry=entry, path=path, what=self.what)
+            )
+        return entry
+
+    def rule(self, spec: Any, names: bool = False) -> Rule:
+        """The rule that a specification is; with `names`, that of all arguments together."""
+        if spec is None or self.is_entry(spec):
+            return Constant(self, spec)
+        if names and isinstance(spec, dict):
+            return Patterns(self, cast("dict[Any, Any]", spec), "")
+        if isinstance(spec, (types.FunctionType, types.MethodType, functools.partial)):
+            return ByLeaf(self, cast("Callable[[Any], Any]", spec))
+        return Prefix(self, spec)
+
+
+class Rule:
+    """Says what the leaves below a node are given."""
+
+    by_name = False  # does it need the path's text?
+
+    def __init__(self, entries: Entries, memo: Any) -> None:
+        self.entries, self.memo = entries, memo
+
+    def step(self, key: Any) -> Rule:
+        """The rule for the child at `key`."""
+        return self
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        """The entry of a leaf; UNKNOWN where there is none."""
+        raise NotImplementedError
+
+
+class Silent(Rule):
+    """Says nothing: there may be no arrays below."""
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        return UNKNOWN
+
+
+class Constant(Rule):
+    """One entry for everything."""
+
+    def __init__(self, entries: Entries, value: Any) -> None:
+        super().__init__(entries, ("constant", value))
+        self.value = value
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        return self.value if self.entries.is_entry(self.value) else self.entries.check(self.value, path())
+
+
+class ByLeaf(Rule):
+    """A function of the leaf."""
+
+    def __init__(self, entries: Entries, function: Callable[[Any], Any]) -> None:
+        super().__init__(entries, ("function", id(function)))
+        self.function = function
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        return self.entries.check(self.function(leaf), path())
+
+
+class Prefix(Rule):
+    """A container with an entry, or a container, for each part of a node; or a callable object."""
+
+    def __init__(self, entries: Entries, spec: Any) -> None:
+        super().__init__(entries, ("prefix", id(spec)))
+        self.spec = spec
+
+    def opened(self, children: Sequence[Any], cls: type, path: str) -> Rule:
+        """The rule that this is at a node of a class, whose children have these plain keys."""
+        spec = self.spec
+        if isinstance(spec, dict):
+            mapping = cast("dict[Any, Any]", spec)
+            strange = [key for key in mapping if key not in children]
+            if strange and all(isinstance(key, str) for key in mapping):
+                return Patterns(self.entries, mapping, path)
+            if strange:
+                raise self._misfit(OTHER_PARTS, path, f"has {', '.join(map(repr, strange))}")
+        elif isinstance(spec, (tuple, list)):
+            parts = len(cast("Sequence[Any]", spec))
+            if hasattr(cast("Any", spec), "_fields"):
+                if cls is not type(cast("Any", spec)):
+                    raise self._misfit(OTHER_PARTS, path, f"is a {type(cast('Any', spec)).__qualname__}")
+            elif parts != len([key for key in children if isinstance(key, int)]):
+                raise self._misfit(OTHER_PARTS, path, f"has {parts} parts")
+        elif cls is not type(spec):
+            return ByLeaf(self.entries, self._function(path))
+        return self
+
+    def step(self, key: Any) -> Rule:
+        spec, plain = self.spec, plain_key(key)
+        try:
+            if isinstance(spec, dict):
+                return self.entries.rule(cast("dict[Any, Any]", spec)[plain])
+            if isinstance(spec, (tuple, list)) and isinstance(plain, int):
+                return self.entries.rule(cast("Sequence[Any]", spec)[plain])
+            return self.entries.rule(getattr(spec, plain))
+        except (LookupError, AttributeError, TypeError):
+            return Silent(self.entries, "silent")
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        if isinstance(self.spec, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.spec)):
+            return Patterns(self.entries, cast("dict[Any, Any]", self.spec), path()).entry(leaf, path)
+        if isinstance(self.spec, (tuple, list, dict)):
+            raise self._misfit(ENTRY_TOO_DEEP, path())
+        return self.entries.check(self._function(path())(leaf), path())
+
+    def _function(self, path: str) -> Callable[[Any], Any]:
+        if not callable(self.spec):
+            self.entries.check(self.spec, path)
+        return self.spec
+
+    def _misfit(self, message: str, path: str, found: str = "") -> StructureError:
+        name, option, what = self.entries.name, self.entries.option, self.entries.what
+        return StructureError(
+            message.format(name=name, option=option, what=what, entry=self.spec, path=path, found=found)
+        )
+
+
+class Patterns(Rule):
+    """Patterns of key paths: the first that covers a leaf decides."""
+
+    by_name = True
+
+    def __init__(self, entries: Entries, patterns: dict[Any, Any], base: str) -> None:
+        super().__init__(entries, ("patterns", id(patterns), base))
+        self.base = base
+        self.patterns = [(p, matcher([p]), entries.rule(value)) for p, value in patterns.items()]
+        self.used: set[str] = set()
+        self.met: list[str] = []  # paths of arrays
+
+    def covers(self, test: Callable[[str], bool], path: str) -> bool:
+        if test(path) or not self.base:
+            return test(path)
+        below = path.removeprefix(self.base).lstrip(".")
+        return test(below) or test(_FIRST_KEY.sub(r"\1", below))
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        text = path()
+        self.met.append(text)
+        for pattern, test, rule in self.patterns:
+            if self.covers(test, text):
+                self.used.add(pattern)
+                return rule.entry(leaf, path)
+        return UNKNOWN
+
+    def unused(self, others: Sequence[str]) -> str | None:
+        """A pattern that covers nothing, or only arrays that others decide about. `others` are paths of no array."""
+        for pattern, test, _ in self.patterns:
+            of_arrays = any(self.covers(test, path) for path in self.met)
+            if pattern not in self.used and (of_arrays or not any(self.covers(test, path) for path in others)):
+                return pattern
+        return None
+
+
+def plain_key(key: Any) -> Any:
+    """The name, index or key of one of JAX's key entries."""
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return key
+
+
+class Spread:
+    """A specification, brought to the leaves of a graph.
+
+    Args:
+        graphdef: the graph.
+        names: one name a root.
+        rules: one rule a root.
+        leaves: the graph's leaves.
+
+    Raises:
+        StructureError: where the specification does not fit, or a node that is reached twice is given two entries.
+    """
+
+    def __init__(
+        self, graphdef: _core.GraphDef, names: tuple[str, ...], rules: Sequence[Rule], leaves: Sequence[Any]
+    ) -> None:
+        self.graphdef, self.leaves, self._names = graphdef, leaves, names
+        self._code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
+        self._at = {ins[4]: pc for pc, ins in enumerate(self._code) if ins[0] == _NODE and ins[4] != _NO_TRACK}
+        self._roots: dict[int, int] = {}
+        self._found: dict[int, tuple[Any, _Chain]] = {}
+        self._visits: dict[int, list[tuple[Rule, _Chain]]] = {}
+        self._named: list[Patterns] = []
+        self._met: set[Any] = set()
+        self._parts: dict[int, dict[tuple[Any, Any], int]] = {}
+        self._nothing = rules[0].entries.nothing if rules else None
+        self.option = rules[0].entries.option if rules else ""
+        pc = 0
+        for number, rule in enumerate(rules):
+            self._roots[pc] = number
+            self._name(rule)
+            self._walk(pc, rule)
+            pc = self._code[pc][3]
+        self._check_patterns()
+        self.entries: list[Any] = [self._found[i][0] for i in range(len(leaves))]
+
+    def _walk(self, root: int, rule: Rule) -> None:
+        visited = self._met
+        todo: list[tuple[int, Rule, _Chain]] = [(root, rule, (None, root))]
+        while todo:
+            pc, rule, chain = todo.pop()
+            op, _, arg, after, track, *_ = self._code[pc]
+            if op == _LEAF:
+                self._give(arg, rule, chain)
+                continue
+            if op == _REF:
+                if rule.by_name and (root, pc, rule.memo) in visited:
+                    continue
+                visited.add((root, pc, rule.memo))
+                pc = self._at[arg]
+                op, _, arg, after, track, *_ = self._code[pc]
+            if op != _NODE or (not rule.by_name and (pc, rule.memo) in visited):
+                continue
+            visited.add((pc, rule.memo))
+            children = list(self._children(pc, after))
+            if isinstance(rule, Prefix):
+                keys = [plain_key(self._keys[child]) for child in children]
+                rule = rule.opened(keys, self._code[pc][11], self.name(chain))
+            self._name(rule)
+            if track != _NO_TRACK:
+                self._visits.setdefault(track, []).append((rule, chain))
+            for child in reversed(children):
+                below = rule.step(self._keys[child]) if isinstance(rule, Prefix) else rule
+                todo.append((child, below, (chain, child)))
+
+    def _children(self, pc: int, after: int) -> Any:
+        child = pc + 1
+        while child < after:
+            yield child
+            child = self._code[child][3]
+
+    @functools.cached_property
+    def _keys(self) -> list[Any]:
+        """For each instruction, the key entry that leads to it."""
+        return [path[-1] if path else None for path, *_ in self.graphdef.instructions()]
+
+    def _give(self, leaf: int, rule: Rule, chain: _Chain) -> None:
+        value = rule.entry(self.leaves[leaf], lambda: self.name(chain))
+        entries = rule.entries
+        if value is UNKNOWN:
+            raise StructureError(NO_ENTRY.format(name=entries.name, option=entries.option, path=self.name(chain)))
+        known, place = self._found.setdefault(leaf, (value, chain))
+        same = entries.canonical
+        if same(known, self.leaves[leaf]) != same(value, self.leaves[leaf]):
+            one, other = self.name(place), self.name(chain)
+            raise StructureError(
+                TWO_ENTRIES.format(name=entries.name, option=entries.option, one=one, other=other, a=known, b=value)
+            )
+
+    def _name(self, rule: Rule) -> None:
+        if isinstance(rule, Patterns) and rule not in self._named:
+            self._named.append(rule)
+
+    def _check_patterns(self) -> None:
+        if not self._named:
+            return
+        others = [place_name(path, self._names) for path, op, *_ in self.graphdef.instructions() if op != "leaf"]
+        for rule in self._named:
+            unused = rule.unused(others)
+            if unused is not None:
+                entries = rule.entries
+                some = ", ".join(rule.met[:4])
+                raise ValueError(
+                    PATTERN_UNUSED.format(name=entries.name, option=entries.option, pattern=unused, paths=some)
+                )
+
+    def name(self, chain: _Chain) -> str:
+        """The text of a place."""
+        steps: list[int] = []
+        at: _Chain | None = chain
+        while at is not None:
+            steps.append(at[1])
+            at = at[0]
+        root = self._roots[steps.pop()]
+        keys = [self._keys[pc] for pc in reversed(steps)]
+        return place_name((root, *keys) if len(self._names) > 1 else tuple(keys), self._names)
+
+    def path(self, leaf: int) -> str:
+        """The text of a leaf's place, the first where there are several."""
+        return self.name(self._found[leaf][1])
+
+    def inside(self, cls: type) -> list[int]:
+        """The leaves below nodes of a class."""
+        nodes = [pc for pc, ins in enumerate(self._code) if ins[0] == _NODE and ins[11] is cls]
+        return [self._code[at][2] for pc in nodes for at in range(pc, self._code[pc][3]) if self._code[at][0] == _LEAF]
+
+    def at(self, path: tuple[Any, ...]) -> Any:
+        """The entry of the leaf at this path, in a graph of one root."""
+        leaf = self._leaf_at(0, path)
+        assert leaf is not None
+        return self.entries[leaf]
+
+    # ---- leaves that were not there when the specification was brought to the graph
+
+    def written(self, track: int, path: tuple[Any, ...], leaf: Any) -> tuple[str, Any]:
+        """(the path, the entry) of a leaf that a function left in one of the graph's nodes.
+
+        Where there was a leaf before it is that leaf's entry; elsewhere what the specification says of the place, or
+        what the other leaves of the node have.
+
+        Raises:
+            StructureError: where they have several.
+        """
+        visits = self._visits.get(track)
+        if visits is None:  # below a key of a dict there are no arrays to map
+            return place_name(path, ("a dict's key",)), self._nothing
+        pc = self._at[track]
+        cls = self._code[pc][11]
+        if isinstance(cls, type) and not issubclass(cls, dict) and path and isinstance(path[0], DictKey):
+            path = (GetAttrKey(path[0].key), *path[1:])  # the attributes of a registered object
+        name = place_name(path, (self.name(visits[0][1]),))
+        before = self._leaf_at(pc, path)
+        if before is not None:
+            return name, self._found[before][0]
+        candidates: list[Any] = []
+        for rule, chain in visits:
+            value = self._resolve(rule, chain, path, leaf)
+            values = self._around(chain) if value is UNKNOWN else [value]
+            candidates += [v for v in values if v not in candidates]
+        entries = visits[0][0].entries
+        if len(candidates) > 1:
+            text = " and ".join(repr(c) for c in candidates)
+            raise StructureError(
+                AMBIGUOUS_ENTRY.format(name=entries.name, option=entries.option, path=name, entries=text)
+            )
+        return name, candidates[0]
+
+    def _leaf_at(self, pc: int, path: tuple[Any, ...]) -> int | None:
+        for key in path:
+            parts = self._parts.get(pc)
+            if parts is None:
+                parts = self._parts[pc] = {}
+                for child in self._children(pc, self._code[pc][3]):
+                    entry = self._keys[child]  # JAX's entries cannot be compared with those of other types
+                    parts[type(entry), plain_key(entry)] = child
+                    parts.setdefault((None, plain_key(entry)), child)
+            plain = plain_key(key)
+            found = parts.get((type(key), plain), parts.get((None, plain)))
+            if found is None:
+                return None
+            pc = self._at[self._code[found][2]] if self._code[found][0] == _REF else found
+        return self._code[pc][2] if self._code[pc][0] == _LEAF else None
+
+    def _resolve(self, rule: Rule, chain: _Chain, path: tuple[Any, ...], leaf: Any) -> Any:
+        for key in path:
+            rule = rule.step(key)
+        if isinstance(rule, Prefix):
+            return UNKNOWN
+        return rule.entry(leaf, lambda: place_name(path, (self.name(chain),)))
+
+    def _around(self, chain: _Chain | None) -> list[Any]:
+        """The entries of the leaves of the nearest node around that has any: those that are mapped, if some are."""
+        unique: list[Any] = []
+        while chain is not None and not unique:
+            pc = chain[1]
+            pc = self._at[self._code[pc][2]] if self._code[pc][0] == _REF else pc
+            for at in range(pc, self._code[pc][3]):
+                if self._code[at][0] == _LEAF and (value := self._found[self._code[at][2]][0]) not in unique:
+                    unique.append(value)
+            chain = chain[0]
+        return [value for value in unique if value != self._nothing] or [self._nothing]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`filter_vmap` maps what Equinox's maps, and never touches the caller's objects."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+X = jnp.arange(6.0).reshape(3, 2)
+
+
+def make(key):
+    return eqx.nn.MLP(2, 2, 4, 1, key=key)
+
+
+def same(a, b):
+    """Equal arrays in the same places of equal trees; what is no array is the same, too."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if eqx.is_array(x):
+            assert x.dtype == y.dtype
+            np.testing.assert_allclose(x, y, rtol=1e-6)
+        else:
+            assert x is y or x == y
+
+
+PROGRAMS = {
+    "ensemble": lambda t: t.filter_vmap(make)(KEYS),
+    "ensemble on one input": lambda t: t.filter_vmap(lambda m, x: m(x), in_axes=(eqx.if_array(0), None))(
+        eqx.filter_vmap(make)(KEYS), X[0]
+    ),
+    "ensemble on inputs": lambda t: t.filter_vmap(lambda m, x: m(x))(eqx.filter_vmap(make)(KEYS), X),
+    "one model on inputs": lambda t: t.filter_vmap(make(KEYS[0]), in_axes=0)(X),
+    "another axis": lambda t: t.filter_vmap(lambda x: {"twice": x * 2}, in_axes=1, out_axes=1)(X),
+    "a function of the leaf": lambda t: t.filter_vmap(lambda x, s: (x, s), in_axes=(eqx.if_array(1), None))(X, "text"),
+    "an axis name": lambda t: t.filter_vmap(lambda x: x - jax.lax.pmean(x, "i"), axis_name="i")(X),
+    "an axis size": lambda t: t.filter_vmap(lambda: jnp.ones(2), axis_size=3)(),
+    "a decorator": lambda t: t.filter_vmap(out_axes=1)(lambda x: x * 2)(X),
+    "under jit": lambda t: t.filter_jit(t.filter_vmap(lambda m, x: m(x)))(eqx.filter_vmap(make)(KEYS), X),
+    "of a gradient": lambda t: t.filter_vmap(t.filter_grad(lambda m, x: m(x).sum()))(eqx.filter_vmap(make)(KEYS), X),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_gives_what_equinox_gives(name):
+    same(PROGRAMS[name](graftax), PROGRAMS[name](eqx))
+
+
+def test_a_change_is_dropped_with_a_warning():
+    log = {"x": X}
+
+    def f(log):
+        log["x"] = log["x"] + 1
+        return log["x"].sum()
+
+    with pytest.warns(graftax.LostChangeWarning, match="changed log"):
+        sums = graftax.filter_vmap(f)(log)
+    assert sums.shape == (3,) and log["x"] is X
