@@ -440,7 +440,7 @@ def test_thousands_of_statics_keep_as_many_entries_as_the_table_holds():
     import gc
 
     turns = (
-        10_000 if settings.default.max_examples > 1_000 else 2_500
+        10_000 if settings.default.max_examples > 1_000 else 1_000
     )  # each is compiled: all of them in the nightly profile
 
     class Config:
