@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis profiles: ``suite`` for every run, ``nightly`` by ``--hypothesis-profile=nightly``; ``--share`` of a run."""
+"""Hypothesis profiles: ``suite`` for every run, ``nightly`` by ``--hypothesis-profile=nightly``; part of a run."""
 
 import os
 import zlib
