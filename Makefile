@@ -15,10 +15,6 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard README.md LICENSE) \
            $(shell find core python -name __pycache__ -prune -o -print)
 
-# Most of a run is compiling; JAX keeps what it has compiled beside the environment, for this run and the next.
-COMPILED_ONCE := JAX_COMPILATION_CACHE_DIR=$(abspath $(VENV))/.compiled JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
-                 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test bench lint format types stub stub-check clean
@@ -32,7 +28,7 @@ demo: $(VENV)/.demo ## build, install and train three models on real data
 test: $(VENV)/.test ## the whole test suite, on the installed wheel
 	@for dispatch in $(DISPATCH); do \
 	  echo "GRAFTAX_DIRECT_DISPATCH=$$dispatch pytest"; \
-	  GRAFTAX_DIRECT_DISPATCH=$$dispatch $(COMPILED_ONCE) $(BIN)/python -m pytest -n 2 $(ARGS) || exit; \
+	  GRAFTAX_DIRECT_DISPATCH=$$dispatch $(BIN)/python -m pytest -n 2 $(ARGS) || exit; \
 	done
 
 bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
