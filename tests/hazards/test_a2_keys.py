@@ -439,9 +439,8 @@ def test_a_big_static_that_is_equal_but_another_object_is_one_key():
 def test_thousands_of_statics_keep_as_many_entries_as_the_table_holds():
     import gc
 
-    turns = (
-        10_000 if settings.default.max_examples > 1_000 else 1_000
-    )  # each is compiled: all of them in the nightly profile
+    # Each is compiled: all of them in the nightly profile.
+    turns = 10_000 if settings.default.max_examples > 1_000 else 1_000
 
     class Config:
         def __init__(self, n):
