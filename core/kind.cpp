@@ -4,9 +4,8 @@
 #include <structmember.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
-#include <unordered_map>
+
+#include "type_table.h"
 
 namespace graftax {
 
@@ -14,44 +13,7 @@ Runtime runtime;
 
 namespace {
 
-struct Entry {
-  std::shared_ptr<Kind> kind;  // a GraphDef that names it holds it too
-  Owned watcher;                             // weak reference whose callback drops this entry
-};
-
-std::unordered_map<PyTypeObject*, Entry>& table() {
-  static auto* t = new std::unordered_map<PyTypeObject*, Entry>();
-  return *t;
-}
-
-// A direct-mapped front of the table: two loads on a hit.
-struct Front {
-  PyTypeObject* type;
-  const Kind* kind;
-};
-std::array<Front, 512> front{};
-
-size_t front_slot(PyTypeObject* type) { return (reinterpret_cast<uintptr_t>(type) >> 4) % front.size(); }
-
-PyObject* type_died(PyObject* capsule, PyObject*) {
-  auto* type = static_cast<PyTypeObject*>(PyCapsule_GetPointer(capsule, nullptr));
-  front[front_slot(type)] = {};
-  auto it = table().find(type);
-  if (it != table().end()) {
-    Entry dead = std::move(it->second);
-    table().erase(it);
-  }
-  Py_RETURN_NONE;
-}
-
-PyMethodDef type_died_def = {"_type_died", type_died, METH_O, nullptr};
-
-Owned watch(PyTypeObject* type) {
-  if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return {};
-  Owned capsule = own(PyCapsule_New(type, nullptr, nullptr));
-  Owned callback = own(PyCFunction_New(&type_died_def, capsule.get()));
-  return own(PyWeakref_NewRef(reinterpret_cast<PyObject*>(type), callback.get()));
-}
+using Kinds = TypeTable<Kind>;
 
 // The nearest base that no class statement made: it decides how instances are laid out.
 PyTypeObject* solid_base(PyTypeObject* type) {
@@ -264,27 +226,13 @@ const char* const* part_names(Base base) {
   }
 }
 
-const Kind* known_kind(PyTypeObject* type) {
-  Front& f = front[front_slot(type)];
-  if (f.type == type) return f.kind;
-  auto it = table().find(type);
-  if (it == table().end()) return nullptr;
-  f = {type, it->second.kind.get()};
-  return f.kind;
-}
+const Kind* known_kind(PyTypeObject* type) { return Kinds::find(type); }
 
 namespace {
 
 const Kind& remember(std::shared_ptr<Kind> kind) {
   PyTypeObject* type = kind->type;
-  Owned watcher = watch(type);
-  if (const Kind* known = known_kind(type)) return *known;  // resolved meanwhile by code that ran above
-  Entry& entry = table()[type];
-  entry.kind = std::move(kind);
-  if (!entry.watcher) entry.watcher = std::move(watcher);
-  const Kind& out = *entry.kind;
-  front[front_slot(type)] = {type, &out};
-  return out;
+  return Kinds::remember(type, std::move(kind));
 }
 
 // An instance of a type, made to look at its kind.
@@ -324,13 +272,7 @@ const Kind& text_array_kind() {
   return **text;
 }
 
-void forget_kind(PyTypeObject* type) {
-  front[front_slot(type)] = {};
-  auto it = table().find(type);
-  if (it == table().end()) return;
-  Entry gone = std::move(it->second);
-  table().erase(it);
-}
+void forget_kind(PyTypeObject* type) { Kinds::forget(type); }
 
 const Kind& kind_of_type(PyTypeObject* type) {
   if (!PyType_Check(reinterpret_cast<PyObject*>(type))) raise_error(PyExc_TypeError, "expected a class");

@@ -3,6 +3,7 @@
 #include "call.h"
 #include "direct.h"
 #include "flatten.h"
+#include "tree.h"
 #include "unflatten.h"
 #include "writeback.h"
 
@@ -81,13 +82,16 @@ void bind_unflatten(nb::module_& m) {
 }
 
 void bind_kinds(nb::module_& m) {
-  m.def("setup", [](nb::object registry, nb::object errors, nb::object flatten_one_level, nb::object array_type) {
+  m.def("setup", [](nb::object registry, nb::object errors, nb::object trees, nb::object flatten_one_level, nb::object array_type) {
     runtime.statics = nb::object(registry.attr("statics")).release().ptr();
     runtime.registry = registry.release().ptr();
     runtime.errors = errors.release().ptr();
+    nb::object jax_registry = trees.attr("jax_registry")();
+    set_jax_registry(jax_registry.is_none() ? nullptr : jax_registry.release().ptr());
+    runtime.trees = trees.release().ptr();
     runtime.flatten_one_level = flatten_one_level.release().ptr();
     runtime.array_type = reinterpret_cast<PyTypeObject*>(array_type.release().ptr());
-  }, nb::arg("registry"), nb::arg("errors"), nb::arg("flatten_one_level"), nb::arg("array_type"),
+  }, nb::arg("registry"), nb::arg("errors"), nb::arg("trees"), nb::arg("flatten_one_level"), nb::arg("array_type"),
      "Hands over, once, what the core asks Python for.");
   m.def("forget_kind", [](nb::handle type) {
     if (PyType_Check(type.ptr())) forget_kind(reinterpret_cast<PyTypeObject*>(type.ptr()));
@@ -119,6 +123,8 @@ NB_MODULE(_core_of_main, m) {
   bind_flatten(m);
   bind_unflatten(m);
   bind_writeback(m);
+  bind_treedef(m);
+  bind_tree(m);
   bind_call(m);
   bind_direct(m);
 }

@@ -91,10 +91,14 @@ class OwnedList {
     PyObject* p = items_[--size_];
     Py_XDECREF(p);
   }
+  // The last one, handed over.
+  Owned take() { return Owned::steal(items_[--size_]); }
   // References go one by one from the end: their release may run Python code that looks at this list again.
   void clear() {
     while (size_ > 0) pop();
   }
+  // Forgets the items from `n` on, whose references were handed over.
+  void forget_from(size_t n) { size_ = n; }
   // Hands one reference over; null stays in its place.
   PyObject* release(size_t i) { return std::exchange(items_[i], nullptr); }
   size_t size() const { return size_; }
@@ -194,6 +198,7 @@ struct Runtime {
   PyObject* registry = nullptr;         // graftax._registry: what only Python knows of a type
   PyObject* statics = nullptr;          // graftax.statics: values of known types
   PyObject* errors = nullptr;           // graftax._errors
+  PyObject* trees = nullptr;            // graftax._trees: what JAX knows of trees
   PyObject* flatten_one_level = nullptr;  // jax.tree_util.default_registry.flatten_one_level
   PyObject* empty_tuple = nullptr;
   PyTypeObject* array_type = nullptr;   // the concrete class behind jax.Array

@@ -68,3 +68,71 @@ ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if i
 treedef_of_node: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(
     PyTreeDef, "make_from_node_data_and_children", None
 )
+
+
+def tree_registry() -> Any:
+    """JAX's dict from registered types to their functions: its size tells when another type was registered."""
+    registry = getattr(_tree_util, "_registry", None)
+    return registry if isinstance(registry, dict) else None
+
+
+def is_node_type(cls: type) -> bool:
+    """Does JAX open values of this type? `jax.tree_util.is_tree_node` goes in front from JAX 0.10 on."""
+    ask: Any = getattr(_tree_util, "is_tree_node", None)
+    if ask is not None:
+        return ask(cls)
+    registry = tree_registry()
+    own = ("OrderedDict", "defaultdict")
+    known = registry is not None and cls in registry
+    return known or cls.__name__ in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+
+
+def tree_functions(cls: type) -> tuple[Any, Any] | None:
+    """(flatten, unflatten) as registered with JAX; None for its own containers, or where they cannot be read."""
+    entry = (tree_registry() or {}).get(cls)
+    flatten, unflatten = getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
+    return None if flatten is None or unflatten is None else (flatten, unflatten)
+
+
+def data_fields(flatten: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """(data fields, meta fields) of a class given to `jax.tree_util.register_dataclass`, by its flatten function."""
+    if "register_dataclass.<locals>" not in getattr(flatten, "__qualname__", ""):
+        return None
+    cells = dict(zip(flatten.__code__.co_freevars, flatten.__closure__ or (), strict=True))
+    if set(cells) != {"data_fields", "meta_fields"}:
+        return None
+    return tuple(cells["data_fields"].cell_contents), tuple(cells["meta_fields"].cell_contents)
+
+
+def open_with_key_pairs(obj: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
+    """(pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on."""
+    ask: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
+    if ask is None:
+        return None
+    pairs, data = ask(obj)
+    return list(pairs), data
+
+
+def flatten_one_level(tree: Any) -> tuple[Any, Any]:
+    """(children, aux data) of a node, as JAX has them. Public in `jax.tree_util` from JAX 0.11 on.
+
+    Raises:
+        ValueError: where `tree` is a leaf.
+    """
+    return _one_level("flatten_one_level", tree)
+
+
+def flatten_one_level_with_keys(tree: Any) -> tuple[Any, Any]:
+    """(pairs (key path entry, child), aux data) of a node. Public in `jax.tree_util` from JAX 0.11 on.
+
+    Raises:
+        ValueError: where `tree` is a leaf.
+    """
+    return _one_level("flatten_one_level_with_keys", tree)
+
+
+def _one_level(name: str, tree: Any) -> tuple[Any, Any]:
+    opened = getattr(_tree_util.default_registry, name)(tree)
+    if opened is None:
+        raise ValueError(f"a leaf has no children: {type(tree).__qualname__}")
+    return opened

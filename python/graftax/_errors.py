@@ -386,3 +386,7 @@ PACK_MAPPED = (
     "{name}: {option} maps {path}, a buffer of packed state, which has no such axis. Pass what unpack() gives, or give "
     "{entry!r} for the handle."
 )
+
+TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
+NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, the result for that."
+NOT_TRANSPOSABLE = "the tree is not what the two structures say.\nfound    {found}\nexpected {expected}"

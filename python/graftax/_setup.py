@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from jax import tree_util
 
-from . import _compat, _core, _direct, _errors, registry
+from . import _compat, _core, _direct, _errors, _trees, registry
 
 
 def setup() -> None:
-    _core.setup(registry, _errors, tree_util.default_registry.flatten_one_level, _compat.array_class())
+    _core.setup(registry, _errors, _trees, tree_util.default_registry.flatten_one_level, _compat.array_class())
     _core.use_settings(
         disable_jit=_compat.config_state("disable_jit", False),
         prng_impl=_compat.config_state("default_prng_impl", "threefry2x32"),

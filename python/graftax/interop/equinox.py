@@ -9,6 +9,7 @@ from typing import Any
 from equinox import Module
 from equinox.nn import State
 
+from .._trees import TreeDescription
 from ..registry import Description
 
 # Equinox's own unflatten fills attributes that are not there with a mark of its own.
@@ -26,3 +27,14 @@ def describe(cls: type[Any]) -> Description | None:
     fields: dict[str, Any] = cls.__dataclass_fields__
     static = frozenset(name for name, field in fields.items() if field.metadata.get("static", False))
     return Description("node", static_fields=static, order=tuple(fields), absent=_ABSENT)
+
+
+def tree_fields(cls: type[Any], flatten: Any, unflatten: Any) -> TreeDescription | None:
+    """A module's fields, where JAX has the functions that Equinox generates for them."""
+    if _ABSENT is None or not issubclass(cls, Module) or getattr(unflatten, "args", None) != (cls,):
+        return None
+    fields: dict[str, Any] = cls.__dataclass_fields__
+    others = tuple(name for name, field in fields.items() if field.metadata.get("static", False))
+    children = tuple(name for name in fields if name not in others)
+    order = tuple(range(len(fields)))
+    return TreeDescription("fields", flatten, unflatten, children, others, order, _ABSENT, len(fields))

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tree.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "treekeys.h"
+
+namespace graftax {
+
+namespace {
+
+// A field of an instance, borrowed or newly made; empty where it is absent.
+Owned read_field(PyObject* obj, PyObject* dict, PyObject* name, const TreeKind& kind) {
+  if (dict) {
+    PyObject* value = PyDict_GetItemWithError(dict, name);
+    if (value) return Owned::borrow(value);
+    if (PyErr_Occurred()) raise_python();
+    if (kind.absent) return Owned::borrow(kind.absent.get());
+  }
+  return own(PyObject_GetAttr(obj, name));
+}
+
+// The names in `dict` one after the other, as long as the dictionary has them in this order: two pointer comparisons
+// for each, no lookup.
+class FieldReader {
+ public:
+  FieldReader(PyObject* obj, const TreeKind& kind) : obj_(obj), kind_(kind) {
+    if (kind.in_dict) dict_ = instance_dict(obj);
+  }
+  PyObject* dict() const { return dict_.get(); }
+  Owned read(PyObject* name) {
+    PyObject *key, *value;
+    if (in_step_ && dict_) {
+      Py_ssize_t before = pos_;
+      if (PyDict_Next(dict_.get(), &pos_, &key, &value) && key == name) return Owned::borrow(value);
+      pos_ = before;
+      in_step_ = false;
+    }
+    return read_field(obj_, dict_.get(), name, kind_);
+  }
+
+ private:
+  PyObject* obj_;
+  const TreeKind& kind_;
+  Owned dict_;
+  Py_ssize_t pos_ = 0;
+  bool in_step_ = true;
+};
+
+// What a registered flatten gave: (children, aux data), the children listed.
+template <class Sink>
+Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
+  auto hold = kind.shared_from_this();
+  Owned pair = own(PyObject_CallOneArg(kind.flatten.get(), obj));
+  if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
+    raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
+                                  " must return a tuple (children, aux_data), and returned " + short_repr(pair.get()));
+  Owned listed = Owned::steal(PySequence_Tuple(PyTuple_GET_ITEM(pair.get(), 0)));
+  if (!listed) {
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) raise_python();
+    PyErr_Clear();
+    raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
+                                  " must return a tuple (children, aux_data) whose children can be iterated over, and "
+                                  "returned " + short_repr(pair.get()));
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(listed.get()); ++i) children.push(PyTuple_GET_ITEM(listed.get(), i));
+  return Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1));
+}
+
+template <class Sink>
+Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
+  FieldReader reader(obj, kind);
+  std::shared_ptr<const TreeKind> hold;  // user code may run, and change what is known of the class
+  if (!kind.in_dict) hold = kind.shared_from_this();
+  if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size)) return call_flatten(obj, kind, children);
+  for (PyObject* name : kind.children) children.push_stolen(reader.read(name));
+  if (kind.no_data) return Owned::borrow(kind.no_data.get());
+  Py_ssize_t first = kind.absent ? 1 : 0;
+  Owned data = own(PyTuple_New(first + static_cast<Py_ssize_t>(kind.others.size())));
+  if (first) PyTuple_SET_ITEM(data.get(), 0, Py_NewRef(kind.absent.get()));
+  for (PyObject* name : kind.others) PyTuple_SET_ITEM(data.get(), first++, reader.read(name).release());
+  return data;
+}
+
+// Are these tuples of the same objects?
+bool same_items(PyObject* a, PyObject* b) {
+  Py_ssize_t n = PyTuple_GET_SIZE(a);
+  if (PyTuple_GET_SIZE(b) != n) return false;
+  for (Py_ssize_t i = 0; i < n; ++i)
+    if (PyTuple_GET_ITEM(a, i) != PyTuple_GET_ITEM(b, i)) return false;
+  return true;
+}
+
+template <class Sink>
+void push_items(PyObject* obj, Sink& children) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(obj); ++i) children.push(PyTuple_GET_ITEM(obj, i));
+}
+
+Owned push_sorted(PyObject* dict, OwnedList& children) { return sorted_items(dict, children); }
+
+template <class Sink>
+Owned push_sorted(PyObject* dict, Sink& children) {
+  OwnedList values;
+  Owned keys = sorted_items(dict, values);
+  for (size_t i = 0; i < values.size(); ++i) children.push_stolen(Owned::steal(values.release(i)));
+  return keys;
+}
+
+// The children of a node, pushed in order. The result is its data; empty where its shape has none.
+template <class Sink>
+Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
+  switch (kind.shape) {
+    case Shape::leaf:
+    case Shape::none: return {};
+    case Shape::list:
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(obj); ++i) children.push(PyList_GET_ITEM(obj, i));
+      return {};
+    case Shape::tuple:
+    case Shape::namedtuple: push_items(obj, children); return {};
+    case Shape::dict: return push_sorted(obj, children);
+    case Shape::defaultdict: {
+      Owned keys = push_sorted(obj, children);
+      Owned factory = own(PyObject_GetAttrString(obj, "default_factory"));
+      return own(PyTuple_Pack(2, factory.get(), keys.get()));
+    }
+    case Shape::odict: {
+      Owned keys = own(PySequence_Tuple(obj));
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys.get()); ++i) {
+        PyObject* value = PyDict_GetItemWithError(obj, PyTuple_GET_ITEM(keys.get(), i));
+        if (!value) raise_error(PyExc_RuntimeError, "an OrderedDict changed while it was flattened");
+        children.push(value);
+      }
+      return keys;
+    }
+    case Shape::fields: return open_fields(obj, kind, children);
+    case Shape::registered: return call_flatten(obj, kind, children);
+  }
+  return {};
+}
+
+// The walk: a stack of values to visit, and of the nodes that are open.
+class TreeWalk {
+ public:
+  explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure ? *wish.structure : own_) {}
+
+  void run(PyObject* tree) {
+    visit(Owned::borrow(tree));
+    while (!open_.empty()) {
+      Open& top = open_.back();
+      if (top.left == 0) {
+        structure_.close(top.node);
+        open_.pop_back();
+        run_of_leaves_ = false;
+        continue;
+      }
+      if (wish_.paths) top_entry(top);
+      --top.left;
+      visit(pending_.take());
+    }
+  }
+
+ private:
+  struct Open {
+    uint32_t node;
+    uint32_t left;      // children that wait in `pending_`
+    Owned obj;
+    OwnedList entries;  // key path entries of the children, where paths are wanted
+  };
+
+  // The last entry of the current path becomes that of the child that comes next.
+  void top_entry(const Open& top) {
+    entries_.resize(open_.size() - 1);
+    entries_.push(top.entries[top.entries.size() - top.left]);
+  }
+
+  Owned path(PyObject* last = nullptr) const {
+    size_t n = entries_.size();
+    Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(n + (last != nullptr))));
+    for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), Py_NewRef(entries_[i]));
+    if (last) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(n), Py_NewRef(last));
+    return out;
+  }
+
+  void leaf(Owned obj, PyObject* last_entry = nullptr) {
+    if (wish_.paths) wish_.paths->push_stolen(path(last_entry));
+    wish_.leaves->push_stolen(std::move(obj));
+    structure_.add_leaves(1, run_of_leaves_);
+    run_of_leaves_ = true;
+  }
+
+  bool stops_here(PyObject* obj) const {
+    if (!wish_.is_leaf) return false;
+    Owned answer;
+    if (wish_.is_leaf_takes_path) {
+      Owned where = path();
+      answer = own(PyObject_CallFunctionObjArgs(wish_.is_leaf, where.get(), obj, nullptr));
+    } else {
+      answer = own(PyObject_CallOneArg(wish_.is_leaf, obj));
+    }
+    if (answer.get() == Py_True) return true;
+    if (answer.get() != Py_False && answer.get() != Py_None)
+      raise_error(PyExc_ValueError, "is_leaf must return a bool, and returned " + short_repr(answer.get()));
+    return false;
+  }
+
+  void visit(Owned obj) {
+    if (stops_here(obj.get())) return leaf(std::move(obj));
+    const TreeKind& kind = tree_kind_of(Py_TYPE(obj.get()));
+    if (!kind.is_node()) return leaf(std::move(obj));
+    run_of_leaves_ = false;
+    OwnedList entries;
+    size_t floor = pending_.size();
+    uint32_t node, leading = 0;
+    if (wish_.is_leaf || wish_.paths) {
+      node = open_with_entries(obj.get(), kind, entries);
+      if (!wish_.is_leaf) leading = leading_leaves(floor, entries);
+    } else {
+      // Leaves before the first node among the children are taken at once.
+      Leading sink{*this};
+      node = static_cast<uint32_t>(structure_.nodes.size());
+      structure_.open(kind, 0, nullptr);
+      Owned data = open_node(obj.get(), kind, sink);
+      if (kind.shape == Shape::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
+        structure_.nodes[node].data = data_;  // one tuple for all modules with the same static fields
+      } else {
+        structure_.set_data(node, data.get());
+        data_ = kind.shape == Shape::fields && PyTuple_CheckExact(data.get()) ? data.get() : nullptr;
+      }
+      leading = sink.leaves;
+      if (leading) structure_.add_leaves(leading, false);
+      run_of_leaves_ = leading != 0;
+    }
+    auto rest = static_cast<uint32_t>(pending_.size() - floor);
+    structure_.nodes[node].arity = leading + rest;
+    if (rest == 0) {
+      structure_.close(node);
+      run_of_leaves_ = false;
+      return;
+    }
+    std::reverse(pending_.data() + floor, pending_.data() + floor + rest);
+    open_.push_back({node, rest, std::move(obj), std::move(entries)});
+    if (open_.size() >= deep && (open_.size() & (open_.size() - 1)) == 0) refuse_cycles();
+  }
+
+  // Where the children of a node go as they are found: leaves to the leaves, until the first node.
+  struct Leading {
+    TreeWalk& walk;
+    uint32_t leaves = 0;
+    bool over = false;
+
+    void push(PyObject* p) { (is_leaf(p) ? *walk.wish_.leaves : walk.pending_).push(p); }
+    // Taking a reference and dropping another at once would stall: its count is written and read in two sizes.
+    void push_stolen(Owned p) { (is_leaf(p.get()) ? *walk.wish_.leaves : walk.pending_).push_stolen(std::move(p)); }
+
+    bool is_leaf(PyObject* p) {
+      if (over) return false;
+      const TreeKind* kind = known_tree_kind(Py_TYPE(p));
+      over = !kind || kind->is_node();
+      leaves += !over;
+      return !over;
+    }
+  };
+
+  // Opens a node: its children wait, in order.
+  uint32_t open_with_entries(PyObject* obj, const TreeKind& kind, OwnedList& entries) {
+    size_t floor = pending_.size();
+    auto count = [&] { return static_cast<uint32_t>(pending_.size() - floor); };
+    if (wish_.paths && kind.shape == Shape::registered && kind.keys != Asked::no) {
+      auto hold = kind.shared_from_this();
+      Owned opened = own(PyObject_CallMethod(runtime.trees, "open_with_keys", "O", obj));
+      if (opened.get() != Py_None) {
+        push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
+        push_items(PyTuple_GET_ITEM(opened.get(), 1), pending_);
+        return structure_.open(kind, count(), PyTuple_GET_ITEM(opened.get(), 2));
+      }
+      kind.keys = Asked::no;
+    }
+    auto hold = kind.shape >= Shape::fields ? kind.shared_from_this() : nullptr;
+    Owned data = open_node(obj, kind, pending_);
+    uint32_t node = structure_.open(kind, count(), data.get());
+    if (wish_.paths) child_entries(structure_.nodes[node], entries);
+    return node;
+  }
+
+  // Takes the leaves before the first node among the children that wait from `floor` on, with their paths.
+  uint32_t leading_leaves(size_t floor, const OwnedList& entries) {
+    PyObject** items = pending_.data() + floor;
+    size_t n = 0, count = pending_.size() - floor;
+    for (; n < count; ++n) {
+      const TreeKind* kind = known_tree_kind(Py_TYPE(items[n]));
+      if (!kind || kind->is_node()) break;
+    }
+    if (n == 0) return 0;
+    for (size_t i = 0; i < n; ++i) {
+      wish_.paths->push_stolen(path(entries[i]));
+      wish_.leaves->push_stolen(Owned::steal(items[i]));
+    }
+    std::copy(items + n, items + count, items);
+    pending_.forget_from(floor + count - n);
+    structure_.add_leaves(static_cast<uint32_t>(n), false);
+    run_of_leaves_ = true;
+    return static_cast<uint32_t>(n);
+  }
+
+  // A node that is open already contains itself: a tree has no end then.
+  void refuse_cycles() const {
+    std::unordered_map<PyObject*, size_t> seen;
+    for (size_t i = 0; i < open_.size(); ++i) {
+      auto [before, fresh] = seen.emplace(open_[i].obj.get(), i);
+      if (fresh) continue;
+      std::string steps;
+      for (size_t k = before->second; k < i && k < before->second + 6; ++k) {
+        const TreeNode& n = structure_.nodes[open_[k].node];
+        steps += std::string(steps.empty() ? "" : " > ") + n.kind->type->tp_name;
+      }
+      raise_error(PyExc_RecursionError, "this is no tree: " + short_repr_of_type(open_[i].obj.get()) + " contains itself (by way of " +
+                                        steps + "). graftax.flatten and graftax.jit take graphs with cycles.");
+    }
+  }
+
+  static std::string short_repr_of_type(PyObject* obj) { return std::string("a ") + Py_TYPE(obj)->tp_name; }
+
+  static constexpr size_t deep = 1024;
+
+  const TreeWish& wish_;
+  Structure own_;
+  Structure& structure_;
+  OwnedList pending_;  // values to visit, the next one last
+  OwnedList entries_;  // the current path
+  std::vector<Open> open_;
+  PyObject* data_ = nullptr;  // of the node with fields that was opened last; the structure holds it
+  bool run_of_leaves_ = false;
+};
+
+// Are these the children of a node like `n`? Pushes them, the first one last.
+bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
+  const TreeKind& kind = tree_kind_of(Py_TYPE(obj));
+  if (kind.shape != n.shape || kind.type != n.kind->type) return false;
+  size_t floor = pending.size();
+  Py_ssize_t arity = n.arity;
+  switch (n.shape) {
+    case Shape::none: return true;
+    case Shape::list:
+      if (PyList_GET_SIZE(obj) != arity) return false;
+      for (Py_ssize_t i = arity; i-- > 0;) pending.push(PyList_GET_ITEM(obj, i));
+      return true;
+    case Shape::tuple:
+    case Shape::namedtuple:
+      if (PyTuple_GET_SIZE(obj) != arity) return false;
+      for (Py_ssize_t i = arity; i-- > 0;) pending.push(PyTuple_GET_ITEM(obj, i));
+      return true;
+    case Shape::dict:
+      if (PyDict_GET_SIZE(obj) != arity) return false;
+      for (Py_ssize_t i = arity; i-- > 0;) {
+        PyObject* value = PyDict_GetItemWithError(obj, PyTuple_GET_ITEM(n.data, i));
+        if (!value && PyErr_Occurred()) raise_python();
+        if (!value) return false;
+        pending.push(value);
+      }
+      return true;
+    default: {
+      Owned data = open_node(obj, kind, pending);
+      if (pending.size() - floor != n.arity) return false;
+      if (data.get() != n.data) {
+        int equal = PyObject_RichCompareBool(n.data, data.get(), Py_EQ);
+        check(equal);
+        if (!equal) return false;
+      }
+      std::reverse(pending.data() + floor, pending.data() + floor + arity);
+      return true;
+    }
+  }
+}
+
+}  // namespace
+
+void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
+  OwnedList pending;
+  pending.push(tree);
+  for (const TreeNode& n : prefix.nodes) {
+    if (n.shape == Shape::leaf) {
+      for (uint32_t k = 0; k < n.arity; ++k) out.push_stolen(pending.take());
+      continue;
+    }
+    Owned obj = pending.take();
+    if (!match_node(n, obj.get(), pending)) throw Mismatch{};
+  }
+}
+
+void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
+
+Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children) { return open_node(obj, kind, children); }
+
+}  // namespace graftax

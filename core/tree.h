@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks by the rules of `jax.tree`: everything is a tree, references are not followed twice as one, text is a leaf.
+#pragma once
+
+#include "treedef.h"
+
+namespace graftax {
+
+// What a walk is asked for.
+struct TreeWish {
+  Structure* structure = nullptr;     // null: not wanted
+  OwnedList* leaves = nullptr;
+  OwnedList* paths = nullptr;         // a tuple of key path entries for each leaf
+  PyObject* is_leaf = nullptr;        // called with each value before it is opened
+  bool is_leaf_takes_path = false;
+};
+
+void walk_tree(PyObject* tree, const TreeWish& wish);
+
+// The children of one node, pushed in order; the result is its data, empty where its shape has none.
+Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);
+
+// Thrown where a tree is not what the structure says; the message is made by whoever was asked.
+struct Mismatch {};
+
+// The subtrees of `tree` that stand where `prefix` has leaves; throws Mismatch.
+void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out);
+
+void bind_tree(nb::module_& m);
+
+}  // namespace graftax

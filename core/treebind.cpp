@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions of `graftax.tree`.
+#include "tree.h"
+#include "treebuild.h"
+#include "treekeys.h"
+
+namespace graftax {
+
+namespace {
+
+// A list that takes the references over.
+nb::list to_list(OwnedList& items) {
+  auto n = static_cast<Py_ssize_t>(items.size());
+  nb::list out = nb::steal<nb::list>(check(PyList_New(n)));
+  for (Py_ssize_t i = 0; i < n; ++i) PyList_SET_ITEM(out.ptr(), i, items.release(static_cast<size_t>(i)));
+  return out;
+}
+
+void push_items(PyObject* tuple, OwnedList& out) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) out.push(PyTuple_GET_ITEM(tuple, i));
+}
+
+void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const char* name) {
+  try {
+    take_up_to(prefix.tree, tree.ptr(), out);
+  } catch (Mismatch&) {
+    nb::borrow(runtime.trees).attr("refuse_mismatch")(nb::cast(&prefix, nb::rv_policy::reference), tree, name);
+    raise_error(PyExc_SystemError, "a mismatch that cannot be found again");
+  }
+}
+
+PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
+
+nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
+  follow_registry();
+  TreeDef def;
+  OwnedList leaves;
+  walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
+  return nb::make_tuple(to_list(leaves), std::move(def));
+}
+
+nb::list tree_leaves(nb::handle tree, nb::handle is_leaf) {
+  follow_registry();
+  OwnedList leaves;
+  walk_tree(tree.ptr(), {nullptr, &leaves, nullptr, or_null(is_leaf), false});
+  return to_list(leaves);
+}
+
+TreeDef structure(nb::handle tree, nb::handle is_leaf) {
+  follow_registry();
+  TreeDef def;
+  OwnedList leaves;
+  walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
+  return def;
+}
+
+nb::list with_paths(OwnedList& paths, OwnedList& leaves) {
+  nb::list out = nb::steal<nb::list>(check(PyList_New(static_cast<Py_ssize_t>(leaves.size()))));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    PyObject* pair = check(PyTuple_New(2));
+    PyTuple_SET_ITEM(pair, 0, paths.release(i));
+    PyTuple_SET_ITEM(pair, 1, leaves.release(i));
+    PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), pair);
+  }
+  return out;
+}
+
+nb::tuple flatten_with_path(nb::handle tree, nb::handle is_leaf, bool takes_path) {
+  follow_registry();
+  TreeDef def;
+  OwnedList leaves, paths;
+  walk_tree(tree.ptr(), {&def.tree, &leaves, &paths, or_null(is_leaf), takes_path});
+  return nb::make_tuple(with_paths(paths, leaves), std::move(def));
+}
+
+// The leaves given to unflatten: a list or tuple as it is, else listed. Their number is checked.
+Owned listed(const TreeDef& def, nb::handle leaves) {
+  bool fast = PyList_CheckExact(leaves.ptr()) || PyTuple_CheckExact(leaves.ptr());
+  Owned items = fast ? Owned::borrow(leaves.ptr()) : own(PySequence_List(leaves.ptr()));
+  Py_ssize_t given = PySequence_Fast_GET_SIZE(items.get()), wanted = def.tree.leaves;
+  if (given != wanted)
+    raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") + " leaves for this PyTreeDef: expected " +
+                                  std::to_string(wanted) + ", got " + std::to_string(given));
+  return items;
+}
+
+nb::object unflatten(const TreeDef& def, nb::handle leaves) {
+  Owned items = listed(def, leaves);
+  OwnedList held;  // user code that runs while the tree is built may change the list
+  auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get()));
+  PyObject** given = PySequence_Fast_ITEMS(items.get());
+  if (!def.tree.kinds.empty() && PyList_Check(items.get())) {
+    held.reserve(n);
+    for (size_t i = 0; i < n; ++i) held.push(given[i]);
+    given = held.data();
+  }
+  return nb::steal(build(def.tree, given, build_tree_node).release());
+}
+
+nb::object tree_unflatten(nb::handle treedef, nb::handle leaves) {
+  if (nb::isinstance<TreeDef>(treedef)) return unflatten(nb::cast<const TreeDef&>(treedef), leaves);
+  nb::object ours = as_treedef(treedef);
+  return unflatten(nb::cast<const TreeDef&>(ours), leaves);
+}
+
+nb::object walk(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::handle leaves) {
+  Owned items = listed(def, leaves);
+  OwnedList values;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
+    PyObject* leaf = PySequence_Fast_GET_ITEM(items.get(), i);
+    if (f_leaf.is_none()) values.push(leaf);
+    else values.push_stolen(own(PyObject_CallOneArg(f_leaf.ptr(), Owned::borrow(leaf).get())));
+  }
+  auto make = [&](const TreeNode& n, PyObject* const* children) {
+    Owned given = tuple_of(children, n.arity);
+    nb::object data = nb::steal(PySequence_GetItem(node_data(n).ptr(), 1));
+    return own(PyObject_CallFunctionObjArgs(f_node.ptr(), given.get(), data.ptr(), nullptr));
+  };
+  return nb::steal(build(def.tree, values.data(), make).release());
+}
+
+// f(leaf, *leaves of the rest) for each leaf, and the tree around the results.
+Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) {
+  OwnedList results;
+  size_t n = columns[0].size(), width = columns.size();
+  results.reserve(n);
+  std::vector<PyObject*> args(width + 1);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t k = 0; k < width; ++k) args[k + 1] = columns[k][i];
+    results.push_stolen(own(PyObject_Vectorcall(f.ptr(), args.data() + 1, width | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)));
+  }
+  return build(def.tree, results.data(), build_tree_node);
+}
+
+nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf) {
+  follow_registry();
+  nb::object hold = nb::cast(TreeDef{});
+  auto& def = nb::cast<TreeDef&>(hold);
+  std::vector<OwnedList> columns(1 + nb::len(rest));
+  walk_tree(tree.ptr(), {&def.tree, &columns[0], nullptr, or_null(is_leaf), false});
+  for (size_t k = 1; k < columns.size(); ++k) flatten_up_to(def, rest[k - 1], columns[k], "tree.map");
+  return nb::steal(mapped(f, def, columns).release());
+}
+
+nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf, bool takes_path) {
+  follow_registry();
+  nb::object hold = nb::cast(TreeDef{});
+  auto& def = nb::cast<TreeDef&>(hold);
+  std::vector<OwnedList> columns(2 + nb::len(rest));
+  walk_tree(tree.ptr(), {&def.tree, &columns[1], &columns[0], or_null(is_leaf), takes_path});
+  for (size_t k = 2; k < columns.size(); ++k) flatten_up_to(def, rest[k - 2], columns[k], "tree.map_with_path");
+  return nb::steal(mapped(f, def, columns).release());
+}
+
+nb::object one_level(nb::handle obj, bool keys) {
+  follow_registry();
+  const TreeKind& kind = tree_kind_of(Py_TYPE(obj.ptr()));
+  if (!kind.is_node()) return nb::none();
+  auto hold = kind.shared_from_this();
+  OwnedList children, entries;
+  if (keys && kind.shape == Shape::registered) {
+    Owned opened = own(PyObject_CallMethod(runtime.trees, "open_with_keys", "O", obj.ptr()));
+    if (opened.get() != Py_None) {
+      push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
+      push_items(PyTuple_GET_ITEM(opened.get(), 1), children);
+      return nb::make_tuple(with_paths(entries, children), nb::borrow(PyTuple_GET_ITEM(opened.get(), 2)));
+    }
+  }
+  TreeNode n;
+  Owned data = open_tree_node(obj.ptr(), kind, children);
+  n.kind = &kind;
+  n.shape = kind.shape;
+  n.arity = static_cast<uint32_t>(children.size());
+  n.data = data.get();
+  nb::object shown = data ? nb::borrow(data.get()) : nb::none();
+  if (!keys) return nb::make_tuple(to_list(children), shown);
+  child_entries(n, entries);
+  return nb::make_tuple(with_paths(entries, children), shown);
+}
+
+bool all_leaves(nb::handle iterable) {
+  follow_registry();
+  Owned items = own(PySequence_List(iterable.ptr()));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i)
+    if (tree_kind_of(Py_TYPE(PyList_GET_ITEM(items.get(), i))).is_node()) return false;
+  return true;
+}
+
+}  // namespace
+
+void bind_tree(nb::module_& m) {
+  auto cls = nb::borrow<nb::object>(m.attr("PyTreeDef"));
+  nb::cpp_function_def(&unflatten, nb::scope(cls), nb::name("unflatten"), nb::is_method(), nb::arg("leaves"),
+                       nb::sig("def unflatten(self, leaves: Iterable[Any], /) -> Any"), "Builds the tree around these leaves.");
+  nb::cpp_function_def([](const TreeDef& def, nb::handle tree) {
+    follow_registry();
+    OwnedList out;
+    flatten_up_to(def, tree, out, "flatten_up_to");
+    return to_list(out);
+  }, nb::scope(cls), nb::name("flatten_up_to"), nb::is_method(), nb::arg("tree").none(),
+     nb::sig("def flatten_up_to(self, tree: Any) -> list[Any]"), "The subtrees that stand where this structure has leaves.");
+  nb::cpp_function_def(&walk, nb::scope(cls), nb::name("walk"), nb::is_method(), nb::arg("f_node"), nb::arg("f_leaf").none(),
+                       nb::arg("leaves"),
+                       nb::sig("def walk(self, f_node: Callable[[tuple[Any, ...], Any], Any], "
+                               "f_leaf: Callable[[Any], Any] | None, leaves: Iterable[Any], /) -> Any"),
+                       "Calls f_node(children, node data) at nodes and f_leaf at leaves, from below.");
+  m.def("tree_flatten", &flatten, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
+        nb::sig("def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]"),
+        R"doc(The leaves of a tree, and its structure.
+
+Args:
+    tree: any value: what is no node is a leaf. The keys of dicts are taken in sorted order, and None has no leaves.
+    is_leaf: called with each value before it is opened; where it says True, the value is a leaf.
+
+Returns:
+    (leaves, treedef).
+
+Raises:
+    ValueError: where the keys of a dict cannot be sorted, or a registered flatten function returns no pair.
+    RecursionError: where a node contains itself.
+
+Example:
+    >>> graftax.tree.flatten({"b": 1, "a": [2, 3]})
+    ([2, 3, 1], PyTreeDef({'a': [*, *], 'b': *}))
+)doc");
+  m.def("tree_unflatten", &tree_unflatten, nb::arg("treedef"), nb::arg("leaves"),
+        nb::sig("def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any"), R"doc(Builds a tree from its structure and leaves.
+
+Args:
+    treedef: of `graftax.tree`, or of `jax.tree`.
+    leaves: as many as the structure has; any values.
+
+Raises:
+    ValueError: where there are more or fewer leaves.
+    TypeError: where `treedef` is none.
+)doc");
+  m.def("tree_leaves", &tree_leaves, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
+        nb::sig("def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]"),
+        "The leaves of a tree. See `flatten` for the arguments.");
+  m.def("tree_structure", &structure, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
+        nb::sig("def tree_structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> PyTreeDef"),
+        "The structure of a tree. See `flatten` for the arguments.");
+  m.def("tree_flatten_with_path", &flatten_with_path, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
+        nb::arg("is_leaf_takes_path") = false,
+        nb::sig("def tree_flatten_with_path(tree: Any, is_leaf: Callable[..., bool] | None = None, "
+                "is_leaf_takes_path: bool = False) -> tuple[list[tuple[tuple[Any, ...], Any]], PyTreeDef]"),
+        R"doc(The leaves of a tree with their key paths, and its structure.
+
+Args:
+    tree: as in `flatten`.
+    is_leaf: as in `flatten`.
+    is_leaf_takes_path: `is_leaf` is called with (key path, value).
+
+Returns:
+    (pairs (key path, leaf), treedef). A key path is a tuple of JAX's own key entries.
+)doc");
+  m.def("tree_map", &map, nb::arg("f"), nb::arg("tree").none(), nb::arg("rest"), nb::kw_only(), nb::arg("is_leaf").none() = nb::none(),
+        nb::sig("def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any"),
+        R"doc(A tree of the results of `f`, called with each leaf of `tree` and what stands in its place in the `rest`.
+
+Args:
+    f: takes one leaf of each tree.
+    tree: gives the structure.
+    rest: trees that have the structure of `tree`, or further nodes where it has leaves.
+    is_leaf: as in `flatten`, for `tree`.
+
+Raises:
+    ValueError: where one of the `rest` does not have the structure; names the paths.
+
+Example:
+    >>> graftax.tree.map(lambda x, y: x + y, [1, (2,)], [10, (20,)])
+    [11, (22,)]
+)doc");
+  m.def("tree_map_with_path", &map_with_path, nb::arg("f"), nb::arg("tree").none(), nb::arg("rest"), nb::kw_only(),
+        nb::arg("is_leaf").none() = nb::none(), nb::arg("is_leaf_takes_path") = false,
+        nb::sig("def tree_map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[..., bool] | None = None, "
+                "is_leaf_takes_path: bool = False) -> Any"),
+        "`map` whose `f` is given the key path first. See `flatten_with_path` for `is_leaf_takes_path`.");
+  m.def("tree_one_level", &one_level, nb::arg("tree").none(), nb::arg("with_keys") = false,
+        nb::sig("def tree_one_level(tree: Any, with_keys: bool = False) -> tuple[list[Any], Any] | None"),
+        "(children, node data) of a node, None for a leaf; with keys the children are pairs (key path entry, child).");
+  m.def("tree_all_leaves", &all_leaves, nb::arg("iterable"), nb::sig("def tree_all_leaves(iterable: Iterable[Any]) -> bool"));
+}
+
+}  // namespace graftax

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "treedef.h"
+
+#include <algorithm>
+
+#include "tree.h"
+
+namespace graftax {
+
+void Structure::keep_kind(const TreeKind& kind) {
+  // Kinds of the builtin containers live as long as the process.
+  if (kind.shape < Shape::namedtuple) return;
+  if (!kinds.empty() && kinds.back().get() == &kind) return;
+  auto place = std::lower_bound(kinds.begin(), kinds.end(), &kind, [](const auto& k, const TreeKind* t) { return k.get() < t; });
+  if (place != kinds.end() && place->get() == &kind) return;
+  kinds.insert(place, kind.shared_from_this());
+  owned.push(reinterpret_cast<PyObject*>(kind.type));
+}
+
+uint32_t Structure::open(const TreeKind& kind, uint32_t arity, PyObject* data) {
+  auto node = static_cast<uint32_t>(nodes.size());
+  keep_kind(kind);
+  TreeNode n;
+  n.kind = &kind;
+  n.shape = kind.shape;
+  n.arity = arity;
+  n.leaves = leaves;  // those before it, until it closes
+  nodes.push_back(n);
+  set_data(node, data);
+  return node;
+}
+
+void Structure::set_data(uint32_t node, PyObject* data) {
+  TreeNode& n = nodes[node];
+  n.data = data;
+  if (data && data != n.kind->no_data.get()) owned.push(data);  // the kind holds that one
+}
+
+bool Structure::append(const Structure& other, uint32_t node, bool run) {
+  const TreeNode& first = other.nodes[node];
+  if (first.shape == Shape::leaf) {
+    add_leaves(1, run);
+    return true;
+  }
+  auto shift = static_cast<uint32_t>(nodes.size()) - node;
+  for (uint32_t i = node; i < first.next; ++i) {
+    TreeNode n = other.nodes[i];
+    if (n.kind) keep_kind(*n.kind);
+    if (n.data && n.data != n.kind->no_data.get()) owned.push(n.data);
+    n.next += shift;
+    nodes.push_back(n);
+  }
+  leaves += first.leaves;
+  return false;
+}
+
+size_t Structure::num_nodes() const {
+  size_t n = leaves;
+  for (const TreeNode& node : nodes) n += node.shape != Shape::leaf;
+  return n;
+}
+
+int Structure::traverse(visitproc visit, void* arg) const {
+  for (size_t i = 0; i < owned.size(); ++i) Py_VISIT(owned[i]);
+  return 0;
+}
+
+// What is left is one leaf: a structure that matches anything, and reads nothing that is gone.
+void Structure::clear() {
+  nodes.clear();
+  leaves = 0;
+  hash = -1;
+  add_leaves(1, false);
+  owned.clear();
+}
+
+PyObject* keys_of(const TreeNode& n) {
+  return n.shape == Shape::defaultdict ? PyTuple_GET_ITEM(n.data, 1) : n.data;
+}
+
+namespace {
+
+bool same_shape(const TreeNode& a, const TreeNode& b) {
+  if (a.shape != b.shape || a.arity != b.arity) return false;
+  return a.kind == b.kind || (a.kind && b.kind && a.kind->type == b.kind->type);
+}
+
+// Calls user code: == of data.
+bool same_data(const TreeNode& a, const TreeNode& b) {
+  if (!a.data || !b.data) return false;
+  int equal = PyObject_RichCompareBool(a.data, b.data, Py_EQ);
+  check(equal);
+  return equal != 0;
+}
+
+}  // namespace
+
+bool operator==(const Structure& a, const Structure& b) {
+  if (&a == &b) return true;
+  if (a.nodes.size() != b.nodes.size() || a.leaves != b.leaves) return false;
+  if (a.hash != -1 && b.hash != -1 && a.hash != b.hash) return false;
+  size_t n = a.nodes.size();
+  PyObject *x_data = nullptr, *y_data = nullptr;  // the pair that was equal last
+  for (size_t i = 0; i < n; ++i) {
+    const TreeNode &x = a.nodes[i], &y = b.nodes[i];
+    if (x.next != y.next || !same_shape(x, y)) return false;
+    if (x.data == y.data || (x.data == x_data && y.data == y_data)) continue;
+    if (!same_data(x, y)) return false;
+    x_data = x.data;
+    y_data = y.data;
+    if (a.nodes.size() != n || b.nodes.size() != n) return false;  // collected meanwhile
+  }
+  return true;
+}
+
+namespace {
+
+size_t mix(size_t h, size_t x) { return h ^ (x + 0x9e3779b97f4a7c15ULL + (h << 6) + (h >> 2)); }
+
+Py_hash_t structure_hash(const Structure& t) {
+  if (t.hash != -1) return t.hash;
+  size_t h = t.leaves;
+  for (size_t i = 0; i < t.nodes.size(); ++i) {
+    const TreeNode n = t.nodes[i];
+    h = mix(h, (static_cast<size_t>(n.arity) << 4) + static_cast<size_t>(n.shape));
+    if (n.kind) h = mix(h, reinterpret_cast<size_t>(n.kind->type));
+    if (!n.data) continue;
+    Py_hash_t data = PyObject_Hash(n.data);
+    if (data == -1) {  // aux data that cannot be hashed is compared only
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) raise_python();
+      PyErr_Clear();
+    }
+    h = mix(h, static_cast<size_t>(data));
+  }
+  t.hash = static_cast<Py_hash_t>(h);
+  if (t.hash == -1) t.hash = -2;
+  return t.hash;
+}
+
+std::string text(PyObject* obj) { return utf8(own(PyObject_Str(obj)).get()); }
+std::string repr(PyObject* obj) { return utf8(own(PyObject_Repr(obj)).get()); }
+
+std::string type_name(const TreeNode& n) {
+  return utf8(own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(n.kind->type), "__name__")).get());
+}
+
+// Opening and closing text of a node; the children of a dict are preceded by their keys.
+std::pair<std::string, std::string> brackets(const TreeNode& n) {
+  switch (n.shape) {
+    case Shape::none: return {"None", ""};
+    case Shape::list: return {"[", "]"};
+    case Shape::tuple: return {"(", n.arity == 1 ? ",)" : ")"};
+    case Shape::dict: return {"{", "}"};
+    case Shape::namedtuple: return {"CustomNode(namedtuple[" + type_name(n) + "], [", "])"};
+    default: return {"CustomNode(" + type_name(n) + "[" + (n.data ? text(n.data) : "None") + "], [", "])"};
+  }
+}
+
+}  // namespace
+
+std::string structure_repr(const Structure& t) {
+  struct Open {
+    uint32_t node, child;
+    std::string end;
+  };
+  std::vector<Open> stack;
+  std::string out = "PyTreeDef(";
+  auto before_child = [&] {
+    if (stack.empty()) return;
+    Open& top = stack.back();
+    if (top.child) out += ", ";
+    const TreeNode& n = t.nodes[top.node];
+    if (n.shape == Shape::dict) out += repr(PyTuple_GET_ITEM(n.data, top.child)) + ": ";
+    ++top.child;
+  };
+  for (uint32_t i = 0; i < t.nodes.size(); ++i) {
+    const TreeNode& n = t.nodes[i];
+    if (n.shape == Shape::leaf) {
+      for (uint32_t k = 0; k < n.arity; ++k) {
+        before_child();
+        out += "*";
+      }
+    } else {
+      before_child();
+      auto [begin, end] = brackets(n);
+      out += begin;
+      stack.push_back({i, 0, end});
+    }
+    while (!stack.empty() && t.nodes[stack.back().node].next == i + 1) {
+      out += stack.back().end;
+      stack.pop_back();
+    }
+  }
+  return out + ")";
+}
+
+nb::object node_data(const TreeNode& n) {
+  if (n.shape == Shape::leaf) return nb::none();
+  nb::object data = n.data ? nb::borrow(n.data) : nb::none();
+  if (n.shape == Shape::dict) data = nb::steal(check(PySequence_List(n.data)));
+  return nb::make_tuple(nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data);
+}
+
+nb::object as_treedef(nb::handle given) {
+  if (nb::isinstance<TreeDef>(given)) return nb::borrow(given);
+  return nb::borrow(runtime.trees).attr("from_jax")(given);
+}
+
+namespace {
+
+nb::list children(const TreeDef& def) {
+  nb::list out;
+  each_child(def.tree, 0, [&](uint32_t i, bool) {
+    TreeDef child;
+    child.tree.append(def.tree, i, false);
+    out.append(nb::cast(std::move(child)));
+  });
+  return out;
+}
+
+TreeDef composed(const TreeDef& outer, const TreeDef& inner) {
+  TreeDef out;
+  std::vector<std::pair<uint32_t, uint32_t>> open;  // record in `out`, and where its subtree ends in `outer`
+  const Structure& t = outer.tree;
+  bool run = false;
+  for (uint32_t i = 0; i < t.nodes.size(); ++i) {
+    const TreeNode& n = t.nodes[i];
+    if (n.shape == Shape::leaf) {
+      for (uint32_t k = 0; k < n.arity; ++k) run = out.tree.append(inner.tree, 0, run);
+    } else {
+      open.emplace_back(out.tree.open(*n.kind, n.arity, n.data), n.next);
+      run = false;
+    }
+    while (!open.empty() && open.back().second == i + 1) {
+      out.tree.close(open.back().first);
+      open.pop_back();
+      run = false;
+    }
+  }
+  return out;
+}
+
+// The data that JAX's node_data() shows, as this structure keeps it.
+Owned kept_data(const TreeKind& kind, PyObject* data) {
+  if (kind.shape == Shape::dict) return own(PySequence_Tuple(data));
+  if (kind.shape < Shape::dict || kind.shape == Shape::namedtuple) return {};
+  return Owned::borrow(data);
+}
+
+// A shape that reads its data checks them here, at the door.
+void check_data(const TreeKind& kind, PyObject* data, size_t arity) {
+  PyObject* keys = data;
+  if (kind.shape == Shape::defaultdict) {
+    bool pair = data && PyTuple_Check(data) && PyTuple_GET_SIZE(data) == 2;
+    keys = pair ? PyTuple_GET_ITEM(data, 1) : nullptr;
+  }
+  bool good = true;
+  if (is_dict_shape(kind.shape)) good = keys && PyTuple_Check(keys) && PyTuple_GET_SIZE(keys) == static_cast<Py_ssize_t>(arity);
+  if (kind.shape == Shape::none) good = arity == 0;
+  if (kind.shape == Shape::fields)
+    good = data && PyTuple_Check(data) && arity == kind.children.size() &&
+           PyTuple_GET_SIZE(data) == static_cast<Py_ssize_t>(kind.others.size() + (kind.absent ? 1 : 0));
+  if (!good) raise_error(PyExc_ValueError, std::string("these node data are none of a ") + kind.type->tp_name + " with " +
+                                           std::to_string(arity) + " children: " + (data ? short_repr(data) : "nothing"));
+}
+
+TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable given) {
+  std::vector<nb::object> parts;
+  for (nb::handle child : given) parts.push_back(as_treedef(child));
+  TreeDef out;
+  if (data.is_none()) {
+    if (!parts.empty()) raise_error(PyExc_ValueError, "a leaf has no children");
+    out.tree.add_leaves(1, false);
+    return out;
+  }
+  if (!PyTuple_Check(data.ptr()) || PyTuple_GET_SIZE(data.ptr()) != 2 || !PyType_Check(PyTuple_GET_ITEM(data.ptr(), 0)))
+    raise_error(PyExc_TypeError, "node data are a pair (type, data), or None for a leaf");
+  follow_registry();
+  const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(data.ptr(), 0)));
+  if (!kind.is_node()) raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is no node type");
+  Owned kept = kept_data(kind, PyTuple_GET_ITEM(data.ptr(), 1));
+  check_data(kind, kept.get(), parts.size());
+  uint32_t node = out.tree.open(kind, static_cast<uint32_t>(parts.size()), kept.get());
+  bool run = false;
+  for (nb::object& part : parts) run = out.tree.append(nb::cast<const TreeDef&>(part).tree, 0, run);
+  out.tree.close(node);
+  return out;
+}
+
+// (shape, arity, type, data) of each record.
+nb::list state_of(const TreeDef& def) {
+  nb::list out;
+  for (const TreeNode& n : def.tree.nodes) {
+    nb::object type = n.kind ? nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)) : nb::none();
+    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, type, n.data ? nb::borrow(n.data) : nb::none()));
+  }
+  return out;
+}
+
+TreeDef from_state(nb::list state) {
+  TreeDef out;
+  std::vector<std::pair<uint32_t, uint32_t>> open;  // record, children still to come
+  bool run = false, done = false;
+  auto bad = [] { raise_error(PyExc_ValueError, "this is no pickled tree structure"); };
+  for (nb::handle h : state) {
+    if (done || !PyTuple_Check(h.ptr()) || PyTuple_GET_SIZE(h.ptr()) != 4) bad();
+    auto shape = nb::cast<int>(h[0]);
+    auto arity = nb::cast<uint32_t>(h[1]);
+    PyObject *type = PyTuple_GET_ITEM(h.ptr(), 2), *data = PyTuple_GET_ITEM(h.ptr(), 3);
+    if (shape == 0) {
+      if (arity == 0 || (open.empty() ? arity != 1 : open.back().second < arity)) bad();
+      out.tree.add_leaves(arity, run);
+      run = true;
+      if (!open.empty()) open.back().second -= arity;
+    } else {
+      if (!PyType_Check(type) || (!open.empty() && open.back().second == 0)) bad();
+      const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(type));
+      if (static_cast<int>(kind.shape) != shape)
+        raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
+      bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
+      if (!empty) check_data(kind, data, arity);
+      if (!open.empty()) --open.back().second;
+      open.emplace_back(out.tree.open(kind, arity, empty ? nullptr : data), arity);
+      run = false;
+    }
+    while (!open.empty() && open.back().second == 0) {
+      out.tree.close(open.back().first);
+      open.pop_back();
+      run = false;
+    }
+    done = open.empty();
+  }
+  if (!done) bad();
+  return out;
+}
+
+int treedef_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  return nb::inst_ptr<TreeDef>(self)->tree.traverse(visit, arg);
+}
+
+int treedef_clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<TreeDef>(self)->tree.clear();
+  return 0;
+}
+
+// Turns a C++ exception into the Python error that is set, at the border of a slot.
+template <class Result, class Body>
+Result at_border(Result failed, Body body) {
+  try {
+    return body();
+  } catch (nb::python_error& e) {
+    e.restore();
+  } catch (nb::builtin_exception& e) {
+    PyErr_SetString(PyExc_TypeError, e.what());
+  } catch (std::exception& e) {
+    PyErr_SetString(PyExc_SystemError, e.what());
+  }
+  return failed;
+}
+
+// As slots: nanobind's own call of a method costs more than the comparison.
+PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
+  if (op != Py_EQ && op != Py_NE) Py_RETURN_NOTIMPLEMENTED;
+  return at_border<PyObject*>(nullptr, [&]() -> PyObject* {
+    if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
+    if (!nb::isinstance<TreeDef>(other)) Py_RETURN_NOTIMPLEMENTED;
+    bool equal = nb::inst_ptr<TreeDef>(self)->tree == nb::inst_ptr<TreeDef>(other)->tree;
+    return Py_NewRef(equal == (op == Py_EQ) ? Py_True : Py_False);
+  });
+}
+
+Py_hash_t treedef_hash(PyObject* self) {
+  return at_border<Py_hash_t>(-1, [&] {
+    if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
+    return structure_hash(nb::inst_ptr<TreeDef>(self)->tree);
+  });
+}
+
+PyType_Slot treedef_slots[] = {{Py_tp_richcompare, reinterpret_cast<void*>(treedef_compare)},
+                               {Py_tp_hash, reinterpret_cast<void*>(treedef_hash)},
+                               {Py_tp_traverse, reinterpret_cast<void*>(treedef_traverse)},
+                               {Py_tp_clear, reinterpret_cast<void*>(treedef_clear)},
+                               {0, nullptr}};
+
+}  // namespace
+
+void bind_treedef(nb::module_& m) {
+  nb::class_<TreeDef>(m, "PyTreeDef", nb::type_slots(treedef_slots), nb::is_weak_referenceable(), nb::is_final(),
+                      "The structure of a tree: immutable, hashable, comparable, printable.")
+      .def("__repr__", [](const TreeDef& d) { return structure_repr(d.tree); })
+      .def("__reduce__", [](const TreeDef& d) {
+        return nb::make_tuple(nb::borrow(runtime.trees).attr("treedef_from_state"), nb::make_tuple(state_of(d)));
+      }, nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+      .def_static("_from_state", &from_state, nb::arg("state"), nb::sig("def _from_state(state: list[Any]) -> PyTreeDef"))
+      .def_prop_ro("num_leaves", [](const TreeDef& d) { return d.tree.leaves; })
+      .def_prop_ro("num_nodes", [](const TreeDef& d) { return d.tree.num_nodes(); }, "Nodes and leaves.")
+      .def("is_leaf", [](const TreeDef& d) { return d.tree.is_leaf(); }, "Is this the structure of one leaf?")
+      .def("children", &children, nb::sig("def children(self) -> list[PyTreeDef]"))
+      .def("compose", &composed, nb::arg("inner"), "Each leaf replaced by the structure `inner`.")
+      .def("from_iterable_tree", [](nb::handle self, nb::handle tree) {
+        return nb::borrow(runtime.trees).attr("from_iterable_tree")(self, tree);
+      }, nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),
+           "Builds the tree from one of the same shape in which any iterable may stand for a node.")
+      .def("serialize_using_proto", [](nb::handle self) {
+        return nb::borrow(runtime.trees).attr("to_jax")(self).attr("serialize_using_proto")();
+      }, nb::sig("def serialize_using_proto(self) -> bytes"), "As JAX's own: containers of Python only.")
+      .def_static("deserialize_using_proto", [](nb::handle registry, nb::handle data) {
+        return nb::borrow(runtime.trees).attr("deserialize_using_proto")(registry, data);
+      }, nb::arg("registry"), nb::arg("data"),
+                  nb::sig("def deserialize_using_proto(registry: object, data: bytes) -> PyTreeDef"))
+      .def("node_data", [](const TreeDef& d) { return node_data(d.tree.nodes[0]); },
+           nb::sig("def node_data(self) -> tuple[type, Any] | None"), "(type, aux data) of the root, None for a leaf.")
+      .def_static("from_node_data_and_children", &from_node_data_and_children, nb::arg("registry").none(),
+                  nb::arg("node_data").none(), nb::arg("children"),
+                  nb::sig("def from_node_data_and_children(registry: object, node_data: tuple[type, Any] | None, "
+                          "children: Iterable[Any]) -> PyTreeDef"));
+}
+
+}  // namespace graftax

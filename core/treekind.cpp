@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "treekind.h"
+
+#include "type_table.h"
+
+namespace graftax {
+
+namespace {
+
+using TreeKinds = TypeTable<TreeKind>;
+
+PyObject* jax_registry = nullptr;  // JAX's dict from types to functions, or null
+Py_ssize_t registered = 0;         // its size when it was looked at last
+
+std::vector<PyObject*> interned(PyObject* names) {
+  std::vector<PyObject*> out;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* name = Py_NewRef(PyTuple_GET_ITEM(names, i));
+    PyUnicode_InternInPlace(&name);
+    out.push_back(name);
+  }
+  return out;
+}
+
+// Is each of the names an instance attribute that nothing of the type comes before?
+bool found_in_dict(PyTypeObject* type, const TreeKind& kind) {
+  if (type->tp_getattro != PyObject_GenericGetAttr || type->tp_dictoffset == 0) return false;
+  for (const auto* names : {&kind.children, &kind.others}) {
+    for (PyObject* name : *names) {
+      PyObject* found = _PyType_Lookup(type, name);
+      if (found && Py_TYPE(found)->tp_descr_set) return false;
+    }
+  }
+  return true;
+}
+
+// Asks _trees.describe for (shape, flatten, unflatten, names of children, names of the rest, order of
+// assignment, absent value, number of attributes).
+std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
+  auto kind = std::make_shared<TreeKind>();
+  kind->type = type;
+  auto* cls = reinterpret_cast<PyObject*>(type);
+  Owned answer = own(PyObject_CallMethod(runtime.trees, "describe", "O", cls));
+  PyObject* a = answer.get();
+  if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 8)
+    raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of eight");
+  auto at = [a](Py_ssize_t i) { return PyTuple_GET_ITEM(a, i); };
+  std::string shape = utf8(at(0));
+  if (shape == "leaf") return kind;
+  kind->flatten = Owned::borrow(at(1));
+  kind->unflatten = Owned::borrow(at(2));
+  if (shape == "node") {
+    if (type == Py_TYPE(Py_None)) kind->shape = Shape::none;
+    else if (type == &PyList_Type) kind->shape = Shape::list;
+    else if (type == &PyTuple_Type) kind->shape = Shape::tuple;
+    else if (type == &PyDict_Type) kind->shape = Shape::dict;
+    else if (type == runtime.odict_type) kind->shape = Shape::odict;
+    else if (type == runtime.defaultdict_type) kind->shape = Shape::defaultdict;
+    else if (at(1) == Py_None) kind->shape = Shape::namedtuple;
+    else kind->shape = Shape::registered;
+    kind->children = interned(at(3));
+    return kind;
+  }
+  kind->shape = Shape::fields;
+  kind->children = interned(at(3));
+  kind->others = interned(at(4));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(at(5)); ++i)
+    kind->order.push_back(static_cast<uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(at(5), i))));
+  if (at(6) != Py_None) kind->absent = Owned::borrow(at(6));
+  if (kind->others.empty()) kind->no_data = kind->absent ? own(PyTuple_Pack(1, kind->absent.get())) : Owned::borrow(runtime.empty_tuple);
+  kind->size = PyLong_AsSsize_t(at(7));
+  if (PyErr_Occurred()) raise_python();
+  // Where a field may be absent, it is the instance dictionary that says so.
+  kind->in_dict = kind->absent ? type->tp_dictoffset != 0 : found_in_dict(type, *kind);
+  kind->version = type->tp_version_tag;
+  return kind;
+}
+
+}  // namespace
+
+const TreeKind* known_tree_kind(PyTypeObject* type) {
+  const TreeKind* kind = TreeKinds::find(type);
+  // A class that was changed since is looked at anew.
+  if (kind && kind->shape == Shape::fields && kind->version != type->tp_version_tag) return nullptr;
+  return kind;
+}
+
+const TreeKind& tree_kind_of(PyTypeObject* type) {
+  if (const TreeKind* known = known_tree_kind(type)) return *known;
+  std::shared_ptr<TreeKind> kind = resolve(type);
+  TreeKinds::forget(type);
+  return TreeKinds::remember(type, std::move(kind));
+}
+
+void set_jax_registry(PyObject* registry) { jax_registry = registry; }
+
+void follow_registry() {
+  if (!jax_registry) {  // no way to tell
+    TreeKinds::forget_all();
+    return;
+  }
+  Py_ssize_t size = PyDict_GET_SIZE(jax_registry);
+  if (size == registered) return;
+  PyObject *type, *functions;
+  Py_ssize_t pos = 0, seen = 0;
+  OwnedList fresh;
+  while (PyDict_Next(jax_registry, &pos, &type, &functions))
+    if (seen++ >= registered && PyType_Check(type)) fresh.push(type);
+  registered = size;
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    auto* t = reinterpret_cast<PyTypeObject*>(fresh[i]);
+    TreeKinds::forget(t);
+    forget_kind(t);
+  }
+}
+
+}  // namespace graftax

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// How JAX's trees see a type: the same kinds, opened and rebuilt by the rules of `jax.tree` instead of those of a graph.
+#pragma once
+
+#include "kind.h"
+
+namespace graftax {
+
+enum class Shape : uint8_t {
+  leaf,
+  none,
+  list,
+  tuple,
+  dict,         // children in the order of sorted keys; data: the keys
+  odict,        // data: the keys
+  defaultdict,  // data: (factory, keys)
+  namedtuple,
+  fields,       // read and written by name; data: a tuple of what is no child
+  registered,   // through the functions given to JAX; data: the aux data
+};
+
+inline bool is_dict_shape(Shape s) { return s == Shape::dict || s == Shape::odict || s == Shape::defaultdict; }
+
+enum class Asked : uint8_t { not_yet, yes, no };
+
+struct TreeKind : std::enable_shared_from_this<TreeKind> {
+  Shape shape = Shape::leaf;
+  PyTypeObject* type = nullptr;  // kept alive by JAX's registry, or by whoever holds a node of it
+  Owned flatten;                 // registered, fields: the functions that JAX has
+  Owned unflatten;
+  mutable Asked keys = Asked::not_yet;  // registered: does JAX have key path entries for the children?
+  // fields (and the names of a named tuple)
+  std::vector<PyObject*> children;  // names, interned and kept for ever
+  std::vector<PyObject*> others;    // names of what is data
+  std::vector<uint32_t> order;      // in which to assign: children first, then others, as numbers; empty: by unflatten
+  Owned absent;                     // stands for a child or an attribute that is not there; null: reading it is an error
+  Owned no_data;                    // the data of a node that has none; absent ones come first: see `field_data`
+  Py_ssize_t size = -1;             // attributes an instance has; with more of them it goes through `flatten`
+  bool in_dict = false;             // the names are found in the instance dictionary, and nowhere before it
+  unsigned int version = 0;         // of the type, for which the above holds
+  mutable std::vector<PyObject*> entries;  // key path entries of the children, once asked for; kept for ever
+
+  bool is_node() const { return shape != Shape::leaf; }
+};
+
+// What the tree rules make of a type. May call Python for a type seen for the first time.
+const TreeKind& tree_kind_of(PyTypeObject* type);
+
+// The same without Python; null where nobody asked before.
+const TreeKind* known_tree_kind(PyTypeObject* type);
+
+// Looks whether JAX's registry has grown since, and forgets what was known of the types that are new there. One load
+// when it has not. To be called before a walk.
+void follow_registry();
+
+// Hands over JAX's registry: a dict from types to their functions; null where this JAX has none that can be read.
+void set_jax_registry(PyObject* registry);
+
+}  // namespace graftax

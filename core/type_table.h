@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of types, one table for a process. Asked once. Types are referred to weakly: an entry goes with its type, so that an address
+// that is used again inherits nothing.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <unordered_map>
+
+#include "py.h"
+
+namespace graftax {
+
+template <class T>
+class TypeTable {
+ public:
+  // Null when nothing is known yet. Runs no Python code; two loads on a hit.
+  static const T* find(PyTypeObject* type) {
+    Front& f = front_[slot(type)];
+    if (f.type == type) return f.known;
+    auto it = entries().find(type);
+    if (it == entries().end()) return nullptr;
+    f = {type, it->second.known.get()};
+    return f.known;
+  }
+
+  // Keeps what was found out, unless code that ran meanwhile was faster.
+  static const T& remember(PyTypeObject* type, std::shared_ptr<T> known) {
+    Owned watcher = watch(type);
+    if (const T* before = find(type)) return *before;
+    Entry& entry = entries()[type];
+    entry.known = std::move(known);
+    if (!entry.watcher) entry.watcher = std::move(watcher);
+    front_[slot(type)] = {type, entry.known.get()};
+    return *entry.known;
+  }
+
+  static void forget(PyTypeObject* type) {
+    front_[slot(type)] = {};
+    auto it = entries().find(type);
+    if (it == entries().end()) return;
+    Entry gone = std::move(it->second);
+    entries().erase(it);
+  }
+
+  static void forget_all() {
+    std::unordered_map<PyTypeObject*, Entry> gone;
+    gone.swap(entries());
+    front_ = {};
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<T> known;  // a recorded structure that names it holds it too
+    Owned watcher;             // weak reference whose callback drops this entry
+  };
+
+  // A direct-mapped front of the table.
+  struct Front {
+    PyTypeObject* type;
+    const T* known;
+  };
+
+  static size_t slot(PyTypeObject* type) { return (reinterpret_cast<uintptr_t>(type) >> 4) % fronts; }
+
+  static PyObject* type_died(PyObject* capsule, PyObject*) {
+    forget(static_cast<PyTypeObject*>(PyCapsule_GetPointer(capsule, nullptr)));
+    Py_RETURN_NONE;
+  }
+
+  static Owned watch(PyTypeObject* type) {
+    static PyMethodDef def = {"_type_died", type_died, METH_O, nullptr};
+    if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return {};
+    Owned capsule = own(PyCapsule_New(type, nullptr, nullptr));
+    Owned callback = own(PyCFunction_New(&def, capsule.get()));
+    return own(PyWeakref_NewRef(reinterpret_cast<PyObject*>(type), callback.get()));
+  }
+
+  static constexpr size_t fronts = 512;
+  inline static std::array<Front, fronts> front_{};
+
+  static std::unordered_map<PyTypeObject*, Entry>& entries() {
+    static auto* all = new std::unordered_map<PyTypeObject*, Entry>();
+    return *all;
+  }
+};
+
+}  // namespace graftax

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core asks Python about trees: how JAX opens a type, treedefs of both kinds, why a tree does not match."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from jax import tree_util
+from jax.tree_util import FlattenedIndexKey as FlattenedIndexKey
+from jax.tree_util import GetAttrKey as GetAttrKey
+from jax.tree_util import SequenceKey as SequenceKey
+
+from . import _core, interop
+from ._compat import data_fields, is_node_type, open_with_key_pairs, treedef_of_node
+from ._compat import tree_functions as tree_functions
+from ._compat import tree_registry as jax_registry
+from ._errors import TREE_MISMATCH
+from .registry import dict_key as dict_key
+
+__all__ = ["dict_key", "jax_registry"]
+
+_CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
+
+
+class TreeDescription(NamedTuple):
+    """How trees see one type.
+
+    Shapes: leaf; node (a builtin container, a named tuple, or through the functions that JAX has); fields (children and
+    the rest read by name).
+    """
+
+    shape: str
+    flatten: Callable[[Any], Any] | None = None
+    unflatten: Any = None  # a named tuple: True where its class makes instances as `collections.namedtuple` does
+    children: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()  # in which to assign, children first counted; empty: through unflatten
+    absent: Any = None  # stands for a field that is not there
+    size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
+
+
+def describe(cls: type) -> TreeDescription:
+    """Says how `jax.tree` sees a type."""
+    if not is_node_type(cls):
+        return TreeDescription("leaf")
+    if cls in _CONTAINERS:
+        return TreeDescription("node")
+    functions = tree_functions(cls)
+    if functions is None:
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            return TreeDescription("node", None, _is_plain_namedtuple(cls), tuple(cls._fields))
+        # Registered where nothing can be read: through what is public.
+        return TreeDescription("node", tree_util.default_registry.flatten_one_level, functools.partial(_rebuild, cls))
+    flatten, unflatten = functions
+    adapted = interop.tree_fields(cls, flatten, unflatten)
+    if adapted is not None:
+        return adapted
+    names = data_fields(flatten)
+    if names is not None:
+        children, others = names
+        order = _order_of_init(cls, (*children, *others))
+        return TreeDescription("fields", flatten, unflatten, children, others, order)
+    return TreeDescription("node", flatten, unflatten)
+
+
+def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
+    leaf = tree_util.tree_structure(0)
+    treedef = treedef_of_node(tree_util.default_registry, (cls, data), [leaf] * len(children))
+    return treedef.unflatten(children)
+
+
+def _is_plain_namedtuple(cls: type) -> bool:
+    """Does the class make instances as `collections.namedtuple` wrote it, and nothing else happens?"""
+    new = cls.__new__
+    written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
+    return written and cls.__init__ is object.__init__ and new.__code__.co_argcount == 1 + len(cls._fields)  # type: ignore[attr-defined]
+
+
+def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
+    """In which order a dataclass's own `__init__` assigns; empty where it does anything else as well."""
+    init, parameters = vars(cls).get("__init__"), vars(cls).get("__dataclass_params__")
+    if parameters is None or not parameters.init or not isinstance(init, types.FunctionType):
+        return ()
+    generated = init.__code__.co_filename == "<string>" and init.__code__.co_name == "__init__"
+    plain = cls.__new__ is object.__new__ and not hasattr(cls, "__post_init__") and type(cls).__call__ is type.__call__
+    frozen_setattr = "__setattr__" in vars(cls) and parameters.frozen
+    plain = plain and (cls.__setattr__ is object.__setattr__ or frozen_setattr)
+    declared: dict[str, Any] = cls.__dataclass_fields__  # InitVar and ClassVar too
+    fields = [f.name for f in dataclasses.fields(cls)]
+    only_fields = all(f.init for f in dataclasses.fields(cls)) and not any(
+        getattr(f, "_field_type", None) is dataclasses._FIELD_INITVAR  # type: ignore[attr-defined]  # pyright: ignore
+        for f in declared.values()
+    )
+    if not (generated and plain and only_fields and sorted(fields) == sorted(names)):
+        return ()
+    return tuple(names.index(name) for name in fields)
+
+
+def open_with_keys(obj: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
+    """(key path entries, children, aux data) of a registered node; None where JAX has only numbers for its children."""
+    opened = open_with_key_pairs(obj)
+    if opened is None:
+        return None
+    pairs, data = opened
+    keys, children = zip(*pairs, strict=True) if pairs else ((), ())
+    if keys and all(isinstance(key, FlattenedIndexKey) for key in keys):
+        return None
+    return keys, children, data
+
+
+# ---- treedefs of JAX
+
+
+def from_jax(treedef: Any) -> _core.PyTreeDef:
+    """The same structure as a treedef of `graftax.tree`.
+
+    Raises:
+        TypeError: where it is no treedef.
+    """
+    if isinstance(treedef, _core.PyTreeDef):
+        return treedef
+    if not isinstance(treedef, tree_util.PyTreeDef):
+        raise TypeError(f"expected a treedef, got {type(treedef).__qualname__}: {treedef!r}")
+    return _rebuilt(treedef, _core.PyTreeDef.from_node_data_and_children)
+
+
+def to_jax(treedef: Any) -> Any:
+    """The same structure as a treedef of `jax.tree`."""
+    if isinstance(treedef, tree_util.PyTreeDef):
+        return treedef
+    return _rebuilt(from_jax(treedef), treedef_of_node)
+
+
+def _rebuilt(treedef: Any, make: Callable[..., Any]) -> Any:
+    """The structure made anew from below, with a stack of its own: it may be deep."""
+    registry = tree_util.default_registry
+    done: list[Any] = []
+    stack: list[tuple[Any, Any, int]] = [(treedef, None, -1)]
+    while stack:
+        node, data, count = stack.pop()
+        if count >= 0:
+            children = done[len(done) - count :]
+            del done[len(done) - count :]
+            done.append(make(registry, data, children))
+            continue
+        data, children = node.node_data(), node.children()
+        stack.append((None, data, len(children)))
+        stack.extend((child, None, -1) for child in reversed(children))
+    return done[0]
+
+
+def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
+    """The tree of this structure whose nodes have the elements of the iterables in `tree` as their children."""
+    leaves: list[Any] = []
+    stack: list[tuple[_core.PyTreeDef, Any]] = [(treedef, tree)]
+    while stack:
+        wanted, given = stack.pop()
+        if wanted.is_leaf():
+            leaves.append(given)
+            continue
+        children, elements = wanted.children(), list(given)
+        if len(elements) != len(children):
+            raise ValueError(f"expected an iterable of {len(children)} for {wanted}, got {_short(given)}")
+        stack.extend(reversed(list(zip(children, elements, strict=True))))
+    return treedef.unflatten(leaves)
+
+
+def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
+    return from_jax(tree_util.PyTreeDef.deserialize_using_proto(registry, data))
+
+
+def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
+    """What a pickled treedef is loaded through."""
+    return _core.PyTreeDef._from_state(state)
+
+
+# ---- why a tree does not match
+
+
+class Difference(NamedTuple):
+    """Where two structures part, and how: one line."""
+
+    path: tuple[Any, ...]
+    expected: str
+    found: str
+    more: str = ""
+
+
+def differences(treedef: _core.PyTreeDef, tree: Any, path: tuple[Any, ...] = ()) -> list[Difference]:
+    """Every place where `tree` is not what `treedef` says; below such a place nothing more is looked for."""
+    found: list[Difference] = []
+    stack: list[tuple[_core.PyTreeDef, Any, tuple[Any, ...]]] = [(treedef, tree, path)]
+    while stack:
+        wanted, given, where = stack.pop()
+        node = wanted.node_data()
+        if node is None:
+            continue
+        difference = _of_one_node(wanted, node, given, where)
+        if difference is not None:
+            found.append(difference)
+            continue
+        pairs = _core.tree_one_level(given, with_keys=True)
+        assert pairs is not None
+        children = zip(wanted.children(), pairs[0], strict=True)
+        stack.extend(reversed([(child, value, (*where, key)) for child, (key, value) in children]))
+    return found
+
+
+def _of_one_node(
+    wanted: _core.PyTreeDef, node: tuple[type, Any], given: Any, where: tuple[Any, ...]
+) -> Difference | None:
+    cls, data = node
+    expected, found = _shape_text(cls, data, len(wanted.children())), describe_value(given)
+    if type(given) is not cls:
+        more = ""
+        if cls is type(None):
+            more = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
+        return Difference(where, expected, found, more)
+    level = _core.tree_one_level(given)
+    assert level is not None
+    children, own = level
+    if issubclass(cls, dict):
+        wanted_keys, own_keys = _keys(cls, data), _keys(cls, own)
+        if set(wanted_keys) != set(own_keys):
+            missing = [k for k in wanted_keys if k not in given]
+            extra = [k for k in own_keys if k not in wanted_keys]
+            words = [f"missing {_listed(missing)}"] * bool(missing) + [f"not expected {_listed(extra)}"] * bool(extra)
+            return Difference(where, expected, found, "keys " + ", ".join(words))
+    if len(children) != len(wanted.children()):
+        return Difference(where, expected, found)
+    if own is not data and not (own == data or (cls is dict and tuple(own) == tuple(data))):
+        more = f"its aux data are {_short(own)}, and have to be {_short(data)}"
+        return Difference(where, expected, found, more)
+    return None
+
+
+def _keys(cls: type, data: Any) -> tuple[Any, ...]:
+    return tuple(data[1] if issubclass(cls, defaultdict) else data)
+
+
+def _shape_text(cls: type, data: Any, count: int) -> str:
+    if cls is type(None):
+        return "None"
+    if issubclass(cls, dict):
+        return f"{cls.__name__} with the keys {_listed(_keys(cls, data))}" if count else f"an empty {cls.__name__}"
+    if cls in (list, tuple):
+        return f"{cls.__name__} of length {count}"
+    return f"{cls.__qualname__} with {count} {'child' if count == 1 else 'children'}"
+
+
+def describe_value(value: Any) -> str:
+    """What a value is, as messages print it: a node by its shape, a leaf by itself."""
+    level = _core.tree_one_level(value)
+    if level is not None:
+        return _shape_text(type(value), level[1], len(level[0]))
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{type(value).__name__} {dtype}[{','.join(map(str, shape))}]"
+    return f"{type(value).__qualname__} {_short(value)}"
+
+
+def _listed(keys: Any) -> str:
+    texts = [repr(key) for key in keys]
+    return ", ".join(texts[:8] + [f"and {len(texts) - 8} more"] * (len(texts) > 8))
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def mismatch_text(found: list[Difference], name: str) -> str:
+    lines: list[str] = []
+    for difference in found[:5]:
+        path = tree_util.keystr(difference.path) or "the root"
+        lines.append(f"  {path}: expected {difference.expected}, found {difference.found}")
+        if difference.more:
+            lines.append(f"    {difference.more}")
+    if len(found) > 5:
+        lines.append(f"  and {len(found) - 5} more places")
+    return TREE_MISMATCH.format(name=name, places="\n".join(lines))
+
+
+def refuse_mismatch(treedef: _core.PyTreeDef, tree: Any, name: str) -> NoReturn:
+    """Says where `tree` is not what `treedef` says."""
+    raise ValueError(mismatch_text(differences(treedef, tree), name))

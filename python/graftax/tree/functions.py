@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of a flat list of leaves, or of structures alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from .. import _core
+from .._core import PyTreeDef
+from .._errors import NO_IDENTITY, NOT_TRANSPOSABLE
+from .._trees import from_jax
+
+T = TypeVar("T")
+IsLeaf = Callable[[Any], bool]
+
+
+class _Unspecified:
+    """Stands for an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "unspecified"
+
+
+_UNSPECIFIED: Any = _Unspecified()
+
+
+def static(**kwargs: Any) -> Any:
+    """`dataclasses.field` for a field that is no child: `register_dataclass` makes it part of the structure.
+
+    Args:
+        kwargs: as for `dataclasses.field`; `metadata` is kept.
+
+    Example:
+        >>> @graftax.tree.register_dataclass
+        ... @dataclasses.dataclass
+        ... class Layer:
+        ...     weight: jax.Array
+        ...     name: str = graftax.tree.static(default="layer")
+    """
+    metadata = {**(kwargs.pop("metadata", None) or {}), "static": True}
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+def all_leaves(iterable: Iterable[Any], is_leaf: IsLeaf | None = None) -> bool:
+    """Is every element a leaf? See `flatten` for `is_leaf`."""
+    if is_leaf is None:
+        return _core.tree_all_leaves(iterable)
+    items = list(iterable)
+    leaves = _core.tree_leaves(items, is_leaf)
+    return len(leaves) == len(items) and all(a is b for a, b in zip(items, leaves, strict=True))
+
+
+def tree_all(tree: Any, *, is_leaf: IsLeaf | None = None) -> bool:
+    """Is every leaf true? See `flatten` for `is_leaf`."""
+    return all(_core.tree_leaves(tree, is_leaf))
+
+
+def tree_leaves_with_path(
+    tree: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
+) -> list[tuple[tuple[Any, ...], Any]]:
+    """Pairs (key path, leaf). See `flatten_with_path` for the arguments."""
+    return _core.tree_flatten_with_path(tree, is_leaf, is_leaf_takes_path)[0]
+
+
+def tree_reduce(
+    function: Callable[[T, Any], T], tree: Any, initializer: T = _UNSPECIFIED, is_leaf: IsLeaf | None = None
+) -> T:
+    """`functools.reduce` over the leaves.
+
+    Args:
+        function: takes what was reduced so far, and the next leaf.
+        tree: gives the leaves.
+        initializer: what to begin with; without one, the first leaf.
+        is_leaf: as in `flatten`.
+
+    Raises:
+        TypeError: where there is neither a leaf nor an initializer.
+    """
+    leaves = _core.tree_leaves(tree, is_leaf)
+    if initializer is _UNSPECIFIED:
+        return functools.reduce(function, leaves)
+    return functools.reduce(function, leaves, initializer)
+
+
+def tree_reduce_associative(
+    operation: Callable[[T, T], T], tree: Any, *, identity: T = _UNSPECIFIED, is_leaf: IsLeaf | None = None
+) -> T:
+    """Reduces the leaves pairwise, as a balanced tree of calls.
+
+    Args:
+        operation: an associative function of two leaves.
+        tree: gives the leaves.
+        identity: the result where there are no leaves.
+        is_leaf: as in `flatten`.
+
+    Raises:
+        TypeError: where there is neither a leaf nor an identity.
+    """
+    leaves: list[T] = _core.tree_leaves(tree, is_leaf)
+    if not leaves:
+        if identity is _UNSPECIFIED:
+            raise TypeError(NO_IDENTITY)
+        return identity
+    return _balanced(leaves, operation)
+
+
+def _balanced(leaves: Sequence[T], operation: Callable[[T, T], T]) -> T:
+    if len(leaves) == 1:
+        return leaves[0]
+    middle = len(leaves) // 2
+    return operation(_balanced(leaves[:middle], operation), _balanced(leaves[middle:], operation))
+
+
+def tree_transpose(outer_treedef: Any, inner_treedef: Any | None, pytree_to_transpose: Any) -> Any:
+    """Turns a tree of trees inside out: the structure inside comes outside.
+
+    Args:
+        outer_treedef: the structure that is outside now.
+        inner_treedef: the structure of what stands at its leaves; None: that of the first of them.
+        pytree_to_transpose: a tree of the outer structure, with trees of the inner one as its leaves.
+
+    Raises:
+        TypeError: where the tree is no such tree.
+
+    Example:
+        >>> pair, named = graftax.tree.structure([0, 0]), graftax.tree.structure({"a": 0, "b": 0})
+        >>> graftax.tree.transpose(pair, named, [{"a": 1, "b": 2}, {"a": 3, "b": 4}])
+        {'a': [1, 3], 'b': [2, 4]}
+    """
+    outer = from_jax(outer_treedef)
+    leaves, treedef = _core.tree_flatten(pytree_to_transpose)
+    if inner_treedef is None:
+        inner = _core.tree_structure(outer.flatten_up_to(pytree_to_transpose)[0])
+    else:
+        inner = from_jax(inner_treedef)
+    size, count = inner.num_leaves, outer.num_leaves
+    if treedef.num_leaves != size * count:
+        raise TypeError(NOT_TRANSPOSABLE.format(found=treedef, expected=outer.compose(inner)))
+    return inner.unflatten([outer.unflatten(leaves[i::size]) for i in range(size)])
+
+
+def treedef_children(treedef: Any) -> list[PyTreeDef]:
+    """The structures of the root's children."""
+    return from_jax(treedef).children()
+
+
+def treedef_is_leaf(treedef: Any) -> bool:
+    """Is this the structure of a single node: a leaf, or a node without children?"""
+    return from_jax(treedef).num_nodes == 1
+
+
+def treedef_tuple(treedefs: Iterable[Any]) -> PyTreeDef:
+    """The structure of a tuple of trees of these structures."""
+    return PyTreeDef.from_node_data_and_children(None, (tuple, None), list(treedefs))
