@@ -312,7 +312,7 @@ void Recorder::step() {
     if (!PyUnicode_CheckExact(key)) raise_graftax("StructureError", "an attribute name is no string");
     field_keys_.push_back(add_key(out_.program, key));
     if (kind.static_fields) {
-      int is_static = PySet_Contains(kind.static_fields, key);
+      int is_static = PySequence_Contains(kind.static_fields, key);
       check(is_static);
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;

@@ -396,9 +396,15 @@ NOT_MUTABLE = (
 )
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 WHERE_ELSEWHERE = (
-    "the function given to at() must return parts of the object it is called with, and returned a {found} that is none. "
+    "the function given to at() must return parts of the object it is called with. It returned a {found} that is none. "
     "Give it a path instead: at(obj)['layers[0].w']"
 )
 SET_COUNT = "set() was given {given} values for {places} places."
 NOT_SELECTED = "{spec!r} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
 OTHER_STRUCTURE = "{name}: the graphs do not have the same structure at {path!r}: {one} there, {other} here."
+REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
+REGISTERED_NAMES = "{cls} has no field {names}"
+REGISTERED_ITEMS = (
+    "{cls} holds items besides its attributes, which would be lost. "
+    "Give register() flatten= and unflatten= that keep them."
+)

@@ -11,18 +11,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from jax import tree_util
-from jax.tree_util import FlattenedIndexKey as FlattenedIndexKey
-from jax.tree_util import GetAttrKey as GetAttrKey
-from jax.tree_util import SequenceKey as SequenceKey
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_node_type, open_with_key_pairs, treedef_of_node
-from ._compat import tree_functions as tree_functions
+from ._compat import data_fields, is_tree_node, open_with_key_pairs, tree_functions, treedef_of_node
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
-from .registry import dict_key as dict_key
+from .registry import dict_key
 
-__all__ = ["dict_key", "jax_registry"]
+# What the core reads here besides the functions below.
+__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry"]
 
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
@@ -44,16 +42,17 @@ class TreeDescription(NamedTuple):
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
 
 
-def describe(cls: type) -> TreeDescription:
+def describe(cls: Any) -> TreeDescription:
     """Says how `jax.tree` sees a type."""
-    if not is_node_type(cls):
+    if not is_tree_node(cls):
         return TreeDescription("leaf")
     if cls in _CONTAINERS:
         return TreeDescription("node")
     functions = tree_functions(cls)
     if functions is None:
-        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return TreeDescription("node", None, _is_plain_namedtuple(cls), tuple(cls._fields))
+        names: Any = getattr(cls, "_fields", None)
+        if issubclass(cls, tuple) and names is not None:
+            return TreeDescription("node", None, _is_plain_namedtuple(cls), tuple(names))
         # Registered where nothing can be read: through what is public.
         return TreeDescription("node", tree_util.default_registry.flatten_one_level, functools.partial(_rebuild, cls))
     flatten, unflatten = functions
@@ -74,11 +73,11 @@ def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
     return treedef.unflatten(children)
 
 
-def _is_plain_namedtuple(cls: type) -> bool:
+def _is_plain_namedtuple(cls: Any) -> bool:
     """Does the class make instances as `collections.namedtuple` wrote it, and nothing else happens?"""
     new = cls.__new__
     written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
-    return written and cls.__init__ is object.__init__ and new.__code__.co_argcount == 1 + len(cls._fields)  # type: ignore[attr-defined]
+    return written and cls.__init__ is object.__init__ and new.__code__.co_argcount == 1 + len(cls._fields)
 
 
 def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ def _leaf_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str
 def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
     if x.dtype != y.dtype or x.shape != y.shape:
         return _both(x, y)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
         x, y = jax.random.key_data(x), jax.random.key_data(y)
     a, b = np.asarray(x), np.asarray(y)
     if jax.numpy.issubdtype(a.dtype, np.inexact):

@@ -145,8 +145,12 @@ def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
     """Says how far a path leads, and what is there instead."""
     texts = [keystr((entry,)) for entry, _ in _core.children_with_keys(obj)]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
-    here = f"the {type(obj).__qualname__} at {keystr(tuple(path[:depth]))}" if depth else f"this {type(obj).__qualname__}"
-    has = f"It has {', '.join(close)}{', ...' if len(texts) > len(close) else ''}." if close else "It has nothing below."
+    here = (
+        f"the {type(obj).__qualname__} at {keystr(tuple(path[:depth]))}" if depth else f"this {type(obj).__qualname__}"
+    )
+    has = (
+        f"It has {', '.join(close)}{', ...' if len(texts) > len(close) else ''}." if close else "It has nothing below."
+    )
     return f"there is no {keystr(tuple(path))}: {here} has no {keystr((path[depth],))}. {has}"
 
 

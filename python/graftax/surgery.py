@@ -83,13 +83,13 @@ def update(obj: T, source: Any) -> T:
 def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     """Two copies of a graph: one with the selected leaves, one with the others; None stands for what is left out.
 
-    Leaves are arrays and all other values that are no objects to look into. What JAX counts as structure (aux data, static fields)
-    is in both. Both have the sharing and the cycles of `obj`, and no mutable object in common with it.
+    Leaves are arrays and all other values that are no objects to look into. What JAX counts as structure (aux data,
+    static fields) is in both. Both have the sharing and the cycles of `obj`, and no mutable object in common with it.
 
     Args:
         obj: the root.
-        spec: a function of a leaf; a type or a tuple of types; a key-path pattern (`layers[*].w`, `**.bias`) or several; or
-            a tree of bools, in which one stands for everything below its place.
+        spec: a function of a leaf; a type or a tuple of types; a key-path pattern (`layers[*].w`, `**.bias`) or
+            several; or a tree of bools, in which one stands for everything below its place.
         replace: what stands for a leaf that is left out.
 
     Returns:
@@ -139,10 +139,9 @@ def _side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, in
     while stack:
         a, b = stack.pop()
         x, y = one.rows[a], other.rows[b]
-        if x.is_leaf or (y.is_leaf and y.value is None):
-            if y.is_leaf or x.value is None:
-                yield a, b
-                continue
+        if (x.is_leaf and (y.is_leaf or x.value is None)) or (y.is_leaf and y.value is None):
+            yield a, b
+            continue
         if x.is_leaf or y.is_leaf or type(x.value) is not type(y.value):
             raise _other_structure(name, one, other, a, b)
         if seen.setdefault(x.target, y.target) != y.target:
@@ -188,7 +187,9 @@ def _what(graph: Graph, place: int) -> str:
 
 def _selection(graph: Graph, spec: Any) -> set[int]:
     leaves = [place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
-    if isinstance(spec, type) or (isinstance(spec, tuple) and spec and all(isinstance(t, type) for t in cast(Any, spec))):
+    if isinstance(spec, type) or (
+        isinstance(spec, tuple) and spec and all(isinstance(t, type) for t in cast(Any, spec))
+    ):
         return {place for place in leaves if isinstance(graph.rows[place].value, cast(Any, spec))}
     if isinstance(spec, (str, Path)):
         spec = [spec]
@@ -245,9 +246,9 @@ def _by_bools(graph: Graph, spec: Any) -> set[int]:
 def at(obj: T) -> At[T]:
     """Places in a graph, to read them, or to have a copy with other values there.
 
-    `at(obj)[where]`: `where` is a path or a pattern (`layers[0].w`, `layers[*].w`, `**.bias`), a `Path`, a function that
-    is given the object and returns a part of it or several (`lambda m: m.layers[0].w`), or a tuple of those. What it
-    returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
+    `at(obj)[where]`: `where` is a path or a pattern (`layers[0].w`, `layers[*].w`, `**.bias`), a `Path`, a function
+    that is given the object and returns a part of it or several (`lambda m: m.layers[0].w`), or a tuple of those. What
+    it returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Example:
         >>> graftax.at(model)["layers[*].w"].apply(lambda w: 0.5 * w)  # a copy; `model` stays as it is
@@ -360,7 +361,7 @@ def _by_other_ways(graph: Graph) -> Iterator[tuple[int, Path]]:
 
 
 def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[int]]:
-    """The places of what `where` returns: found by identity, in a copy without equal leaves where that is not enough."""
+    """The places of what `where` returns, by identity: where that is not enough, in a copy without equal leaves."""
     result = where(graph.rows[0].value)
     places = _by_identity([(row.value, row.target) for row in graph.rows], result)
     if any(len(found) != 1 for found in places[1]):
@@ -411,8 +412,9 @@ def find(obj: Any, what: Any) -> list[Found]:
         except StructureError:
             return []
     else:
-        is_it = (lambda value: isinstance(value, what)) if isinstance(what, (type, tuple)) else what
-        places = [p for p, row in enumerate(graph.rows) if row.what != "ref" and is_it(row.value)]
+        by_type = isinstance(what, (type, tuple))
+        parts = [(place, row.value) for place, row in enumerate(graph.rows) if row.what != "ref"]
+        places = [place for place, value in parts if (isinstance(value, what) if by_type else what(value))]
     return [Found(graph.paths[place], graph.rows[place].value) for place in places]
 
 

@@ -23,7 +23,7 @@ from jax.tree_util import register_static as register_static
 
 from .._compat import flatten_one_level as flatten_one_level
 from .._compat import flatten_one_level_with_keys as flatten_one_level_with_keys
-from .._compat import is_node_type as is_tree_node
+from .._compat import is_tree_node as is_tree_node
 from .._core import PyTreeDef as PyTreeDef
 from .._core import tree_flatten as tree_flatten
 from .._core import tree_flatten_with_path as tree_flatten_with_path
