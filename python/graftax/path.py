@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import operator
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
@@ -102,9 +103,11 @@ class Path(tuple[Any, ...]):
         return glob(pattern)(str(self))
 
     def _step(self, obj: Any, wanted: Any, depth: int) -> Any:
-        for entry, child in _core.children_with_keys(obj):
-            if same_entry(wanted, entry):
-                return child
+        children = _core.children_with_keys(obj)
+        for fits in (operator.eq, same_entry):
+            for entry, child in children:
+                if fits(wanted, entry):
+                    return child
         raise StructureError(no_such_place(self, depth, obj))
 
     def _types(self) -> list[tuple[type, type]]:
@@ -131,11 +134,13 @@ def _entry(found: re.Match[str]) -> Any:
 
 
 def same_entry(wanted: Any, entry: Any) -> bool:
-    """Do two key entries mean one step? A number in a text may be an index or a key, and keys may lack their quotes."""
+    """Can one key entry mean the other? In a text a number is an index or a key, and a name an attribute or a key."""
     if wanted == entry:
         return True
     if isinstance(wanted, SequenceKey) and isinstance(entry, (DictKey, FlattenedIndexKey)):
         return type(entry.key) is int and entry.key == wanted.idx
+    if isinstance(wanted, GetAttrKey) and isinstance(entry, DictKey):
+        return entry.key == wanted.name
     if isinstance(wanted, DictKey) and isinstance(entry, DictKey):
         return isinstance(wanted.key, str) and not isinstance(entry.key, str) and str(entry.key) == wanted.key
     return False
@@ -158,8 +163,11 @@ _STEP = re.compile(r"\*\*|\*|[^*]+")
 
 
 def glob(pattern: str) -> Callable[[str], bool]:
-    """A test of the text of a path. A leading dot, and quotes around keys, may be left out."""
-    compiled = re.compile(_expression(pattern.removeprefix(".")), re.DOTALL)
+    """A test of the text of a path. Quotes around keys may be left out; a name that comes first is a key, too."""
+    first = re.match(r"[^.\[\]*]+(?=$|[.\[])", pattern)
+    name, rest = (first[0], pattern[first.end() :]) if first else ("", pattern.removeprefix("."))
+    either = rf"(?:{re.escape(name)}|\[{re.escape(name)}\])" if name else ""
+    compiled = re.compile(either + _expression(rest), re.DOTALL)
     return lambda path: compiled.fullmatch(_bare(path).removeprefix(".")) is not None
 
 
@@ -229,7 +237,9 @@ class Graph:
         """
         at = 0
         for depth, wanted in enumerate(path):
-            step = next((place for entry, place in self.entries(at) if same_entry(wanted, entry)), None)
+            below = self.entries(at)
+            exact = [place for entry, place in below if entry == wanted]
+            step = next(iter(exact or [place for entry, place in below if same_entry(wanted, entry)]), None)
             if step is None:
                 raise StructureError(no_such_place(path, depth, self.rows[at].value))
             at = self.rows[step].target
