@@ -164,10 +164,9 @@ _STEP = re.compile(r"\*\*|\*|[^*]+")
 
 def glob(pattern: str) -> Callable[[str], bool]:
     """A test of the text of a path. Quotes around keys may be left out; a name that comes first is a key, too."""
-    first = re.match(r"[^.\[\]*]+(?=$|[.\[])", pattern)
-    name, rest = (first[0], pattern[first.end() :]) if first else ("", pattern.removeprefix("."))
-    either = rf"(?:{re.escape(name)}|\[{re.escape(name)}\])" if name else ""
-    compiled = re.compile(either + _expression(rest), re.DOTALL)
+    first = re.match(r"(\*(?!\*)|[^.\[\]*])+(?=$|[.\[])", pattern)
+    name, rest = (_expression(first[0]), pattern[first.end() :]) if first else ("", pattern.removeprefix("."))
+    compiled = re.compile((rf"(?:{name}|\[{name}\])" if name else "") + _expression(rest), re.DOTALL)
     return lambda path: compiled.fullmatch(_bare(path).removeprefix(".")) is not None
 
 
