@@ -397,7 +397,7 @@ def host_functions(lib: Any) -> Any:
 def jacobians_and_curvature(lib: Any) -> Any:
     model, x = lib.nn.MLP(2, 2, 3, 1, activation=jnp.tanh, key=key(0)), normal(1, 2)
     field = lib.filter_jit(lambda x: jnp.trace(lib.filter_jacfwd(model)(x)))  # a divergence
-    energy = lambda x: (model(x) ** 2).sum()  # noqa: E731
+    energy = lambda x: (model(x) ** 2).sum()
     _, shapes, rest = lib.filter_make_jaxpr(lambda m, x: {"y": m(x), "kind": "out"})(model, x)
     return field(x), lib.filter_jacrev(model)(x), lib.filter_hessian(energy)(x), shapes["y"].shape, rest["kind"]
 
