@@ -61,8 +61,11 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
     Example:
         >>> def clip(model):
-        ...     model["w"] = model["w"] / norm(model["w"])
-        >>> graftax.cond(norm(model["w"]) > 1, clip, lambda model: None, model)
+        ...     model["w"] = model["w"] / model["w"].max()
+        >>> model = {"w": jnp.array([3.0, 4.0]), "name": "net"}
+        >>> graftax.cond(model["w"].max() > 1, clip, lambda model: None, model)
+        >>> model["w"]
+        Array([0.75, 1.  ], dtype=float32)
     """
     branches = [true_fun, false_fun]
     if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
