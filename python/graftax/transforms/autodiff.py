@@ -3,27 +3,28 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import (
+    NO_REVERSE,
+    NOT_PRIMALS,
     NOT_SCALAR,
     NOT_WITH_AUX,
     NOTHING_TO_DIFFERENTIATE,
-    OTHER_SHAPE,
-    OTHER_TANGENT,
+    WRT_AND_ARGNUMS,
     WRT_TWICE,
-    StructureError,
+    WRT_UNUSED,
 )
 from ..path import matcher
 from ._program import Program, name_of, wraps
+from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing, some
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -159,11 +160,22 @@ def with_gradient(
             return value[0], out
 
         run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
-        (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
+        with _in_reverse():
+            (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
         grads = chosen.graphs(gradients)
         return program.finish(out, untouched=program.untouched), grads
 
     return value_and_gradient
+
+
+@contextlib.contextmanager
+def _in_reverse() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
+            error.add_note(NO_REVERSE)
+        raise
 
 
 # ---- what is differentiated
@@ -184,6 +196,8 @@ def choose(
     """Which leaves are differentiated, and by which operands' graphs."""
     predicate = wrt if callable(wrt) else None
     named: Any = argnums if wrt is None or callable(wrt) else wrt
+    if named is not argnums and argnums != 0:
+        raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
     single = isinstance(named, (int, str))
     wanted: list[Any] = [named] if single else list(named)
     patterns = [w for w in wanted if isinstance(w, str) and not w.isidentifier()]
@@ -196,6 +210,7 @@ def choose(
         matches = matcher(patterns)
         places = enumerate(program.places)
         matched = {i: place.root for i, place in places if place.root < program.operands and matches(place.name)}
+        _refuse_unused(program, patterns, allow_int)
     leaves: list[int] = []
     for i, leaf in enumerate(program.leaves):
         if not (i in below or i in matched) or (predicate is not None and not predicate(leaf)):
@@ -210,18 +225,17 @@ def choose(
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
 
-def is_inexact(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return isinstance(leaf, (float, complex)) if dtype is None else _is_inexact(dtype)
-
-
-def is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
-
-
-@functools.cache
-def _is_inexact(dtype: Any) -> bool:
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
+def _refuse_unused(program: Program, patterns: Sequence[str], allow_int: bool) -> None:
+    """Each pattern has to choose something: a name that is spelt wrong would be left out without a word."""
+    names = [
+        place.name
+        for leaf, place in zip(program.leaves, program.places, strict=True)
+        if place.root < program.operands and (is_inexact(leaf) or (allow_int and not is_key(leaf)))
+    ]
+    for pattern in patterns:
+        if not any(matcher([pattern])(name) for name in names):
+            text = WRT_UNUSED.format(name=program.name, pattern=pattern, paths=some(names) or "no array")
+            raise ValueError(text)
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:
@@ -355,7 +369,8 @@ def jacobian_by(
             return tuple(found.leaves), out
 
         run = transform(named(flat, program), has_aux=True, **options)
-        by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
+        with _in_reverse():
+            by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
 
         def nested(values: Any, depth: int) -> Any:
             inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
@@ -390,6 +405,11 @@ def jvp(
     Raises:
         StructureError: where the tangents do not fit, naming the path.
     """
+    for option, value in (("primals", primals), ("tangents", tangents)):
+        several = isinstance(value, (tuple, list))
+        if not several or len(value) != len(primals):
+            given = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=given))
     one = Flat(Program, fun, "jvp", primals, has_aux)
     given = one.tangents(tangents)
     _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
@@ -436,29 +456,12 @@ def pulled_back(make: Make, fun: Callable[..., Any], primals: Sequence[Any], has
     later = one.later()
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
-        (gradients,) = pull(later.cotangents(cotangent))
+        given = later.cotangents(cotangent)
+        with _in_reverse():
+            (gradients,) = pull(given)
         return later.chosen.graphs(gradients)
 
     return one.results(pull_back, out)
-
-
-class Shape(NamedTuple):
-    """What a tangent has to look like, and where it stands."""
-
-    root: int
-    path: tuple[Any, ...]
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-
-    @staticmethod
-    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> Shape:
-        inexact = is_inexact(leaf)
-        return Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
-
-    def zeros(self) -> Any:
-        zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
-        return zeros(self.shape, self.dtype)
 
 
 class _Later(NamedTuple):
@@ -477,7 +480,7 @@ class _Later(NamedTuple):
         return fitting(self.name, "cotangent", self.outputs, (given,))
 
     def rate(self, rates: Sequence[Any]) -> Any:
-        return _core.unflatten(self.output, [None if _is_nothing(x) else x for x in rates])
+        return _core.unflatten(self.output, [None if is_nothing(x) else x for x in rates])
 
 
 class Flat:
@@ -519,59 +522,3 @@ class Flat:
     def results(self, second: Any, out: Sequence[Any]) -> tuple[Any, ...]:
         result = self._program.finish(out, untouched=self._program.untouched)
         return (result[0], second, result[1]) if self._has_aux else (result, second)
-
-
-def _is_nothing(x: Any) -> bool:
-    return getattr(x, "dtype", None) == jax.dtypes.float0
-
-
-def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
-    found, again = places_in(given)
-
-    def at(place: Any) -> Any:
-        for end in range(1, len(place) + 1):
-            if place[:end] in again:
-                return at((*again[place[:end]], *place[end:]))
-        return place
-
-    out: list[Any] = []
-    used: set[Any] = set()
-    for shape in wanted:
-        place = at((shape.root, *shape.path))
-        used.add(place)
-        is_array, value = found.get(place, (False, None))
-        zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or _is_nothing(value)
-        if type(value) in (int, float, complex) and shape.shape == () and not _is_nothing(shape):
-            is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
-            value = jnp.asarray(value, shape.dtype) if is_array else value
-        if zero:
-            value = shape.zeros()
-        elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:
-            expected = f"{shape.dtype}{list(shape.shape)}"
-            text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
-            raise StructureError(
-                OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
-            )
-        out.append(value)
-    for place, (is_array, value) in found.items():
-        if is_array and place not in used and not _is_nothing(value):
-            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{place[0]}]{keystr(place[1:])}"))
-    return tuple(out)
-
-
-def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
-    """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
-    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
-    found: dict[Any, tuple[bool, Any]] = {}
-    again: dict[Any, Any] = {}
-    above: tuple[int, ...] = (0,) if len(given) == 1 else ()
-    for path, op, _, value in graphdef.instructions():
-        place = (*above, *path)
-        if op == "leaf":
-            found[place] = (True, leaves[value])
-        elif op == "static":
-            found[place] = (False, value)
-        elif op != "node":
-            again[place] = (*above, *value)
-    return found, again

@@ -18,6 +18,7 @@ from .._errors import (
     BRANCH_STRUCTURE,
     BRANCH_TYPES,
     NO_BRANCHES,
+    NOT_BRANCHES,
     StructureError,
     rename_leaves,
 )
@@ -81,6 +82,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         branches: functions of the operands, as those of `cond`.
         operands: any objects.
     """
+    if callable(branches):
+        raise TypeError(NOT_BRANCHES.format(given=branches))
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)

@@ -308,7 +308,7 @@ class _Slices(NamedTuple):
 
     @staticmethod
     def of(name: str, xs: Any, length: int | None) -> _Slices:
-        leaves, graphdef = _core.flatten(xs)
+        leaves, graphdef = _core.record((xs,), ("xs",), [0], None)
         names, first = [place_name(path, ("xs",)) for path in graphdef.leaf_paths()], ""
         for leaf, place in zip(leaves, names, strict=True):
             shape = np.shape(leaf)

@@ -12,6 +12,7 @@ from typing import Any, cast
 from .._errors import KEYWORD_ONLY, NO_RULE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
 from ._program import Program, State, name_of
 from ._rules import Call, Kept, Total
+from ._state import type_text
 from .autodiff import Make
 
 
@@ -171,7 +172,7 @@ class custom_vjp(CustomRule):
             cotangents = bwd(*given)
             unchanged(call.name, before)
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
-                found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type(cotangents).__qualname__
+                found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
                 raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=found))
             return tuple(cast("Sequence[Any]", cotangents))
 
@@ -180,7 +181,7 @@ class custom_vjp(CustomRule):
 
 def pair(name: str, rule: str, what: str, result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
-        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=what, found=type(result).__qualname__))
+        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=what, found=type_text(result)))
     one, other = cast("Sequence[Any]", result)
     return one, other
 
