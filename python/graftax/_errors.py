@@ -188,8 +188,9 @@ PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
 NO_SUCH_OPERAND = "{name} is given no argument {which!r}; it is given {operands}."
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
-    "{name}: there is no array of a floating dtype to differentiate in {where}. Python numbers inside of an argument "
-    "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=."
+    "{name}: there is no array of a floating dtype to differentiate in {where}. Integers have no derivative (pass 3.0 "
+    "for 3), and Python numbers inside of an argument are static: make them arrays (jnp.asarray), or name another "
+    "argument with argnums= or wrt=."
 )
 NOT_WITH_AUX = "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}."
 NOT_SCALAR = (
@@ -271,7 +272,8 @@ BRANCH_STRUCTURE = (
 )
 BRANCH_RESULTS = (
     "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given "
-    "what {other} does.) Only arrays can depend on the branch: return the same structure from each."
+    "what {other} does.) Only arrays can depend on the branch: return the same structure from each, and an array "
+    "(jnp.asarray) for a number that differs."
 )
 BRANCH_TYPES = (
     "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape "
@@ -298,12 +300,12 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the host function returned something else than result_shape says:\n{differences}\nThe compiled code is "
-    "made for result_shape: arrays stand where it has shapes, all else has to be equal."
+    "{name}: the host function returned something else than result_shape_dtypes says:\n{differences}\nThe compiled "
+    "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
 )
 CALLBACK_SHAPE = (
-    "{name}: the host function returned {given} at {path}, and result_shape says {expected}. Return that, for example "
-    "np.asarray(value, dtype), or correct result_shape."
+    "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "
+    "example np.asarray(value, dtype), or correct result_shape_dtypes."
 )
 CAPTURED_COPY = (
     "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "

@@ -9,7 +9,15 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from .._errors import KEYWORD_ONLY, NO_RULE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
+from .._errors import (
+    KEYWORD_ONLY,
+    NO_RULE,
+    NO_SUCH_OPERAND,
+    RULE_CHANGES_COPY,
+    RULE_PAIR,
+    RULE_TUPLE,
+    MutationError,
+)
 from ._program import Program, State, name_of
 from ._rules import Call, Kept, Total
 from ._state import type_text
@@ -22,10 +30,24 @@ class CustomRule:
     _make: Make = Program
     _title = ""
 
-    def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> None:
         functools.update_wrapper(cast(Any, self), fun, updated=())
         self.__wrapped__ = fun
-        self._nondiff = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
+        self._nondiff = (*numbers, *map(self._position, names))
+
+    def _position(self, argument: str) -> int:
+        known = list(inspect.signature(self.__wrapped__).parameters)
+        if argument not in known:
+            name, operands = name_of(self.__wrapped__, self._title), ", ".join(known)
+            raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
+        return known.index(argument)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(cast(Any, self), instance)
@@ -56,7 +78,7 @@ class custom_jvp(CustomRule):
 
     Args:
         fun: the function.
-        nondiff_argnums: arguments that are not differentiated; the rule is given them first.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; the rule is given them first.
 
     Example:
         >>> @graftax.custom_jvp
@@ -124,7 +146,7 @@ class custom_vjp(CustomRule):
 
     Args:
         fun: the function.
-        nondiff_argnums: arguments that are not differentiated; `bwd` is given them first.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; `bwd` is given them first.
 
     Example:
         >>> @graftax.custom_vjp
