@@ -167,6 +167,19 @@ def ensemble(lib: Any) -> Any:
     return models, losses, outputs(models, x, y)
 
 
+def axes_by_name(lib: Any) -> Any:
+    @lib.filter_vmap(in_axes={"model": lib.if_array(0), "x": None, "scale": {"a": 0, "b": None}})
+    def outputs(model: Any, x: Any, scale: Any, name: str, offset: Any, power: int = 2) -> Any:
+        assert name == "net"
+        return model(x) * scale["a"] * scale["b"] + offset**power
+
+    models = lib.filter_vmap(lambda k: lib.nn.MLP(2, 1, 4, 1, key=k))(jax.random.split(key(0), 3))
+    scale = {"a": jnp.arange(3.0), "b": jnp.ones(1)}
+    with pytest.raises(ValueError, match="bias"):
+        lib.filter_vmap(lambda x: x, in_axes={"bias": 0})(jnp.ones(2))
+    return outputs(models, normal(1, 2), scale, "net", jnp.arange(3.0))
+
+
 def frozen_parameters(lib: Any) -> Any:
     model = lib.nn.MLP(2, 1, 4, 2, key=key(0))
     spec = jax.tree.map(lambda _: False, model)
@@ -446,7 +459,7 @@ def stateful_ensemble(lib: Any) -> Any:
 
 
 PROGRAMS = [
-    *(mlp, cnn_with_batch_norm, rnn, dropout_keys, ensemble, frozen_parameters, gan, rules_of_ones_own),
+    *(mlp, cnn_with_batch_norm, rnn, dropout_keys, ensemble, axes_by_name, frozen_parameters, gan, rules_of_ones_own),
     *(adjoint_solver, neural_ode, checkpointed_blocks, shapes_and_a_file, host_functions, jacobians_and_curvature),
     *(gradient_penalty, stateful_ensemble),
 ]
