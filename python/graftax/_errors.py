@@ -231,6 +231,7 @@ NOT_A_TEST = (
     "{name}: cond_fun has to return a scalar boolean array, and returned {found}. Compare (x > 0), and make one of "
     "several with .any() or .all()."
 )
+WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 NOT_SLICED = (
     "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or "
     "the closure; a Python number in xs is the same in each step."

@@ -67,6 +67,14 @@ def changing_and_moving() -> Any:
     return graftax.scan(step, ({"v": ZERO}, {"v": ZERO}), XS)
 
 
+def exchanging_inside() -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        carry["a"], carry["b"] = carry["b"], carry["a"]
+        return carry, None
+
+    return graftax.scan(step, {"a": [ZERO], "b": [ZERO]}, XS)
+
+
 def sharing_in_the_end() -> Any:
     def step(carry: Any, x: Any) -> Any:
         return {"a": carry["a"], "b": carry["a"]}, None
@@ -167,6 +175,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
     (exchanging, graftax.StructureError, ["the object at closure b in the place of closure a", "copy.copy"]),
     (changing_and_replacing, graftax.StructureError, ["changes the object at carry['a'] in place", "second step"]),
     (changing_and_moving, graftax.StructureError, ["changes the object at carry[0] in place"]),
+    (exchanging_inside, graftax.StructureError, ["the object at carry['b'] in the place of carry['a']", "copy.copy"]),
     (sharing_in_the_end, graftax.StructureError, ["carry['a'] and carry['b']: expected two objects, given one object"]),
     (changing_test, graftax.MutationError, ["cond_fun must not change anything, and changed s"]),
     (assigning_a_global, graftax.MutationError, ["assigns the global NUMBER"]),
@@ -212,6 +221,14 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
         ["cond_fun has to return a scalar boolean array, and returned bool[2]", ".any()"],
     ),
     (lambda: graftax.while_loop(lambda s: None, lambda s: s, ZERO), TypeError, ["returned NoneType"]),
+    *(
+        (
+            lambda m=m: graftax.while_loop(lambda s: s < 3, lambda s: s + 1, 0, max_steps=m),  # type: ignore[misc]
+            TypeError,
+            ["while_loop of", f"max_steps={m!r}", "whole number"],
+        )
+        for m in (2.5, -1, "3")
+    ),
     (
         lambda: graftax.fori_loop(0, 3, lambda i, v: {**v, "b": i}, {"a": ZERO}),
         graftax.StructureError,

@@ -26,6 +26,7 @@ from .._errors import (
     StructureError,
     rename_leaves,
 )
+from ._known import Known
 from ._program import Program
 from ._state import (
     After,
@@ -73,16 +74,29 @@ class Loop:
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
+        self.known: Known[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Known()
 
     def run(self, attempt: Callable[[Steps], Any]) -> tuple[Any, Any]:
         """(the carry, built, with what changed written back; what the attempt that went through returned)."""
+        known = self.known = Known.of(self.name, self.functions)
+        guessed = known.found is not None
         while True:
+            if known.found is not None:
+                self.carried, self.dynamic, self.copied = (set(known.found[0]), set(known.found[1]), known.found[2])
             steps = Steps(self)
             try:
                 value = attempt(steps)
             except Again:
+                known.found = (frozenset(self.carried), frozenset(self.dynamic), self.copied)
                 continue
-            except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+            except Exception as error:
+                if guessed and (self.dynamic or self.copied):  # it may be no trace of the same code
+                    guessed = False
+                    known.forget()
+                    self.carried, self.dynamic, self.copied = set(), set(), frozenset()
+                    continue
+                if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
+                    raise
                 rename_leaves(error, [steps.paths[i] for i in steps.at], "carried")
                 rename_leaves(error, self.rows, "rows[0]")
                 rename_leaves(error, self.rows, "rows")
@@ -147,7 +161,8 @@ class Steps:
             return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
 
         leaves = self._leaves(carry)
-        outcome, out = program.trace(leaves, run)
+        with loop.known.tracing():
+            outcome, out = program.trace(leaves, run)
         looked = look(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
         if after is None:
@@ -192,8 +207,10 @@ class Steps:
         loop, program = self.loop, self.program
         if loop.carry is not None and not loop.copied:
             origins = {origin for _, origin in moved}
-            which = [i for i, part in enumerate(elements(after.result)) if origins & after.reached(part)]
-            if which:
+            stay = {t for t in after.changed if after.after.origins[t] == t}  # a copy would not be the changed object
+            reached = [after.reached(part) for part in elements(after.result)]
+            which = [i for i, nodes in enumerate(reached) if origins & nodes]
+            if which and not any(stay & reached[i] for i in which):
                 loop.copied = frozenset(which)
                 raise Again
         to, origin = moved[0]
@@ -202,7 +219,8 @@ class Steps:
 
     def test(self, carry: Sequence[Any], body: Body) -> Any:
         """What the condition says; it must not change anything."""
-        found = unchanged(self.program, self._leaves(carry), body, "cond_fun")
+        with self.loop.known.tracing(1):
+            found = unchanged(self.program, self._leaves(carry), body, "cond_fun")
         if isinstance(found, bool):
             return jnp.asarray(found)
         if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,7 @@ from .._errors import (
     NOT_SLICED,
     OTHER_ELEMENTS,
     OTHER_LENGTH,
+    WRONG_MAX_STEPS,
     StructureError,
 )
 from ._loop import Loop, Steps, of_carried, of_index, of_rows, unchanged
@@ -134,6 +136,10 @@ def while_loop(
         >>> graftax.while_loop(lambda s: s["error"] > 1e-3, improve, {"x": x, "error": jnp.inf, "name": "newton"})
     """
     name = name_of(body_fun, "while_loop")
+    if max_steps is not None and (
+        not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
+    ):
+        raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
     init_val = with_arrays(init_val)
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
@@ -153,7 +159,7 @@ def while_loop(
         if max_steps is None:
             steps.last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
         else:
-            steps.last = _bounded(test, step, steps.first, max_steps)
+            steps.last = _bounded(test, step, steps.first, operator.index(max_steps))
 
     return Loop(name, [cond_fun, body_fun], [init_val]).run(attempt)[0]
 
@@ -272,22 +278,26 @@ def _bounded(
     inner = math.isqrt(max_steps - 1) + 1
     outer = -(-max_steps // inner)
 
+    dtypes: list[Any] = []
+
+    def stepped(carry: Any) -> Any:
+        after = step(carry)
+        dtypes[:] = [type_of(x).dtype for x in after]
+        return after
+
+    def kept(carry: Any) -> Any:
+        # A weak type is that of the first step's result, as in `while_loop`. JAX traces the branches in order.
+        return [x if type_of(x).dtype == d else x.astype(d) for x, d in zip(carry, dtypes, strict=True)]
+
     def one(carry: Any, allowed: Any) -> Any:
-        return jax.lax.cond(allowed & test(carry), step, list, carry), None
+        return jax.lax.cond(allowed & test(carry), stepped, kept, carry), None
 
     @jax.checkpoint
     def some(carry: Any, allowed: Any) -> Any:
         return jax.lax.scan(one, carry, allowed)
 
-    carry = list(first)
-    for _ in range(2):  # a weak type is that of the first step's result, as in `while_loop`
-        after = jax.eval_shape(step, carry)
-        carry = [
-            x if type_of(x).dtype == y.dtype else jnp.asarray(x).astype(y.dtype)
-            for x, y in zip(carry, after, strict=True)
-        ]
     allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
-    return jax.lax.scan(some, carry, allowed)[0]
+    return jax.lax.scan(some, list(first), allowed)[0]
 
 
 class _Slices(NamedTuple):
