@@ -286,6 +286,11 @@ CAPTURED_COPY = (
     "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
     "the host function name the object: write it as a function of its own, outside of the compiled one."
 )
+COPY_CHANGED = (
+    "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
+    "reaches it too: the change would be lost. Let only the host function name the object: write it as a function of "
+    "its own, outside of {name}. With graftax.io_callback in place of JAX's callbacks a change of a copy is an error."
+)
 NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
 OF_CAPTURED = (
     "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from .._dispatch import running_traces
@@ -46,7 +46,7 @@ class Known(Generic[T]):
         self._inner.clear()
 
     @contextlib.contextmanager
-    def tracing(self, function: int = 0) -> Iterator[None]:
+    def tracing(self, function: int = 0) -> Generator[None]:
         """While this function of the loop is traced: it calls the same inner ones, in the same order, each time."""
         before = getattr(_AROUND, "known", None)
         _AROUND.known, self._function = self, function
