@@ -64,6 +64,11 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
 
+def is_dimension(cls: type) -> bool:
+    """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
+    return cls.__module__.endswith("export.shape_poly")
+
+
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 
@@ -99,8 +104,9 @@ def host_functions(since: int) -> list[Any]:
             continue
         for value in equation.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
-                if isinstance(part, _jax_core.Jaxpr | _jax_core.ClosedJaxpr):
-                    todo += part.eqns
+                jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
+                if isinstance(jaxpr, _jax_core.Jaxpr):
+                    todo += jaxpr.eqns
     return found
 
 

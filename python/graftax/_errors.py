@@ -142,6 +142,18 @@ CAPTURED_SHARED = (
     "{name} is given {one}, which it also captures as {other}: one object now, and two for every call of the exported "
     "function. Pass a copy, or let the function use its argument."
 )
+PACKED_SHAPE = (
+    "{name} is exported for {path}, a jax.ShapeDtypeStruct inside of packed state, where it is no array. Pack arrays "
+    "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
+)
+SYMBOLIC = (
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. What is no "
+    "array is the same for every shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+)
+NO_CALLBACKS = (
+    "{name} calls a function on the host, which is no part of an exported program. Take callbacks, jax.debug.print and "
+    "progress= out of it, or compile it where it runs."
+)
 NOT_SAVED = (
     "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
     "top of a module."

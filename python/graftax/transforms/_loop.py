@@ -181,7 +181,8 @@ class Steps:
             path = node_name(program, after, gone[0])
             raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=path))
         refuse_unseen(after)
-        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in self.at and after.values[i] is not leaf}
+        at = set(self.at)
+        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in at and after.values[i] is not leaf}
         if late:
             loop.carried |= late
             raise Again

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -24,10 +25,11 @@ from .._errors import (
     WRONG_MAX_STEPS,
     StructureError,
 )
+from ..packed import Packed
 from ._loop import Loop, Steps, of_carried, of_index, of_rows, unchanged
 from ._program import Program
 from ._progress import Progress, reporter
-from ._state import type_of, type_text, with_arrays
+from ._state import inside, type_of, type_text, with_arrays
 from .autodiff import name_of, named
 
 
@@ -70,6 +72,8 @@ def scan(
         ...     return cell, cell.hidden
         >>> cell, hidden = graftax.scan(step, cell, inputs)
     """
+    if type(init) is Packed:
+        return inside(name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress))
     name, init = name_of(f, "scan"), with_arrays(init)
     slices = _Slices.of(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
@@ -101,7 +105,7 @@ def scan(
             steps.named(flat, of_rows),
             steps.first,
             (slices.leaves, indices),
-            length=slices.length,
+            length=slices.asked,
             reverse=reverse,
             unroll=unroll,
         )
@@ -140,6 +144,8 @@ def while_loop(
         not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
     ):
         raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
+    if type(init_val) is Packed:
+        return inside(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
     init_val = with_arrays(init_val)
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
@@ -175,6 +181,9 @@ def fori_loop(
     Returns:
         the last value.
     """
+    if type(init_val) is Packed:
+        again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
+        return inside(name_of(body_fun, "fori_loop"), init_val, again)
     init_val = with_arrays(init_val)
     if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
@@ -227,7 +236,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
             return steps.step(carry, body), found[-1]
 
         flat = steps.named(flat, of_rows)
-        steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves, length=slices.length)
+        steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves)
         return _core.unflatten(structure[-1], out)
 
     return Loop(name, [f], [None], carry=None, rows=slices.names).run(attempt)[1]
@@ -325,6 +334,11 @@ class _Slices(NamedTuple):
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
         return _Slices([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], graphdef, length, names)
+
+    @property
+    def asked(self) -> int | None:
+        """What JAX is told: it takes a symbolic number of rows from the arrays only."""
+        return None if self.leaves else self.length
 
     def rebuilt(self, rows: Sequence[Any]) -> Any:
         return _core.unflatten(self.graphdef, list(rows))
