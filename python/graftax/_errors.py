@@ -250,6 +250,13 @@ NOT_SLICED = (
 )
 OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
 NO_LENGTH = "{name}: xs holds no array, so the number of steps is not known: pass length=."
+WRONG_LENGTH = "{name}: length={given!r}: expected a whole number of steps, 0 or more."
+NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
+RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
+RETURNS_NONE = (
+    "{name}: the function returns None, which would be the next step's {carry}. Return what the next step is to be "
+    "given, also where it is the object that was changed in place."
+)
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"
 NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
 WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {given}."

@@ -21,6 +21,7 @@ from .._errors import (
     MOVED,
     NO_CHANGES,
     NOT_A_TEST,
+    RETURNS_NONE,
     TRACED_NUMBERS,
     MutationError,
     StructureError,
@@ -128,7 +129,7 @@ class Steps:
         ]
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
-        self._after: After | None = None
+        self._left: tuple[list[int], _core.Outcome] | None = None  # the place of each output leaf of the last trace
 
     def named(self, flat: Callable[..., Any], like: types.FunctionType) -> Callable[..., Any]:
         """`flat` under the user's name and place, with the parameters of `like`: what JAX's messages name."""
@@ -165,10 +166,12 @@ class Steps:
             outcome, out = program.trace(leaves, run)
         looked = look(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
+        if after is None and looked.result is None and loop.carry is not None:
+            raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
         if after is None:
             self._structure(looked.before.graphdef, looked.after.graphdef)
         self._check(after, leaves)
-        self._after = after
+        self._left = after.out, after.outcome
         return [after.values[i] for i in self.at]
 
     def _check(self, after: After, leaves: list[Any]) -> None:
@@ -229,10 +232,10 @@ class Steps:
         return found
 
     def finish(self) -> Any:
-        after = self._after
-        assert after is not None
+        assert self._left is not None
+        places, outcome = self._left
         leaves = self._leaves(self.last)
-        return self.program.finish([leaves[place] for place in after.out], after.outcome)
+        return self.program.finish([leaves[place] for place in places], outcome)
 
 
 def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:

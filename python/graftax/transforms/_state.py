@@ -67,7 +67,7 @@ class After(NamedTuple):
     program: Program
     before: Places
     after: Places
-    values: list[Any]  # the leaf in each place
+    values: list[Any]  # the leaf in each place, or what is left of it
     changed: list[int]  # the input nodes that were changed in place
     out: list[int]  # for each output leaf of the Outcome, its place; -1 where the structure does not show it
     outcome: _core.Outcome
@@ -188,8 +188,15 @@ def numbers_in(program: Program, root: int) -> set[str]:
     return found
 
 
+class Left(NamedTuple):
+    """What is known of a tracer when its trace has ended. JAX's leak checker takes offence at the tracer itself."""
+
+    aval: Any
+    source: int | None  # the input leaf that it is
+
+
 def type_of(leaf: Any) -> Any:
-    return jax.typeof(leaf)
+    return leaf.aval if isinstance(leaf, Left) else jax.typeof(leaf)
 
 
 def same_type(one: Any, other: Any, weak: bool = False) -> bool:
@@ -199,7 +206,7 @@ def same_type(one: Any, other: Any, weak: bool = False) -> bool:
 
 
 def type_text(leaf: Any) -> str:
-    if not hasattr(leaf, "dtype"):
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, Left):
         return type(leaf).__qualname__
     aval = type_of(leaf)
     return f"{aval.dtype}{list(aval.shape)}"

@@ -26,6 +26,7 @@ from ._program import Program
 from ._state import (
     After,
     Again,
+    Left,
     Places,
     elements,
     look,
@@ -33,6 +34,7 @@ from ._state import (
     numbers_in,
     refuse_unseen,
     same_type,
+    type_of,
     type_text,
     with_arrays,
     with_copies,
@@ -116,7 +118,6 @@ class _Choice:
         self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
         self.seen: dict[int, After] = {}
-        self.own: dict[int, dict[int, int]] = {}  # of each branch: the input leaf that a tracer is, by `id`
 
     def run(self, choose: Callable[..., Any], which: Any) -> Any:
         known = self.known
@@ -161,12 +162,12 @@ class _Choice:
                 outcome, out = program.trace(leaves, body)
             after = look(program, leaves, outcome, out, roots_after)
             first = self.seen.get(0, after)  # JAX traces the branches in order
-            self.seen[number] = after.aligned(first.after) or after
-            self.own[number] = {id(leaf): i for i, leaf in enumerate(leaves)}
+            after = after.aligned(first.after) or after
+            own, values = {id(leaf): i for i, leaf in enumerate(leaves)}, after.values
+            self.seen[number] = after._replace(values=[Left(type_of(x), own.get(id(x))) for x in values])
             if len(self.seen) == len(self.branches):
                 self._compare()
-            after = self.seen[number]
-            return tuple(after.values[place] for place in self._chosen(self.seen[0]))
+            return tuple(values[place] for place in self._chosen(self.seen[0]))
 
         return named(flat, program)
 
@@ -293,7 +294,7 @@ class _Choice:
 
     def _source(self, place: int) -> int | None:
         """The input leaf that stands here after every branch, if it is one and the same."""
-        found = {self.own[i].get(id(after.values[place])) for i, after in self.seen.items()}
+        found = {after.values[place].source for after in self.seen.values()}
         return found.pop() if len(found) == 1 else None
 
     # ---- together again

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -15,13 +16,17 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import _core
+from .._compat import is_dimension
 from .._difference import describe, differences, place_name
 from .._errors import (
+    NO_AXIS,
     NO_LENGTH,
     NOT_A_PAIR,
     NOT_SLICED,
     OTHER_ELEMENTS,
     OTHER_LENGTH,
+    RAGGED,
+    WRONG_LENGTH,
     WRONG_MAX_STEPS,
     StructureError,
 )
@@ -257,6 +262,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
     name = name_of(fn, "associative_scan")
     leaves, graphdef = _core.flatten(elems)
     program = Program(name, [fn], [None, None])
+    _refuse_ragged(name, leaves, graphdef, axis)
 
     def flat(one: Any, other: Any) -> Any:
         def body(functions: list[Callable[..., Any]], _: list[Any]) -> Any:
@@ -309,6 +315,20 @@ def _bounded(
     return jax.lax.scan(some, list(first), allowed)[0]
 
 
+def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
+    """All arrays have to be as long along the axis; JAX does not say which is not."""
+    first = ("", None)
+    for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
+        shape, place = np.shape(leaf), place_name(path, ("elems",))
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(NO_AXIS.format(name=name, path=place, axis=axis, shape=shape))
+        if first[1] is None:
+            first = (place, shape[axis])
+        elif shape[axis] != first[1]:
+            given = {"path": place, "size": shape[axis], "axis": axis, "first": first[0], "length": first[1]}
+            raise ValueError(RAGGED.format(name=name, **given))
+
+
 class _Slices(NamedTuple):
     """What a loop goes over: `x` is a new graph in each step."""
 
@@ -319,6 +339,10 @@ class _Slices(NamedTuple):
 
     @staticmethod
     def of(name: str, xs: Any, length: int | None) -> _Slices:
+        if length is not None and not isinstance(length, Tracer) and type(length) is not int:
+            length = _whole(name, length)
+        if isinstance(length, int) and length < 0:
+            raise ValueError(WRONG_LENGTH.format(name=name, given=length))
         leaves, graphdef = _core.flatten(xs)
         names, first = [place_name(path, ("xs",)) for path in graphdef.leaf_paths()], ""
         for leaf, place in zip(leaves, names, strict=True):
@@ -342,6 +366,16 @@ class _Slices(NamedTuple):
 
     def rebuilt(self, rows: Sequence[Any]) -> Any:
         return _core.unflatten(self.graphdef, list(rows))
+
+
+def _whole(name: str, length: Any) -> Any:
+    """A number of steps, as JAX takes it: 3.0 is 3, and a symbolic one is itself."""
+    if is_dimension(type(length)):
+        return length
+    with contextlib.suppress(TypeError, ValueError):
+        if int(length) == length:
+            return int(length)
+    raise ValueError(WRONG_LENGTH.format(name=name, given=length))
 
 
 def _pair(name: str, result: Any) -> tuple[Any, Any]:
