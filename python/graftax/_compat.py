@@ -6,10 +6,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import types
+import weakref
 from typing import Any
 
 import jax
 from jax._src import config as _config
+from jax._src import core as _jax_core
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax.tree_util import PyTreeDef
@@ -61,6 +64,11 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
 
+def is_dimension(cls: type) -> bool:
+    """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
+    return cls.__module__.endswith("export.shape_poly")
+
+
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 
@@ -68,3 +76,43 @@ ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if i
 treedef_of_node: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(
     PyTreeDef, "make_from_node_data_and_children", None
 )
+
+
+def equations() -> list[Any]:
+    """Those that the program has which is traced now. Nothing public tells.
+
+    JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
+    """
+    trace: Any = getattr(_jax_core.trace_ctx, "trace", None)
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
+
+
+def host_functions(since: int) -> list[Any]:
+    """The functions with side effects that `equations()[since:]` call on the host."""
+    found: list[Any] = []
+    strong = [at for at in equations()[since:] if type(at) is not weakref.ref]
+    todo: list[Any] = [at() if isinstance(at, types.FunctionType) else at for at in strong]
+    while todo:
+        equation = todo.pop()
+        if not equation.effects:
+            continue
+        host = equation.params.get("callback")
+        if host is not None:
+            found.append(_called_by(host))
+            continue
+        for value in equation.params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
+                jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
+                if isinstance(jaxpr, _jax_core.Jaxpr):
+                    todo += jaxpr.eqns
+    return found
+
+
+def _called_by(callback: Any) -> Any:
+    """The user's function behind the flat one that a callback's equation holds."""
+    cells = getattr(callback, "__closure__", None) or ()
+    names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
+    inner = dict(zip(names, cells, strict=True)).get("callback")
+    return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents

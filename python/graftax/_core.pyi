@@ -62,6 +62,8 @@ class GraphDef:
 
     def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]: ...
 
+    def _node_path(self, track: int) -> tuple[Any, ...]: ...
+
     def fingerprint(self) -> str:
         """
         A text that equal structures share in every process: classes and functions count by qualified name.

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
+from ._compat import equations
 from ._difference import place_name
 from ._errors import (
     ATTRIBUTE_SET,
@@ -33,6 +34,7 @@ from ._errors import (
     StructureError,
     rename_leaves,
 )
+from ._hosts import warn_of_copies
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
 from .packed import is_array_of_handle, is_donated
@@ -204,8 +206,10 @@ def run_trace(
         values = tracing.rebuild(leaves)
         running: list[Any] = _RUNNING.__dict__.setdefault("traces", [])
         running.append((roots, values))
+        since = len(equations())
         try:
             outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated)
+            warn_of_copies(name, running, since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
                 rename_leaves(error, tracing.leaf_paths())

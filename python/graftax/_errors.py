@@ -142,6 +142,18 @@ CAPTURED_SHARED = (
     "{name} is given {one}, which it also captures as {other}: one object now, and two for every call of the exported "
     "function. Pass a copy, or let the function use its argument."
 )
+PACKED_SHAPE = (
+    "{name} is exported for {path}, a jax.ShapeDtypeStruct inside of packed state, where it is no array. Pack arrays "
+    "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
+)
+SYMBOLIC = (
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. What is no "
+    "array is the same for every shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+)
+NO_CALLBACKS = (
+    "{name} calls a function on the host, which is no part of an exported program. Take callbacks, jax.debug.print and "
+    "progress= out of it, or compile it where it runs."
+)
 NOT_SAVED = (
     "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
     "top of a module."
@@ -253,6 +265,7 @@ NOT_A_TEST = (
     "{name}: cond_fun has to return a scalar boolean array, and returned {found}. Compare (x > 0), and make one of "
     "several with .any() or .all()."
 )
+WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 NOT_SLICED = (
     "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or "
     "the closure; a Python number in xs is the same in each step."
@@ -261,6 +274,13 @@ OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All 
 NO_LENGTH = (
     "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
     "(jnp.arange(n) for a range)."
+)
+WRONG_LENGTH = "{name}: length={given!r}: expected a whole number of steps, 0 or more."
+NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
+RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
+RETURNS_NONE = (
+    "{name}: the function returns None, which would be the next step's {carry}. Return what the next step is to be "
+    "given, also where it is the object that was changed in place."
 )
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"
 NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
@@ -311,6 +331,11 @@ CAPTURED_COPY = (
     "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "
     "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
     "the host function name the object: write it as a function of its own, outside of the compiled one."
+)
+COPY_CHANGED = (
+    "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
+    "reaches it too: the change would be lost. Let only the host function name the object: write it as a function of "
+    "its own, outside of {name}. With graftax.io_callback in place of JAX's callbacks a change of a copy is an error."
 )
 NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
 OF_CAPTURED = (

@@ -20,11 +20,10 @@ from .._errors import (
     CALLBACK_RETURNS,
     CALLBACK_SHAPE,
     CAPTURED_COPY,
-    GraftaxError,
     MutationError,
     StructureError,
 )
-from .._signature import global_names, resolve
+from .._hosts import copied
 from ._program import State, name_of
 
 _RESULT = ("result",)
@@ -111,7 +110,7 @@ class _Host:
     ) -> None:
         self._name, self._callback = name, callback
         self._exact = vmap_method in (None, "sequential", "sequential_unrolled")
-        self._copied = _copied(callback)
+        self._copied = copied(callback, running_traces())
         self._keywords = tuple(kwargs)
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
         roots = (*args, *kwargs.values())
@@ -161,35 +160,6 @@ class _Host:
                     )
                 )
         return tuple(leaves)
-
-
-def _copied(callback: Callable[..., Any]) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
-    """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
-
-    The trace ends before the host function runs, and what it rebuilt is forgotten then.
-    """
-    copies: set[int] = set()
-    for roots, values in running_traces():
-        copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
-    if not copies:
-        return None
-    plain, prefix, _ = resolve(callback)
-    captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in prefix]
-    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
-    captured += [(f"closure {name}", cell) for name, cell in cells]
-    known = plain.__globals__
-    captured += [(f"global {name}", known[name]) for name in global_names(plain)[0] if name in known]
-    held = [(name, value) for name, value in captured if _nodes((value,)) & copies]
-    return (tuple(value for _, value in held), tuple(name for name, _ in held)) if held else None
-
-
-def _nodes(roots: tuple[Any, ...]) -> set[int]:
-    """The identities of the mutable nodes that are reached from `roots`."""
-    try:
-        walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
-    except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
-        return set()
-    return set() if walked is None else set(map(id, walked[1]))
 
 
 def numbers_at(wanted: _core.GraphDef, given: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
