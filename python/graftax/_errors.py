@@ -241,10 +241,6 @@ LOOP_TYPE = (
     "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
     "in every step: convert it inside of the function (x.astype), or begin with {given}."
 )
-LOOP_NONE = (
-    "{name}: the function returned None, and is given {found}. It has to return the next value: the same object, where "
-    "it was changed in place."
-)
 TRACED_NUMBERS = "{name}: the Python numbers at {paths} are traced here, because the steps change them."
 MOVED = (
     "{name}: a step puts the object at {source} in the place of {path}. Which object is where would depend on the "

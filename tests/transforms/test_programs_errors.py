@@ -89,12 +89,12 @@ SLIPS: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a loop that returns nothing": (
         lambda: graftax.fori_loop(0, 3, lambda i, m: setattr(m, "w", m.w * i), model()),
         ValueError,
-        ["returned None", "given Box", "the same object"],
+        ["returns None", "next step's", "changed in place"],
     ),
     "a step without a carry": (
         lambda: graftax.scan(lambda m, x: (None, x), model(), X),
         ValueError,
-        ["returned None", "given Box"],
+        ["returns None", "next step's"],
     ),
     "a range to go over": (
         lambda: graftax.scan(lambda c, i: (c, i), X, range(3)),

@@ -16,7 +16,6 @@ from .._compat import ref_types
 from .._difference import describe, differences, too_deep
 from .._errors import (
     CHANGED_AND_REPLACED,
-    LOOP_NONE,
     LOOP_STRUCTURE,
     LOOP_TYPE,
     MOVED,
@@ -158,8 +157,7 @@ class Steps:
         def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
             result = body(functions, operands)
             if result is None and loop.carry is not None and loop.operands[loop.carry] is not None:
-                found = type_text(loop.operands[loop.carry])
-                raise StructureError(LOOP_NONE.format(name=loop.name, found=found))
+                raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
             return with_copies(with_arrays(result), loop.copied)
 
         def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
@@ -171,8 +169,6 @@ class Steps:
             outcome, out = program.trace(leaves, run)
         looked = look(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
-        if after is None and looked.result is None and loop.carry is not None:
-            raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
         if after is None:
             self._structure(looked.before.graphdef, looked.after.graphdef)
         self._check(after, leaves)
