@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from typing import Any
 
 import jax
@@ -60,6 +61,9 @@ def varying_axes(x: Any) -> frozenset[Any]:
     aval: Any = jax.typeof(x)
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
+
+# `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
+inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
 
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))

@@ -370,6 +370,14 @@ RETURNED_OTHERWISE = (
     "{option} asks for {asked!r} there. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
 )
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
+NOT_INFERRED = (
+    "{name}: in_specs can be inferred along explicit mesh axes only, and {axis!r} is of type {type}. Give in_specs, or "
+    "make the mesh with axis_types=(jax.sharding.AxisType.Explicit, ...)."
+)
+PARTS_INFERRED = (
+    "{name}: {path} is sharded as {spec}, of which the part along {names} cannot be told alone: give in_specs, or "
+    "reshard it (jax.sharding.reshard)."
+)
 DIFFERS_BY_SHARD = (
     "{name} changes {path} to something that differs along the mesh axis {axis!r}, over which {path} is replicated. "
     "Reduce it (jax.lax.pmean, psum), return it as part of the result, or shard the object with in_specs."

@@ -223,6 +223,53 @@ with jax.set_mesh(explicit):
         graftax.shard_map(lambda x: captured * x, in_specs=P(), out_specs=P())(scale)
 assert batch["n"] == 1
 """,
+    "without in_specs each array has the sharding of its own type": """
+explicit = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+def put(x, *spec):
+    return jax.device_put(x, NamedSharding(explicit, P(*spec)))
+
+def step(model, batch, *, scale=None):
+    assert (batch["x"].shape, model["w"].shape, model["name"]) == ((4, 2), (2, 4), "net")
+    model["seen"] = model["seen"] + 1
+    model["rows"], batch["double"] = jax.lax.psum(batch["x"].sum(0), "data"), 2 * batch["x"]
+    model["calls"] += 1
+    return batch["x"] @ model["w"] * (1 if scale is None else scale)
+
+bias = jnp.ones(())
+def fresh():
+    model = {"w": put(jnp.arange(16.0).reshape(2, 8), None, "model"), "seen": jnp.zeros(()), "name": "net", "calls": 0}
+    model["rows"] = jnp.zeros(2)
+    return model, {"x": put(XS, "data"), "same": model}
+
+plain = jax.shard_map(lambda w, x: x @ w, mesh=explicit, out_specs=P("data", "model"))
+for outer in (lambda f: f, graftax.jit):
+    for context, options in ((jax.set_mesh(explicit), {}), (None, {"mesh": explicit})):
+        if context is not None:
+            context.__enter__()
+        run = outer(graftax.shard_map(step, out_specs=P("data", "model"), **options))
+        model, batch = fresh()
+        out = run(model, batch)
+        np.testing.assert_allclose(out, plain(model["w"], put(XS, "data")))
+        assert jax.typeof(out).sharding.spec == P("data", "model")
+        assert (model["calls"], model["seen"], batch["same"] is model) == (1, 1, True)
+        np.testing.assert_allclose(batch["double"], 2 * XS)
+        assert jax.typeof(batch["double"]).sharding.spec == P("data", None)
+        np.testing.assert_allclose(model["rows"], XS.sum(0))
+        np.testing.assert_allclose(run(*fresh(), scale=jnp.asarray(2.0)), 2 * out)
+        if context is not None:
+            context.__exit__(None, None, None)
+partly = graftax.shard_map(lambda b: b["x"] * 2, mesh=explicit, out_specs=P("data"), axis_names={"data"})
+expected = jax.shard_map(lambda x: x * 2, mesh=explicit, out_specs=P("data"), axis_names={"data"})
+both = put(XS, "data", "model")
+with jax.set_mesh(explicit):
+    np.testing.assert_allclose(graftax.jit(partly)({"x": both}), jax.jit(expected)(both))
+    with raises(ValueError, "b['x']", "('model', 'data')"):
+        graftax.jit(partly)({"x": put(XS, ("model", "data"))})
+with raises(TypeError, "'data'", "Auto", "in_specs", "Explicit"):
+    graftax.shard_map(lambda x: x, mesh=mesh, out_specs=P())(XS)
+with raises(TypeError, "Auto"):
+    jax.shard_map(lambda x: x, mesh=mesh, out_specs=P())(XS)
+""",
     "modules of Equinox are sharded": """
 import equinox as eqx
 
