@@ -95,6 +95,11 @@ CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument."
 )
+CHANGED_WHILE = (
+    "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
+    "thread, by a host function, or by a derivative rule that reaches it through its own closure. Pass it to the "
+    "function as an argument; let only the host function name what the host function changes."
+)
 NO_SHARDING = (
     "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
     "entry for each part: None leaves a part to JAX."
@@ -301,6 +306,11 @@ RULE_CHANGES_COPY = (
 RULE_RETURNS = (
     "{name}: its rule has to return the value that the function returns, and returned another:\n{differences}\n"
     "(expected is what the function returns.)"
+)
+WRITTEN_BY_HOST = (
+    "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its rule "
+    "speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
+    "arguments."
 )
 RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."

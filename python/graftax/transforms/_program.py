@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +16,17 @@ import numpy as np
 
 from .. import _core
 from .._advice import caller_level
-from .._difference import describe, place_name
+from .._difference import describe, differences, place_name
 from .._dispatch import place_of, run_trace
-from .._errors import CHANGE_LOST, NO_SUCH_OPERAND, NOT_CALLABLE, GraftaxError, LostChangeWarning
+from .._errors import (
+    CHANGE_LOST,
+    CHANGED_WHILE,
+    NO_SUCH_OPERAND,
+    NOT_CALLABLE,
+    ConcurrentChangeError,
+    GraftaxError,
+    LostChangeWarning,
+)
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable, without_table
@@ -220,7 +229,9 @@ class Program:
         """The results of several Outcomes of this graph; their changes are written back in this order."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
-            raise GraftaxError(f"the arguments of {self.name} changed while it ran")
+            now = _core.record(self.roots, self.names, self._flags, None, shapes=self._shapes, dynamic=self._dynamic)[1]
+            paths = ", ".join(d.path for d in itertools.islice(differences(self.graphdef, now, self.names), 4))
+            raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths or "an argument"))
         results: list[Any] = []
         for out, outcome in pairs:
             values = list(out)

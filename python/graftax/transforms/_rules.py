@@ -21,9 +21,11 @@ from .._errors import (
     RETURNS_ARGUMENT,
     RULE_CHANGES,
     RULE_RETURNS,
+    WRITTEN_BY_HOST,
     MutationError,
     StructureError,
 )
+from ._needed import needed
 from ._program import Program, first
 from .autodiff import Output, Shape, fitting, is_inexact, named
 
@@ -262,8 +264,9 @@ class Call:
             rates = [fitting(self.name, "tangent", wanted, (part,)) for part in parts or [None]]
             total = tuple(map(_sum, zip(*rates, strict=True)))
             if known.writes:
-                moved = [_or_zeros(t, x, False) for t, x in zip(tangents, leaves, strict=True)]
-                written, moves = jax.jvp(self._writes, tuple(leaves), tuple(moved))
+                by = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])]
+                writes, at = self._writes_by(leaves, by)
+                written, moves = jax.jvp(writes, at, tuple(tangents[i] for i in by))
                 return (*out, *written), (*total, *moves)
             return tuple(out), total
 
@@ -300,7 +303,8 @@ class Call:
             arrays, graphdef = _core.flatten(residuals)
             written, pull = (), None
             if known.writes:
-                written, pull = jax.vjp(self._writes_by(leaves), *(leaves[i] for i in self._inputs.leaves))
+                writes, at = self._writes_by(leaves, [i for i in self._inputs.leaves if perturbed[i]])
+                written, pull = jax.vjp(writes, *at)
             structure = _Structure(graphdef, tuple(perturbed))
             return (*out, *written), (tuple(arrays), tuple(leaves[i] for i in keep), pull, structure)
 
@@ -316,8 +320,9 @@ class Call:
             returned = backward(given, known.sides.graphs(of_value)[0])
             totals = fitting(self.name, "cotangent", self._inputs.shapes, returned)
             if pull is not None:
-                moved = pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :]))
-                totals = tuple(map(_sum, zip(totals, moved, strict=True)))
+                moved = iter(pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :])))
+                parts = zip(totals, self._inputs.leaves, strict=True)
+                totals = tuple(_sum((t, next(moved))) if structure.perturbed[i] else t for t, i in parts)
             out: list[Any] = [None] * count
             for i, total in zip(self._inputs.leaves, totals, strict=True):
                 out[i] = total
@@ -327,16 +332,29 @@ class Call:
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
 
-    def _writes_by(self, leaves: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """What the function writes, as a function of the leaves that are differentiated."""
+    def _writes_by(
+        self, leaves: Sequence[Any], by: Sequence[int]
+    ) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
+        """(what the function writes, as a function of the leaves that are differentiated; these leaves).
 
-        def writes(*by: Any) -> tuple[Any, ...]:
+        What it tells a host function, its rule tells or not: that is left out.
+        """
+        run = needed(self._writes, leaves)
+
+        def writes(*values: Any) -> tuple[Any, ...]:
             given = list(leaves)
-            for i, value in zip(self._inputs.leaves, by, strict=True):
+            for i, value in zip(by, values, strict=True):
                 given[i] = value
-            return self._writes(*given)
+            try:
+                return tuple(run(*given))
+            except ValueError as error:
+                known = self._value
+                if known is None or "callbacks do not support JVP" not in str(error):
+                    raise
+                paths = ", ".join(known.changed)
+                raise ValueError(WRITTEN_BY_HOST.format(name=self.name, paths=paths)) from error
 
-        return writes
+        return writes, tuple(leaves[i] for i in by)
 
     def _operands(self, keep: Sequence[int], kept: Sequence[Any]) -> list[Any]:
         """Graphs like the operands, around the leaves that were kept."""
