@@ -308,8 +308,8 @@ RULE_RETURNS = (
     "(expected is what the function returns.)"
 )
 WRITTEN_BY_HOST = (
-    "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its rule "
-    "speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
+    "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its "
+    "rule speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
     "arguments."
 )
 RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
