@@ -44,8 +44,8 @@ class Chosen(NamedTuple):
     def graphs(self, values: Sequence[Any]) -> Any:
         """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
 
-        What is a leaf for JAX beside arrays (a string, a function, a config) is None too, so that the gradient of a
-        pytree has the structure that Optax expects; static fields and aux data stay.
+        What is a leaf for JAX and holds no array (a string, a function, a config) is None too, so that the gradient of
+        a pytree has the structure that Optax expects; registered nodes, static fields and aux data stay.
         """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
