@@ -95,7 +95,7 @@ def replay(graphdef: GraphDef, obj: object) -> list[Any] | None:
 
 def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
     """
-    Builds the graph; with leaves_only, what else JAX counts as a leaf (a string, a function, a config) is None.
+    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
     """
 
 class Outcome:

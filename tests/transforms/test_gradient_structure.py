@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gradient has the structure that JAX's own trees give it: what Optax maps over parameters, it maps over gradients."""
+"""A gradient has the structure that JAX's trees give it: what Optax maps over parameters, it maps over gradients."""
 
 from __future__ import annotations
 
@@ -122,6 +122,10 @@ def scale(by, x):
     return by * x
 
 
+def closing_over(by):
+    return lambda x: by * x
+
+
 class Scaled:
     def __init__(self, by):
         self.by = by
@@ -141,7 +145,7 @@ CALLABLES = {
     "a partial with a keyword": (lambda: functools.partial(scale, x=BY), lambda f: f.keywords["x"], 1),
     "a bound method": (lambda: Scaled(BY).twice, lambda f: f.__self__.by, 2),
     "an object": (lambda: Scaled(BY), lambda f: f.by, 1),
-    "a closure": (lambda: (lambda by: lambda x: by * x)(BY), lambda f: f.__closure__[0].cell_contents, 1),
+    "a closure": (lambda: closing_over(BY), lambda f: f.__closure__[0].cell_contents, 1),
     "a default": (lambda: lambda x, by=BY: by * x, lambda f: f.__defaults__[0], 1),
     "a method of a list": (lambda: [BY, "a"].__getitem__, lambda f: f.__self__[0], 0),
 }
