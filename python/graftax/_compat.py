@@ -62,6 +62,11 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
 
+# NumPy arrays that know their JAX type, as which JAX 0.9 and later return derivatives by integers.
+typed_array_types: tuple[type, ...] = ()
+with contextlib.suppress(ImportError, AttributeError):
+    typed_array_types = (importlib.import_module("jax._src.literals").TypedNdArray,)
+
 # `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
 inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
 

@@ -190,13 +190,29 @@ PACK_RESHAPED = (
 )
 PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
-NO_SUCH_OPERAND = "{name} is given no argument {which!r}; it is given {operands}."
+NO_SUCH_OPERAND = (
+    "{name} is given no argument {which!r}; it is given {operands}. A number counts positional arguments; wrt= takes "
+    "the names of all that are given."
+)
+WRT_TYPE = (
+    "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
+    "wrt= positions, names, patterns of key paths, or a predicate of arrays."
+)
+NOT_SEQUENCES = (
+    "{name}: primals and tangents are tuples (or lists) with one entry for each positional argument, not {found}: "
+    "write (x,) for one."
+)
+TANGENT_COUNT = (
+    "{name}: there are {count} primals and {given} tangents. Give one graph of tangents for each; None stands for zero."
+)
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
     "{name}: there is no array of a floating dtype to differentiate in {where}. Python numbers inside of an argument "
     "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=."
 )
-NOT_WITH_AUX = "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}."
+NOT_WITH_AUX = (
+    "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}. Write return value, aux."
+)
 NOT_SCALAR = (
     "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
     "for what else there is, or use jacrev for the derivative of more than one number."

@@ -223,6 +223,17 @@ with jax.set_mesh(explicit):
         graftax.shard_map(lambda x: captured * x, in_specs=P(), out_specs=P())(scale)
 assert batch["n"] == 1
 """,
+    "a NumPy array that the function makes is one piece of many": """
+def step(batch):
+    batch["made"] = np.ones(2, np.float32)
+    return {"row": np.arange(2), "word": np.array(["a"])}
+
+batch = {"x": XS}
+out = graftax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(batch)
+plain = jax.shard_map(lambda x: np.arange(2), mesh=mesh, in_specs=P("data"), out_specs=P("data"))(XS)
+np.testing.assert_array_equal(out["row"], plain)
+assert (out["word"].tolist(), batch["made"].shape) == (["a"], (8,))
+""",
     "without in_specs each array has the sharding of its own type": """
 explicit = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
 def put(x, *spec):

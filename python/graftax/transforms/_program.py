@@ -174,11 +174,12 @@ class Program:
         return out
 
     def trace(
-        self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None
+        self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None, arrays: bool = False
     ) -> tuple[_core.Outcome, list[Any]]:
         """Runs `body(functions, operands)` on the graph rebuilt around `leaves`.
 
-        The functions take the operands, or what stands for them, and run with what they capture rebuilt too.
+        The functions take the operands, or what stands for them, and run with what they capture rebuilt too. With
+        `arrays`, NumPy arrays that they make are output leaves too, and not constants.
 
         Returns:
             (the Outcome, its output leaves). `outcome` is that of the last trace, and `untouched` says which of the
@@ -192,7 +193,7 @@ class Program:
             return body(functions, values[: self.operands])
 
         mutation = mutation or self.mutation
-        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False)
+        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False, arrays=arrays)
         given = (self.name, tracing, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
         outcome, out, changed, lost = _core.run_active(_core.Caller(), self.roots, [], run, *given)

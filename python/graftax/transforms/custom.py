@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from .._errors import KEYWORD_ONLY, NO_RULE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
+from .._errors import KEYWORD_ONLY, NO_RULE, NOT_CALLABLE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
 from ._program import Program, State, name_of
 from ._rules import Call, Kept, Total
 from .autodiff import Make
@@ -22,6 +22,8 @@ class CustomRule:
     _title = ""
 
     def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+        if not callable(fun):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
         functools.update_wrapper(cast(Any, self), fun, updated=())
         self.__wrapped__ = fun
         self._nondiff = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)

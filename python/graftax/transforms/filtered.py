@@ -130,7 +130,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
     `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else, and
     returns a tuple of trees like the primals.
     """
-    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux)
+    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
         return tuple(arrays_only(x) for x in pull(cotangent))

@@ -248,7 +248,7 @@ class _Outputs:
             results.append(result)
             return result
 
-        outcome, out = self._program.trace(self._leaves, body)
+        outcome, out = self._program.trace(self._leaves, body, arrays=True)
         nodes, _, tracks = outcome.inputs()
         split = [(path[0], path[1:]) if tracks else (0, path) for path in outcome.leaf_paths()]
         rule = self._entries.rule(spec)
