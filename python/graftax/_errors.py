@@ -328,6 +328,7 @@ WRITTEN_BY_HOST = (
     "rule speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
     "arguments."
 )
+NO_SUCH_NONDIFF = "{name}: nondiff_argnums has {which}, and the call has {count} arguments. Positions begin at 0."
 RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 RETURNS_ARGUMENT = (

@@ -107,3 +107,33 @@ def test_vjp_has_the_options_of_jax():
 def test_what_is_no_function_is_refused_where_it_is_wrapped(name):
     with pytest.raises(TypeError, match=rf"{name.replace('grad', '.*grad')} expects a callable"):
         getattr(graftax, name)(3)
+
+
+def test_nondiff_argnums_are_positions_of_arguments():
+    f = graftax.custom_jvp(lambda x: x, nondiff_argnums=(2,))
+    f.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    with pytest.raises(IndexError, match="nondiff_argnums has 2, and the call has 1"):
+        f(ONES)
+
+
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_a_rule_may_return_numpy_arrays(kind):
+    def f(x):
+        return {"y": x * 2, "table": np.arange(3.0, dtype=np.float32)}
+
+    if kind == "jvp":
+        made = graftax.custom_jvp(f)
+        made.defjvp(lambda primals, tangents: (f(*primals), {"y": 5 * tangents[0], "table": None}))
+    else:
+        made = graftax.custom_vjp(f)
+        made.defvjp(lambda x: (f(x), None), lambda kept, c: (5 * c["y"],))
+    assert graftax.grad(lambda x: made(x)["y"].sum())(ONES).tolist() == [5, 5]
+    assert graftax.jit(made)(ONES)["table"].tolist() == [0, 1, 2]
+
+
+def test_a_filtered_transform_is_called_by_its_name():
+    for name in ("filter_grad", "filter_value_and_grad"):
+        with pytest.raises(TypeError, match=f"^{name} of <lambda>"):
+            getattr(graftax, name)(lambda x: x)(ONES)
+        with pytest.raises(TypeError, match=rf"graftax.{name} expects a callable"):
+            getattr(graftax, name)(3)

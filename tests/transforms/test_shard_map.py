@@ -234,6 +234,26 @@ plain = jax.shard_map(lambda x: np.arange(2), mesh=mesh, in_specs=P("data"), out
 np.testing.assert_array_equal(out["row"], plain)
 assert (out["word"].tolist(), batch["made"].shape) == (["a"], (8,))
 """,
+    "derivative rules hold in a shard_map that is not compiled": """
+def ruled(library, f):
+    made = library.custom_vjp(f)
+    made.defvjp(lambda p: (f(p), p), lambda p, c: ({"w": 5 * c * p["w"]},))
+    return made
+
+def square(p):
+    return (p["w"] ** 2).sum()
+
+specs = dict(mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+for options in ({}, {"check_vma": False}):
+    plain = ruled(jax, square)
+    expected = jax.shard_map(lambda w: jax.grad(plain)({"w": w})["w"], **specs, **options)(XS)
+    made = ruled(graftax, square)
+    value = graftax.shard_map(lambda p: made(p)[None], **specs, **options)({"w": XS, "name": "a"})
+    np.testing.assert_allclose(value, (XS.reshape(4, 8) ** 2).sum(1))
+    for outer in (lambda f: f, graftax.jit):
+        run = outer(graftax.shard_map(lambda p: graftax.grad(made)(p)["w"], **specs, **options))
+        np.testing.assert_allclose(run({"w": XS, "name": "a"}), expected)
+""",
     "without in_specs each array has the sharding of its own type": """
 explicit = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
 def put(x, *spec):

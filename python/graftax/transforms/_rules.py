@@ -176,7 +176,7 @@ class Call:
             found.append(Output(*_core.flatten(result)))
             return result
 
-        outcome, out = program.trace(map(_as_array, leaves), body)
+        outcome, out = program.trace(map(_as_array, leaves), body, arrays=True)
         self._value = Value(found[0], outcome, program.changed, self.name)
         return tuple(out)
 
@@ -196,14 +196,21 @@ class Call:
 
     def _writes(self, *leaves: Any) -> tuple[Any, ...]:
         """What the function writes into the caller's objects."""
-        outcome, out = self._later.trace(leaves, first)
+        outcome, out = self._later.trace(leaves, first, arrays=True)
         return tuple(out[outcome.result_leaves :])
 
     def _run(self, flat: Callable[..., Any]) -> Any:
         program = self._live
         assert program is not None
         try:
-            out = flat(*program.leaves)
+            try:
+                out = flat(*program.leaves)
+            except NotImplementedError as error:
+                if "symbolic_zeros support with shard_map" not in str(error):
+                    raise
+                out = jax.jit(flat)(
+                    *program.leaves
+                )  # a shard_map that is not compiled; JAX can do it in a compiled one
             assert self._value is not None
             return program.finish(out, self._value.outcome)
         finally:
@@ -221,7 +228,7 @@ class Call:
             found.append((Output(*_core.flatten(value)), other))
             return value
 
-        self._later.trace(leaves, body, mutation="propagate")
+        self._later.trace(leaves, body, mutation="propagate", arrays=True)
         changed = [path for path in self._later.changed if path not in known.changed]
         if changed:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))

@@ -9,7 +9,16 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from .._errors import KEYWORD_ONLY, NO_RULE, NOT_CALLABLE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
+from .._errors import (
+    KEYWORD_ONLY,
+    NO_RULE,
+    NO_SUCH_NONDIFF,
+    NOT_CALLABLE,
+    RULE_CHANGES_COPY,
+    RULE_PAIR,
+    RULE_TUPLE,
+    MutationError,
+)
 from ._program import Program, State, name_of
 from ._rules import Call, Kept, Total
 from .autodiff import Make
@@ -42,7 +51,11 @@ class CustomRule:
         if bound.kwargs:
             raise TypeError(KEYWORD_ONLY.format(name=name, error=", ".join(bound.kwargs)))
         operands = bound.args
-        nondiff = {i % len(operands) for i in self._nondiff if -len(operands) <= i < len(operands)}
+        count = len(operands)
+        for i in self._nondiff:
+            if not -count <= i < count:
+                raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
+        nondiff = {i % count for i in self._nondiff}
         return Call(type(self)._make(name, [self.__wrapped__], operands), nondiff)
 
     def _no_rule(self, how: str) -> AttributeError:
