@@ -251,6 +251,15 @@ BUDGETS: tuple[Budget, ...] = (
         "flarejax_filter_jit",
     ),
     Timed("first call, dict of 100, vs jax.jit on it", 1.05, "first", "dict 100", "jax_tree"),
+    Timed(
+        "loss and gradient of 100, traced under jit, plain objects, vs JAX on the flat list",
+        1.10,
+        "gradient_trace",
+        "object 100",
+        "jax_flat",
+    ),
+    Timed("loss and gradient, list of 100, vs JAX on the flat list", 1.00, "gradient", "list 100", "jax_flat"),
+    Timed("loss and gradient, eqx.Module of 100, vs JAX on it", 0.65, "gradient", "eqx.Module 100", "jax_tree"),
     NodeCalls("user flatten and unflatten calls, registered node, vs jax.jit", 1.00),
     StaticChurn("live executables under 10,000 static values, vs the bound", 1.00),
 )

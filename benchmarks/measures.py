@@ -137,6 +137,40 @@ def _write_back(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | N
     return Ready(call, equal)
 
 
+def _differentiated(subject: ModuleType, case: Case) -> Callable[[], Any] | None:
+    """What makes a new compiled step that returns a loss with its gradient."""
+    form, value_and_grad = subject.taken_as(case.form), getattr(subject, "value_and_grad", None)
+    if value_and_grad is None:
+        return None
+
+    def loss(obj: Any) -> Any:
+        return total([x * x for x in form.arrays(obj)])
+
+    return lambda: subject.jit(user_function(lambda obj: value_and_grad(loss)(obj)))
+
+
+def _gradient(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    make, form = _differentiated(subject, case), subject.taken_as(case.form)
+    if make is None:
+        return None
+    step, obj = make(), form.build(arrays)
+    value, gradient = step(obj)
+    equal = float(value) == float(sum((v.astype(np.float64) ** 2).sum() for v in case.values()))
+    equal = equal and same(form.arrays(gradient), [2 * v for v in case.values()])
+    return Ready(lambda: step(obj)[0].block_until_ready(), equal)
+
+
+def _gradient_trace(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    make, obj = _differentiated(subject, case), subject.taken_as(case.form).build(arrays)
+    if make is None or not hasattr(make(), "trace"):
+        return None
+
+    def call() -> Any:
+        return make().trace(obj)  # a new function each time: nothing to find in any cache of traces
+
+    return Ready(call, len(call().jaxpr.jaxpr.outvars) == 1 + case.size)
+
+
 def _complete(leaves: list[Any], arrays: list[Any]) -> bool:
     # Orders differ between libraries and a shared array may come more than once.
     return {id(x) for x in leaves if isinstance(x, jax.Array)} == {id(x) for x in arrays}
@@ -173,6 +207,8 @@ MEASURES = {
         Measure("update", "all updated", _update),
         Measure("chain", "all updated, fed back", _chain),
         Measure("write_back", "changed in place", _write_back),
+        Measure("gradient", "loss and gradient", _gradient),
+        Measure("gradient_trace", "loss and gradient, traced", _gradient_trace, once=True),
         Measure("flatten", "flatten", _flatten),
         Measure("replay", "flatten, known structure", _replay),
         Measure("unflatten", "unflatten", _unflatten),

@@ -30,7 +30,9 @@ ORDER = (
 
 
 class Subject(Protocol):
-    """What every module here defines. `WITHOUT`, where there is one, names measures that mean nothing here."""
+    """What every module here defines. `WITHOUT`, where there is one, names measures that mean nothing here;
+    `value_and_grad`, where there is one, is differentiation that takes what `jit` takes.
+    """
 
     NAME: str
     DISTRIBUTION: str

@@ -15,6 +15,7 @@ NAME = "equinox.filter_jit"
 DISTRIBUTION = "equinox"
 
 jit = eqx.filter_jit
+value_and_grad = eqx.filter_value_and_grad
 in_place = functools.partial(by_hand, jit)
 
 

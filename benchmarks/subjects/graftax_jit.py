@@ -9,6 +9,7 @@ from graftax import _core
 from graftax import flatten as flatten
 from graftax import jit as jit
 from graftax import unflatten as unflatten
+from graftax import value_and_grad as value_and_grad
 
 NAME = "graftax.jit"
 DISTRIBUTION = "graftax"

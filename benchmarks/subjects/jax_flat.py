@@ -12,6 +12,7 @@ NAME = "jax.jit, flat list"
 DISTRIBUTION = "jax"
 
 jit = jax.jit
+value_and_grad = jax.value_and_grad
 unflatten = jax.tree.unflatten
 
 

@@ -13,6 +13,7 @@ NAME = "jax.jit"
 DISTRIBUTION = "jax"
 
 jit = jax.jit
+value_and_grad = jax.value_and_grad
 in_place = functools.partial(by_hand, jit)
 unflatten = jax.tree.unflatten
 
