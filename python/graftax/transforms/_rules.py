@@ -27,7 +27,8 @@ from .._errors import (
 )
 from ._needed import needed
 from ._program import Program, first
-from .autodiff import Output, Shape, fitting, is_inexact, named
+from ._tangents import Shape, fitting, is_inexact
+from .autodiff import Output, named
 
 TangentRule = Callable[[list[Any], tuple[Any, ...]], tuple[Any, Any]]
 Forward = Callable[[list[Any], list[bool]], tuple[Any, Any]]

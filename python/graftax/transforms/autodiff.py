@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
@@ -19,15 +17,13 @@ from .._errors import (
     NOT_SEQUENCES,
     NOT_WITH_AUX,
     NOTHING_TO_DIFFERENTIATE,
-    OTHER_SHAPE,
-    OTHER_TANGENT,
     TANGENT_COUNT,
     WRT_TWICE,
     WRT_TYPE,
-    StructureError,
 )
 from ..path import matcher
 from ._program import Program, name_of, wraps
+from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -245,20 +241,6 @@ def choose(
         where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
-
-
-def is_inexact(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return isinstance(leaf, (float, complex)) if dtype is None else _is_inexact(dtype)
-
-
-def is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
-
-
-@functools.cache
-def _is_inexact(dtype: Any) -> bool:
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:
@@ -499,25 +481,6 @@ def _counted(name: str, tangents: Sequence[Any], count: int) -> tuple[Any, ...]:
     return tuple(tangents)
 
 
-class Shape(NamedTuple):
-    """What a tangent has to look like, and where it stands."""
-
-    root: int
-    path: tuple[Any, ...]
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-
-    @staticmethod
-    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> Shape:
-        inexact = is_inexact(leaf)
-        return Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
-
-    def zeros(self) -> Any:
-        zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
-        return zeros(self.shape, self.dtype)
-
-
 class _Later(NamedTuple):
     """What a derivative that is asked for later needs. Holds nothing of the caller's objects."""
 
@@ -534,7 +497,7 @@ class _Later(NamedTuple):
         return fitting(self.name, "cotangent", self.outputs, (given,))
 
     def rate(self, rates: Sequence[Any]) -> Any:
-        return _core.unflatten(self.output, [None if _is_nothing(x) else x for x in rates])
+        return _core.unflatten(self.output, [None if is_nothing(x) else x for x in rates])
 
 
 class Flat:
@@ -576,59 +539,3 @@ class Flat:
     def results(self, second: Any, out: Sequence[Any]) -> tuple[Any, ...]:
         result = self._program.finish(out, untouched=self._program.untouched)
         return (result[0], second, result[1]) if self._has_aux else (result, second)
-
-
-def _is_nothing(x: Any) -> bool:
-    return getattr(x, "dtype", None) == jax.dtypes.float0
-
-
-def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
-    found, again = places_in(given)
-
-    def at(place: Any) -> Any:
-        for end in range(1, len(place) + 1):
-            if place[:end] in again:
-                return at((*again[place[:end]], *place[end:]))
-        return place
-
-    out: list[Any] = []
-    used: set[Any] = set()
-    for shape in wanted:
-        place = at((shape.root, *shape.path))
-        used.add(place)
-        is_array, value = found.get(place, (False, None))
-        zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or _is_nothing(value)
-        if type(value) in (int, float, complex) and shape.shape == () and not _is_nothing(shape):
-            is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
-            value = jnp.asarray(value, shape.dtype) if is_array else value
-        if zero:
-            value = shape.zeros()
-        elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:
-            expected = f"{shape.dtype}{list(shape.shape)}"
-            text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
-            raise StructureError(
-                OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
-            )
-        out.append(value)
-    for place, (is_array, value) in found.items():
-        if is_array and place not in used and not _is_nothing(value):
-            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{place[0]}]{keystr(place[1:])}"))
-    return tuple(out)
-
-
-def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
-    """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
-    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
-    found: dict[Any, tuple[bool, Any]] = {}
-    again: dict[Any, Any] = {}
-    above: tuple[int, ...] = (0,) if len(given) == 1 else ()
-    for path, op, _, value in graphdef.instructions():
-        place = (*above, *path)
-        if op == "leaf":
-            found[place] = (True, leaves[value])
-        elif op == "static":
-            found[place] = (False, value)
-        elif op != "node":
-            again[place] = (*above, *value)
-    return found, again

@@ -21,9 +21,9 @@ from .._dispatch import is_prefix
 from .._errors import CONVERTED_FOR_OTHERS, FIRST_BY_POSITION, OTHER_TREE, StructureError
 from .._options import Options
 from ._program import by_value, first, name_of, wraps
+from ._tangents import is_inexact
 from .autodiff import (
     Output,
-    is_inexact,
     jacobian_by,
     named,
     pulled_back,

@@ -18,7 +18,7 @@ from .._advice import caller_level
 from .._errors import NO_RULE, NOT_CALLABLE, OLD_RULE
 from ._program import by_value, name_of
 from ._rules import Call, Kept
-from .autodiff import is_inexact
+from ._tangents import is_inexact
 from .custom import pair
 
 
