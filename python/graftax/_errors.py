@@ -208,8 +208,8 @@ TANGENT_COUNT = (
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
     "{name}: there is no array of a floating dtype to differentiate in {where}. Python numbers inside of an argument "
-    "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=. Arrays of integers have "
-    "derivatives of no dtype, with allow_int=True."
+    "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=. Arrays of integers "
+    "have derivatives of no dtype, with allow_int=True."
 )
 NOT_WITH_AUX = (
     "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}. Write return value, aux."
