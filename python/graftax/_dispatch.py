@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import types
 import warnings
@@ -129,7 +130,7 @@ def flat_function(
 def place_of(function: types.FunctionType, packed: bool = False) -> types.FunctionType:
     """A function of leaves that does nothing, with `function`'s name and place in its source: what JAX's messages name.
 
-    It holds nothing of the user's but those three facts.
+    It holds nothing of the user's but those three facts. As for JAX, a wrapper's are those of the function in it.
     """
 
     def nothing(*leaves: Any) -> None:
@@ -138,6 +139,9 @@ def place_of(function: types.FunctionType, packed: bool = False) -> types.Functi
     def nothing_packed(leaves: Any) -> None:
         del leaves
 
+    with contextlib.suppress(ValueError):  # a circle
+        inner = inspect.unwrap(function)
+        function = inner if isinstance(inner, types.FunctionType) else function
     code = function.__code__
     where = (nothing_packed if packed else nothing).__code__.replace(
         co_filename=code.co_filename,

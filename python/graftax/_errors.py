@@ -198,18 +198,14 @@ WRT_TYPE = (
     "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
     "wrt= positions, names, patterns of key paths, or a predicate of arrays."
 )
-NOT_SEQUENCES = (
-    "{name}: primals and tangents are tuples (or lists) with one entry for each positional argument, not {found}: "
-    "write (x,) for one."
-)
 TANGENT_COUNT = (
     "{name}: there are {count} primals and {given} tangents. Give one graph of tangents for each; None stands for zero."
 )
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
-    "{name}: there is no array of a floating dtype to differentiate in {where}. Python numbers inside of an argument "
-    "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=. Arrays of integers "
-    "have derivatives of no dtype, with allow_int=True."
+    "{name}: there is no array of a floating dtype to differentiate in {where}. Integers have no derivative (pass 3.0 "
+    "for 3, or allow_int=True for zeros of no dtype), and Python numbers inside of an argument are static: make them "
+    "arrays (jnp.asarray), or name another argument with argnums= or wrt=."
 )
 NOT_WITH_AUX = (
     "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}. Write return value, aux."
@@ -221,7 +217,24 @@ NOT_SCALAR = (
 OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
 OTHER_TANGENT = (
     "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
-    "array, in a graph of the same structure; None stands for zero."
+    "array, in a graph of the same structure, with None for zero: here at {expected}."
+)
+NO_TANGENT = (
+    "{name}: there is no {what} for {path}. A {what} stands in the place of each floating array, in a graph of the "
+    "same structure; None, or a static, stands for zero."
+)
+NOT_PRIMALS = (
+    "{name}: {option} is {given}. Both are tuples with one element for each positional argument: "
+    "jvp(f, (x, y), (tangent_of_x, tangent_of_y))."
+)
+WRT_UNUSED = "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. There is: {paths}."
+WRT_AND_ARGNUMS = (
+    "{name}: argnums={argnums!r} and wrt={wrt!r} both say what to differentiate. Give one of them; wrt= takes "
+    "positions, too."
+)
+NO_REVERSE = (
+    "A graftax.while_loop(..., max_steps=n), which makes at most n steps, can be differentiated in reverse mode, and "
+    "so can a graftax.fori_loop with Python numbers as bounds."
 )
 LOOP_STRUCTURE = (
     "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
@@ -232,6 +245,10 @@ LOOP_STRUCTURE = (
 LOOP_TYPE = (
     "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
     "in every step: convert it inside of the function (x.astype), or begin with {given}."
+)
+LOOP_NONE = (
+    "{name}: the function returned None, and is given {found}. It has to return the next value: the same object, where "
+    "it was changed in place."
 )
 TRACED_NUMBERS = "{name}: the Python numbers at {paths} are traced here, because the steps change them."
 MOVED = (
@@ -258,7 +275,10 @@ NOT_SLICED = (
     "the closure; a Python number in xs is the same in each step."
 )
 OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
-NO_LENGTH = "{name}: xs holds no array, so the number of steps is not known: pass length=."
+NO_LENGTH = (
+    "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
+    "(jnp.arange(n) for a range)."
+)
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"
 NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
 WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {given}."
@@ -269,7 +289,8 @@ BRANCH_STRUCTURE = (
 )
 BRANCH_RESULTS = (
     "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given "
-    "what {other} does.) Only arrays can depend on the branch: return the same structure from each."
+    "what {other} does.) Only arrays can depend on the branch: return the same structure from each, and an array "
+    "(jnp.asarray) for a number that differs."
 )
 BRANCH_TYPES = (
     "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape "
@@ -283,6 +304,7 @@ BRANCH_REPLACED = (
     "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
     "after the other branches. Change the object and keep it, or leave it as it is."
 )
+NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {given!r}."
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 UNSEEN = (
     "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
@@ -295,12 +317,12 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the host function returned something else than result_shape says:\n{differences}\nThe compiled code is "
-    "made for result_shape: arrays stand where it has shapes, all else has to be equal."
+    "{name}: the host function returned something else than result_shape_dtypes says:\n{differences}\nThe compiled "
+    "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
 )
 CALLBACK_SHAPE = (
-    "{name}: the host function returned {given} at {path}, and result_shape says {expected}. Return that, for example "
-    "np.asarray(value, dtype), or correct result_shape."
+    "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "
+    "example np.asarray(value, dtype), or correct result_shape_dtypes."
 )
 CAPTURED_COPY = (
     "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "

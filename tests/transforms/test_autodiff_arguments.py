@@ -76,14 +76,14 @@ def test_zeros_of_jax_are_tangents_and_cotangents():
 
 def test_one_tangent_is_given_for_each_primal():
     for tangents in ((ONES,), (ONES, ONES, ONES)):
-        with pytest.raises(TypeError, match=rf"2 primals and {len(tangents)} tangents.*None"):
+        with pytest.raises(TypeError, match=rf"tangents is a tuple of {len(tangents)}\..*one element for each"):
             graftax.jvp(times, (ONES, ONES), tangents)
         with pytest.raises(TypeError):
             jax.jvp(times, (ONES, ONES), tangents)
         with pytest.raises(TypeError, match=rf"2 primals and {len(tangents)} tangents"):
             graftax.linearize(times, ONES, ONES)[1](*tangents)
     for primals, tangents in ((ONES, ONES), ((ONES,), ONES), (ONES, (ONES,))):
-        with pytest.raises(TypeError, match=r"tuples.*write \(x,\)"):
+        with pytest.raises(TypeError, match=r"(primals|tangents) is a ArrayImpl.*tuples"):
             graftax.jvp(jnp.sum, primals, tangents)
 
 

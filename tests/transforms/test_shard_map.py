@@ -183,8 +183,14 @@ def plain(w, x):
 
 specs = dict(mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
 for check_vma in (True, False):
-    out = graftax.shard_map(inner, check_vma=check_vma, **specs)(model, XS)
-    np.testing.assert_allclose(out, jax.shard_map(plain, check_vma=check_vma, **specs)(model["w"], XS))
+    run = graftax.shard_map(inner, check_vma=check_vma, **specs)
+    try:
+        expected = jax.shard_map(plain, check_vma=check_vma, **specs)(model["w"], XS)
+    except TypeError:  # JAX 0.8 cannot; goes with it
+        with raises(TypeError, "axis_index_groups"):
+            run(model, XS)
+        continue
+    np.testing.assert_allclose(run(model, XS), expected)
 outer = graftax.vmap(
     lambda x: graftax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
 )
@@ -216,12 +222,19 @@ with jax.set_mesh(explicit):
 
     out = graftax.shard_map(step, in_specs=P("rows"), out_specs=P("rows"))(batch)
     np.testing.assert_allclose(out, jnp.arange(8.0))
-    with raises(ValueError, "does not match", "batch['x']"):
-        graftax.shard_map(step, in_specs=P(), out_specs=P())(batch)
-    captured = batch["x"]
-    with raises(ValueError, "does not match", "captured:"):
-        graftax.shard_map(lambda x: captured * x, in_specs=P(), out_specs=P())(scale)
-assert batch["n"] == 1
+    captured, count = batch["x"], 1
+    try:
+        jax.shard_map(lambda x: x, in_specs=P(), out_specs=P())(captured)
+    except ValueError:
+        with raises(ValueError, "does not match", "batch['x']"):
+            graftax.shard_map(step, in_specs=P(), out_specs=P())(batch)
+        with raises(ValueError, "does not match", "captured:"):
+            graftax.shard_map(lambda x: captured * x, in_specs=P(), out_specs=P())(scale)
+    else:  # JAX 0.8 moves it instead; goes with it
+        count = 2
+        out = graftax.shard_map(step, in_specs=P(), out_specs=P())(batch)
+        np.testing.assert_allclose(out, jnp.arange(8.0))
+assert batch["n"] == count
 """,
     "a NumPy array that the function makes is one piece of many": """
 def step(batch):

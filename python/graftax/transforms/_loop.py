@@ -16,6 +16,7 @@ from .._compat import ref_types
 from .._difference import describe, differences, too_deep
 from .._errors import (
     CHANGED_AND_REPLACED,
+    LOOP_NONE,
     LOOP_STRUCTURE,
     LOOP_TYPE,
     MOVED,
@@ -140,7 +141,11 @@ class Steps:
         loop, program = self.loop, self.program
 
         def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            return with_copies(with_arrays(body(functions, operands)), loop.copied)
+            result = body(functions, operands)
+            if result is None and loop.carry is not None and loop.operands[loop.carry] is not None:
+                found = type_text(loop.operands[loop.carry])
+                raise StructureError(LOOP_NONE.format(name=loop.name, found=found))
+            return with_copies(with_arrays(result), loop.copied)
 
         def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
             at = loop.carry

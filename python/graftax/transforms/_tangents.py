@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which leaves have a derivative, and how graphs of tangents are matched to them."""
+"""Graphs of tangents and cotangents, matched to the arrays that they are of by key path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._errors import OTHER_SHAPE, OTHER_TANGENT, StructureError
+from .._errors import NO_TANGENT, OTHER_SHAPE, OTHER_TANGENT, StructureError
 
 
 def is_inexact(leaf: Any) -> bool:
@@ -28,6 +28,11 @@ def is_key(leaf: Any) -> bool:
 @functools.cache
 def _is_inexact(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few, for a message."""
+    return ", ".join(names[:6]) + ", ..." * (len(names) > 6)
 
 
 class Shape(NamedTuple):
@@ -65,9 +70,12 @@ def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...
 
     out: list[Any] = []
     used: set[Any] = set()
+    missing: list[Shape] = []
     for shape in wanted:
         place = at((shape.root, *shape.path))
         used.add(place)
+        if not (is_nothing(shape) or any(place[:end] in found for end in range(1, len(place) + 1))):
+            missing.append(shape)
         is_array, value = found.get(place, (False, None))
         zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or is_nothing(value)
         if type(value) in (int, float, complex) and shape.shape == () and not is_nothing(shape):
@@ -84,8 +92,18 @@ def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...
         out.append(value)
     for place, (is_array, value) in found.items():
         if is_array and place not in used and not is_nothing(value):
-            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{place[0]}]{keystr(place[1:])}"))
+            expected = some([shape.name for shape in wanted if not is_nothing(shape)]) or "no place"
+            path = f"{_root_name(wanted, place[0], what)}{keystr(place[1:])}"
+            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=path, expected=expected))
+    if missing:
+        raise StructureError(NO_TANGENT.format(name=name, what=what, path=some([shape.name for shape in missing])))
     return tuple(out)
+
+
+def _root_name(wanted: Sequence[Shape], root: int, what: str) -> str:
+    """How messages name one of the graphs of tangents: as that of the operand."""
+    names = [shape.name.removesuffix(keystr(shape.path)) for shape in wanted if shape.root == root]
+    return names[0] if names else f"{what}s[{root}]"
 
 
 def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -13,17 +14,20 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import (
+    NO_REVERSE,
+    NOT_PRIMALS,
     NOT_SCALAR,
-    NOT_SEQUENCES,
     NOT_WITH_AUX,
     NOTHING_TO_DIFFERENTIATE,
     TANGENT_COUNT,
+    WRT_AND_ARGNUMS,
     WRT_TWICE,
     WRT_TYPE,
+    WRT_UNUSED,
 )
 from ..path import matcher
 from ._program import Program, name_of, wraps
-from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing
+from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing, some
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -160,11 +164,22 @@ def with_gradient(
             return value[0], out
 
         run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
-        (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
+        with _in_reverse():
+            (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
         grads = chosen.graphs(gradients)
         return program.finish(out, untouched=program.untouched), grads
 
     return value_and_gradient
+
+
+@contextlib.contextmanager
+def _in_reverse() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
+            error.add_note(NO_REVERSE)
+        raise
 
 
 # ---- what is differentiated
@@ -219,6 +234,8 @@ def choose(
     """Which leaves are differentiated, and by which operands' graphs."""
     predicate = wrt if callable(wrt) else None
     wanted, single = chosen_by(program.name, argnums, wrt)
+    if wrt is not None and not callable(wrt) and argnums != 0:
+        raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
     patterns = [w for w in wanted if isinstance(w, str) and is_pattern(w)]
     roots = [program.operand(w) for w in wanted if w not in patterns]
     if len(set(roots)) != len(roots):
@@ -229,6 +246,7 @@ def choose(
         matches = matcher(patterns)
         places = enumerate(program.places)
         matched = {i: place.root for i, place in places if place.root < program.operands and matches(place.name)}
+        _refuse_unused(program, patterns, allow_int)
     leaves: list[int] = []
     for i, leaf in enumerate(program.leaves):
         if not (i in below or i in matched) or (predicate is not None and not predicate(leaf)):
@@ -241,6 +259,19 @@ def choose(
         where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
+
+
+def _refuse_unused(program: Program, patterns: Sequence[str], allow_int: bool) -> None:
+    """Each pattern has to choose something: a name that is spelt wrong would be left out without a word."""
+    names = [
+        place.name
+        for leaf, place in zip(program.leaves, program.places, strict=True)
+        if place.root < program.operands and (is_inexact(leaf) or (allow_int and not is_key(leaf)))
+    ]
+    for pattern in patterns:
+        if not any(matcher([pattern])(name) for name in names):
+            text = WRT_UNUSED.format(name=program.name, pattern=pattern, paths=some(names) or "no array")
+            raise ValueError(text)
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:
@@ -377,7 +408,8 @@ def jacobian_by(
             return tuple(found.leaves), out
 
         run = transform(named(flat, program), has_aux=True, **options)
-        by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
+        with _in_reverse():
+            by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
 
         def nested(values: Any, depth: int) -> Any:
             inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
@@ -412,11 +444,11 @@ def jvp(
     Raises:
         StructureError: where the tangents do not fit, naming the path.
     """
-    if not isinstance(cast("object", primals), (tuple, list)) or not isinstance(
-        cast("object", tangents), (tuple, list)
-    ):
-        found = f"{type(primals).__qualname__} and {type(tangents).__qualname__}"
-        raise TypeError(NOT_SEQUENCES.format(name=name_of(fun, "jvp"), found=found))
+    for option, value in (("primals", primals), ("tangents", tangents)):
+        several = isinstance(value, (tuple, list))
+        if not several or len(value) != len(primals):
+            given = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=given))
     one = Flat(Program, fun, "jvp", primals, has_aux)
     given = one.tangents(tangents)
     _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
@@ -468,7 +500,9 @@ def pulled_back(
     later = one.later()
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
-        (gradients,) = pull(later.cotangents(cotangent))
+        given = later.cotangents(cotangent)
+        with _in_reverse():
+            (gradients,) = pull(given)
         return later.chosen.graphs(gradients)
 
     return one.results(pull_back, out)

@@ -18,6 +18,7 @@ from .._errors import (
     BRANCH_STRUCTURE,
     BRANCH_TYPES,
     NO_BRANCHES,
+    NOT_BRANCHES,
     StructureError,
     rename_leaves,
 )
@@ -61,8 +62,11 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
     Example:
         >>> def clip(model):
-        ...     model["w"] = model["w"] / norm(model["w"])
-        >>> graftax.cond(norm(model["w"]) > 1, clip, lambda model: None, model)
+        ...     model["w"] = model["w"] / model["w"].max()
+        >>> model = {"w": jnp.array([3.0, 4.0]), "name": "net"}
+        >>> graftax.cond(model["w"].max() > 1, clip, lambda model: None, model)
+        >>> model["w"]
+        Array([0.75, 1.  ], dtype=float32)
     """
     branches = [true_fun, false_fun]
     if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
@@ -78,6 +82,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         branches: functions of the operands, as those of `cond`.
         operands: any objects.
     """
+    if callable(branches):
+        raise TypeError(NOT_BRANCHES.format(given=branches))
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)

@@ -32,7 +32,7 @@ _RESULT = ("result",)
 
 def pure_callback(
     callback: Callable[..., Any],
-    result_shape: Any,
+    result_shape_dtypes: Any,
     *args: Any,
     sharding: Any = None,
     vmap_method: str | None = None,
@@ -45,8 +45,8 @@ def pure_callback(
 
     Args:
         callback: a pure function. It must not change its arguments, which are copies.
-        result_shape: a graph like the result, with `jax.ShapeDtypeStruct` (or arrays) in place of its arrays. What is
-            no array in it is the result's own, and has to agree with what the function returns.
+        result_shape_dtypes: a graph like the result, with `jax.ShapeDtypeStruct` (or arrays) in place of its arrays.
+            What is no array in it is the result's own, and has to agree with what the function returns.
         *args, **kwargs: arguments of the function.
         sharding, vmap_method: as in `jax.pure_callback`.
 
@@ -54,7 +54,7 @@ def pure_callback(
         what the function returned.
 
     Raises:
-        StructureError: for a result that is not like `result_shape`, naming the path.
+        StructureError: for a result that is not like `result_shape_dtypes`, naming the path.
         MutationError: where the function changed its arguments, naming the path.
             Both are raised while the compiled code runs, where JAX wraps them in its own error.
 
@@ -65,14 +65,14 @@ def pure_callback(
         >>> graftax.jit(lambda batch: graftax.pure_callback(draw, shape, batch)["noise"] * 2)({"size": 3})
         Array([2., 2., 2.], dtype=float32)
     """
-    host = _Host(name_of(callback, "pure_callback"), callback, result_shape, args, kwargs, vmap_method)
+    host = _Host(name_of(callback, "pure_callback"), callback, result_shape_dtypes, args, kwargs, vmap_method)
     options: dict[str, Any] = {"sharding": sharding, "vmap_method": vmap_method}
     return host.result(jax.pure_callback(host.run, host.shapes, *host.leaves, **options))
 
 
 def io_callback(
     callback: Callable[..., Any],
-    result_shape: Any,
+    result_shape_dtypes: Any,
     *args: Any,
     sharding: Any = None,
     ordered: bool = False,
@@ -92,7 +92,7 @@ def io_callback(
         ...     log.append(record)
         >>> graftax.jit(lambda x: graftax.io_callback(note, None, {"loss": x}, ordered=True))(jnp.ones(()))
     """
-    host = _Host(name_of(callback, "io_callback"), callback, result_shape, args, kwargs, None)
+    host = _Host(name_of(callback, "io_callback"), callback, result_shape_dtypes, args, kwargs, None)
     options: dict[str, Any] = {"sharding": sharding, "ordered": ordered}
     return host.result(jax.experimental.io_callback(host.run, host.shapes, *host.leaves, **options))
 
@@ -118,7 +118,7 @@ class _Host:
         leaves, self._given = _core.record(roots, self._names, [0] * len(roots), None)
         # JAX may read a NumPy array after the call has returned.
         self.leaves = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
-        wanted, self._wanted = _core.record((result_shape,), ("result_shape",), [0], None, False, True)
+        wanted, self._wanted = _core.record((result_shape,), ("result_shape_dtypes",), [0], None, False, True)
         self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in wanted)
 
     def result(self, leaves: Sequence[Any]) -> Any:

@@ -64,9 +64,13 @@ def scan(
 
     Example:
         >>> def step(cell, x):
-        ...     cell.hidden = jnp.tanh(cell.weights @ cell.hidden + x)
-        ...     return cell, cell.hidden
-        >>> cell, hidden = graftax.scan(step, cell, inputs)
+        ...     cell["hidden"] = cell["w"] * cell["hidden"] + x["x"]
+        ...     return cell, {"hidden": cell["hidden"], "name": x["name"]}
+        >>> cell = {"w": jnp.array(2.0), "hidden": jnp.array(0.0)}
+        >>> graftax.scan(step, cell, {"x": jnp.ones(3), "name": "ones"})[1]
+        {'hidden': Array([1., 3., 7.], dtype=float32), 'name': 'ones'}
+        >>> cell["hidden"]
+        Array(7., dtype=float32)
     """
     name, init = name_of(f, "scan"), with_arrays(init)
     slices = _Slices.of(name, xs, length)
@@ -131,7 +135,11 @@ def while_loop(
         the last value.
 
     Example:
-        >>> graftax.while_loop(lambda s: s["error"] > 1e-3, improve, {"x": x, "error": jnp.inf, "name": "newton"})
+        >>> def improve(state):
+        ...     new = (state["x"] + 2 / state["x"]) / 2
+        ...     return {"x": new, "error": jnp.abs(new - state["x"]), "name": state["name"]}
+        >>> graftax.while_loop(lambda s: s["error"] > 1e-3, improve, {"x": 1.0, "error": jnp.inf, "name": "root"})["x"]
+        Array(1.4142135, dtype=float32...)
     """
     name = name_of(body_fun, "while_loop")
     init_val = with_arrays(init_val)
@@ -300,7 +308,7 @@ class _Slices(NamedTuple):
 
     @staticmethod
     def of(name: str, xs: Any, length: int | None) -> _Slices:
-        leaves, graphdef = _core.flatten(xs)
+        leaves, graphdef = _core.record((xs,), ("xs",), [0], None)
         names, first = [place_name(path, ("xs",)) for path in graphdef.leaf_paths()], ""
         for leaf, place in zip(leaves, names, strict=True):
             shape = np.shape(leaf)

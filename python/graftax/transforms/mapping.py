@@ -371,7 +371,7 @@ def shard_map(
             different specs.
 
     Example:
-        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         >>> data = jax.sharding.PartitionSpec("data")
         >>> double = graftax.shard_map(lambda batch: batch["x"] * 2, mesh=mesh, in_specs=data, out_specs=data)
         >>> double({"x": jnp.arange(2.0), "name": "first"})
