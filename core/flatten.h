@@ -16,6 +16,7 @@ struct Inputs {
   IdTable* leaves = nullptr;  // tracer -> leaf index
   IdTable* keys = nullptr;    // objects that are keys already
   const Program* program = nullptr;  // what the inputs were recorded as
+  bool arrays = false;               // NumPy arrays are leaves, not constants
 };
 
 enum RootFlag : uint8_t {

@@ -8,6 +8,7 @@ import functools
 import importlib
 import types
 import weakref
+import inspect
 from typing import Any
 
 import jax
@@ -68,6 +69,13 @@ def is_dimension(cls: type) -> bool:
     """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
     return cls.__module__.endswith("export.shape_poly")
 
+# NumPy arrays that know their JAX type, as which JAX 0.9 and later return derivatives by integers.
+typed_array_types: tuple[type, ...] = ()
+with contextlib.suppress(ImportError, AttributeError):
+    typed_array_types = (importlib.import_module("jax._src.literals").TypedNdArray,)
+
+# `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
+inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
 
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))

@@ -196,8 +196,11 @@ def run_trace(
     by_value: bool,
     forward: bool,
     donated: Sequence[bool] = (),
+    arrays: bool = False,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots rebuilt around `leaves`, whatever happens leaves the caller's objects as they were.
+
+    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -208,7 +211,7 @@ def run_trace(
         running.append((roots, values))
         since = len(equations())
         try:
-            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated)
+            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated, arrays)
             warn_of_copies(name, running, since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):

@@ -95,6 +95,11 @@ CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument."
 )
+CHANGED_WHILE = (
+    "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
+    "thread, by a host function, or by a derivative rule that reaches it through its own closure. Pass it to the "
+    "function as an argument; let only the host function name what the host function changes."
+)
 NO_SHARDING = (
     "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
     "entry for each part: None leaves a part to JAX."
@@ -197,14 +202,26 @@ PACK_RESHAPED = (
 )
 PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
-NO_SUCH_OPERAND = "{name} is given no argument {which!r}; it is given {operands}."
+NO_SUCH_OPERAND = (
+    "{name} is given no argument {which!r}; it is given {operands}. A number counts positional arguments; wrt= takes "
+    "the names of all that are given."
+)
+WRT_TYPE = (
+    "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
+    "wrt= positions, names, patterns of key paths, or a predicate of arrays."
+)
+TANGENT_COUNT = (
+    "{name}: there are {count} primals and {given} tangents. Give one graph of tangents for each; None stands for zero."
+)
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
     "{name}: there is no array of a floating dtype to differentiate in {where}. Integers have no derivative (pass 3.0 "
-    "for 3), and Python numbers inside of an argument are static: make them arrays (jnp.asarray), or name another "
-    "argument with argnums= or wrt=."
+    "for 3, or allow_int=True for zeros of no dtype), and Python numbers inside of an argument are static: make them "
+    "arrays (jnp.asarray), or name another argument with argnums= or wrt=."
 )
-NOT_WITH_AUX = "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}."
+NOT_WITH_AUX = (
+    "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}. Write return value, aux."
+)
 NOT_SCALAR = (
     "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
     "for what else there is, or use jacrev for the derivative of more than one number."
@@ -350,6 +367,12 @@ RULE_RETURNS = (
     "{name}: its rule has to return the value that the function returns, and returned another:\n{differences}\n"
     "(expected is what the function returns.)"
 )
+WRITTEN_BY_HOST = (
+    "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its "
+    "rule speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
+    "arguments."
+)
+NO_SUCH_NONDIFF = "{name}: nondiff_argnums has {which}, and the call has {count} arguments. Positions begin at 0."
 RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 RETURNS_ARGUMENT = (
@@ -418,6 +441,14 @@ RETURNED_OTHERWISE = (
     "{option} asks for {asked!r} there. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
 )
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
+NOT_INFERRED = (
+    "{name}: in_specs can be inferred along explicit mesh axes only, and {axis!r} is of type {type}. Give in_specs, or "
+    "make the mesh with axis_types=(jax.sharding.AxisType.Explicit, ...)."
+)
+PARTS_INFERRED = (
+    "{name}: {path} is sharded as {spec}, of which the part along {names} cannot be told alone: give in_specs, or "
+    "reshard it (jax.sharding.reshard)."
+)
 DIFFERS_BY_SHARD = (
     "{name} changes {path} to something that differs along the mesh axis {axis!r}, over which {path} is replicated. "
     "Reduce it (jax.lax.pmean, psum), return it as part of the result, or shard the object with in_specs."

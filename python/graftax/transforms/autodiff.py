@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+import operator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -18,8 +19,10 @@ from .._errors import (
     NOT_SCALAR,
     NOT_WITH_AUX,
     NOTHING_TO_DIFFERENTIATE,
+    TANGENT_COUNT,
     WRT_AND_ARGNUMS,
     WRT_TWICE,
+    WRT_TYPE,
     WRT_UNUSED,
 )
 from ..path import matcher
@@ -45,8 +48,8 @@ class Chosen(NamedTuple):
     def graphs(self, values: Sequence[Any]) -> Any:
         """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
 
-        What is a leaf for JAX beside arrays (a string, a function, a config) is None too, so that the gradient of a
-        pytree has the structure that Optax expects; static fields and aux data stay.
+        What is a leaf for JAX and holds no array (a string, a function, a config) is None too, so that the gradient of
+        a pytree has the structure that Optax expects; registered nodes, static fields and aux data stay.
         """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
@@ -142,18 +145,19 @@ def with_gradient(
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        if make is Program:
-            args = as_arrays(args, argnums, wrt)
-        program = make(name_of(fun, title), [fun], args, kwargs)
-        chosen = choose(program, argnums, wrt, options.get("allow_int", False), make is not Program)
+        allow_int = options.get("allow_int", False)
+        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
+        program = program_by(make, fun, title, args, kwargs, by, allow_int)
+        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
             value: list[Any] = []
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
                 result = functions[0](*operands)
-                scalar = split_aux(result, program.name)[0] if has_aux else result
-                value.append(as_scalar(scalar, program.name))
+                if has_aux:  # a pair may be a list
+                    result = split_aux(result, program.name)
+                value.append(as_scalar(result[0] if has_aux else result, program.name))
                 return result
 
             _, out = program.trace(replaced(program, chosen.leaves, by), body)
@@ -181,13 +185,47 @@ def _in_reverse() -> Generator[None]:
 # ---- what is differentiated
 
 
-def as_arrays(args: tuple[Any, ...], argnums: int | Sequence[int], wrt: Wrt) -> tuple[Any, ...]:
-    """A Python float or complex number that is itself differentiated is an array, as in JAX."""
-    chosen = argnums if wrt is None or callable(wrt) else wrt
-    numbers = [chosen] if isinstance(chosen, (int, str)) else list(chosen)
+def program_by(
+    make: Make,
+    fun: Callable[..., Any],
+    title: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    by: Sequence[int | str],
+    allow_int: bool = False,
+) -> Program:
+    """The program of a call. A Python number that is itself differentiated is an array in it, as in JAX."""
+    name = name_of(fun, title)
+    program = make(name, [fun], args, kwargs)
+    if make is not Program:
+        return program
+    types = (float, complex, int, bool) if allow_int else (float, complex)
+    given = [*args, *kwargs.values()]
+    at = [i for i in {program.operand(w) for w in by if not is_pattern(w)} if type(given[i]) in types]
+    if not at:
+        return program
+    for i in at:
+        given[i] = jnp.asarray(given[i])
     count = len(args)
-    at = {n % count for n in numbers if isinstance(n, int) and -count <= n < count}
-    return tuple(jnp.asarray(x) if i in at and type(x) in (float, complex) else x for i, x in enumerate(args))
+    return make(name, [fun], given[:count], dict(zip(kwargs, given[count:], strict=True)))
+
+
+def is_pattern(which: int | str) -> bool:
+    return isinstance(which, str) and not which.isidentifier()
+
+
+def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
+    """(positions, names and patterns that say what is differentiated; is it one of them, not a sequence)."""
+    option = "argnums" if wrt is None or callable(wrt) else "wrt"
+    given: Any = argnums if option == "argnums" else wrt
+    single = isinstance(given, str) or not isinstance(given, Iterable)
+    wanted: list[int | str] = []
+    for one in cast("Iterable[Any]", [given] if single else given):
+        try:
+            wanted.append(one if isinstance(one, str) and option == "wrt" else operator.index(cast("Any", one)))
+        except TypeError:
+            raise TypeError(WRT_TYPE.format(name=name, option=option, given=one)) from None
+    return wanted, single
 
 
 def choose(
@@ -195,15 +233,13 @@ def choose(
 ) -> Chosen:
     """Which leaves are differentiated, and by which operands' graphs."""
     predicate = wrt if callable(wrt) else None
-    named: Any = argnums if wrt is None or callable(wrt) else wrt
-    if named is not argnums and argnums != 0:
+    wanted, single = chosen_by(program.name, argnums, wrt)
+    if wrt is not None and not callable(wrt) and argnums != 0:
         raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
-    single = isinstance(named, (int, str))
-    wanted: list[Any] = [named] if single else list(named)
-    patterns = [w for w in wanted if isinstance(w, str) and not w.isidentifier()]
+    patterns = [w for w in wanted if isinstance(w, str) and is_pattern(w)]
     roots = [program.operand(w) for w in wanted if w not in patterns]
     if len(set(roots)) != len(roots):
-        raise ValueError(WRT_TWICE.format(name=program.name, wrt=named))
+        raise ValueError(WRT_TWICE.format(name=program.name, wrt=wanted))
     below = program.below(roots)
     matched: dict[int, int] = {}  # leaf, and the operand in which it stands
     if patterns:
@@ -220,7 +256,7 @@ def choose(
             if i not in below and matched[i] not in roots:
                 roots.append(matched[i])
     if not leaves and not allow_none:
-        where = ", ".join(program.names[root] for root in roots) or ", ".join(patterns)
+        where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
@@ -240,9 +276,10 @@ def _refuse_unused(program: Program, patterns: Sequence[str], allow_int: bool) -
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:
     """The two parts of what a function with `has_aux` returned."""
-    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+    if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
         raise TypeError(NOT_WITH_AUX.format(name=name, found=type(result).__qualname__))
-    return cast("tuple[Any, Any]", result)
+    value, aux = cast("Sequence[Any]", result)
+    return value, aux
 
 
 def as_scalar(value: Any, name: str) -> Any:
@@ -287,7 +324,9 @@ def traced_output(program: Program, leaves: Sequence[Any], has_aux: bool) -> tup
 
     def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
         result = functions[0](*operands)
-        found.append(Output(*_core.flatten(split_aux(result, program.name)[0] if has_aux else result)))
+        if has_aux:
+            result = split_aux(result, program.name)
+        found.append(Output(*_core.flatten(result[0] if has_aux else result)))
         return result
 
     _, out = program.trace(leaves, body)
@@ -357,10 +396,10 @@ def jacobian_by(
 
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        if make is Program:
-            args = as_arrays(args, argnums, wrt)
-        program = make(name_of(fun, title), [fun], args, kwargs)
-        chosen = choose(program, argnums, wrt, options.get("allow_int", False), make is not Program)
+        allow_int = options.get("allow_int", False)
+        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
+        program = program_by(make, fun, title, args, kwargs, by, allow_int)
+        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
         output: list[Output] = []
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -433,26 +472,31 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     return one.results(rate, out)
 
 
-def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+def vjp(
+    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
+) -> tuple[Any, ...]:
     """The value of a function of any objects, and the function that pulls cotangents back.
 
     Args:
         fun: the function; what it changes comes back to the caller.
         primals: its positional arguments.
         has_aux: the function returns a pair, of which the first part is differentiated.
+        reduce_axes: as in `jax.vjp`.
 
     Returns:
         (value, pull back), and with `has_aux` the second part. `pull back` takes a graph like the value, with a
         cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
         gives them.
     """
-    return pulled_back(Program, fun, primals, has_aux)
+    return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
 
 
-def pulled_back(make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool) -> tuple[Any, ...]:
+def pulled_back(
+    make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool, options: dict[str, Any]
+) -> tuple[Any, ...]:
     """`vjp` with the programs that `make` makes."""
     one = Flat(make, fun, "vjp", primals, has_aux)
-    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True)
+    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True, **options)
     later = one.later()
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
@@ -462,6 +506,13 @@ def pulled_back(make: Make, fun: Callable[..., Any], primals: Sequence[Any], has
         return later.chosen.graphs(gradients)
 
     return one.results(pull_back, out)
+
+
+def _counted(name: str, tangents: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """The tangents, one for each primal."""
+    if len(tangents) != count:
+        raise TypeError(TANGENT_COUNT.format(name=name, count=count, given=len(tangents)))
+    return tuple(tangents)
 
 
 class _Later(NamedTuple):
@@ -474,7 +525,7 @@ class _Later(NamedTuple):
     outputs: tuple[Shape, ...]
 
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        return fitting(self.name, "tangent", self.inputs, tuple(given))
+        return fitting(self.name, "tangent", self.inputs, _counted(self.name, given, len(self.chosen.roots)))
 
     def cotangents(self, given: Any) -> tuple[Any, ...]:
         return fitting(self.name, "cotangent", self.outputs, (given,))
@@ -488,8 +539,7 @@ class Flat:
 
     def __init__(self, make: Make, fun: Callable[..., Any], title: str, primals: Sequence[Any], has_aux: bool) -> None:
         numbers = range(len(primals))
-        operands = as_arrays(tuple(primals), numbers, None) if make is Program else tuple(primals)
-        self._program = make(name_of(fun, title), [fun], operands)
+        self._program = program_by(make, fun, title, primals, {}, numbers)
         self._chosen = choose(self._program, numbers, None, False, make is not Program)
         self._has_aux = has_aux
         self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
@@ -505,7 +555,8 @@ class Flat:
         self.flat = named(flat, self._program)
 
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        return fitting(self._program.name, "tangent", self._inputs, tuple(given))
+        name = self._program.name
+        return fitting(name, "tangent", self._inputs, _counted(name, given, len(self._chosen.roots)))
 
     def rate(self, rates: Sequence[Any]) -> Any:
         return self.later().rate(rates)

@@ -12,7 +12,9 @@ from typing import Any, cast
 from .._errors import (
     KEYWORD_ONLY,
     NO_RULE,
+    NO_SUCH_NONDIFF,
     NO_SUCH_OPERAND,
+    NOT_CALLABLE,
     RULE_CHANGES_COPY,
     RULE_PAIR,
     RULE_TUPLE,
@@ -36,6 +38,8 @@ class CustomRule:
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> None:
+        if not callable(fun):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
         functools.update_wrapper(cast(Any, self), fun, updated=())
         self.__wrapped__ = fun
         numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
@@ -63,7 +67,11 @@ class CustomRule:
         if bound.kwargs:
             raise TypeError(KEYWORD_ONLY.format(name=name, error=", ".join(bound.kwargs)))
         operands = bound.args
-        nondiff = {i % len(operands) for i in self._nondiff if -len(operands) <= i < len(operands)}
+        count = len(operands)
+        for i in self._nondiff:
+            if not -count <= i < count:
+                raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
+        nondiff = {i % count for i in self._nondiff}
         return Call(type(self)._make(name, [self.__wrapped__], operands), nondiff)
 
     def _no_rule(self, how: str) -> AttributeError:

@@ -50,14 +50,18 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
     """
     if fun is None:
         return functools.partial(filter_value_and_grad, has_aux=has_aux, **options)
+    return _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
+
+
+def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:
     if "argnums" in options:
         raise ValueError(
-            "filter_value_and_grad differentiates by the first argument: put several objects into a tuple and pass "
-            "that first, or use graftax.value_and_grad(argnums=...)"
+            f"{title} differentiates by the first argument: put several objects into a tuple and pass that first, or "
+            "use graftax.value_and_grad(argnums=...)"
         )
-    run = with_gradient(by_value, fun, "filter_value_and_grad", 0, has_aux, None, options)
+    run = with_gradient(by_value, fun, title, 0, has_aux, None, options)
 
-    @wraps(fun, "filter_value_and_grad")
+    @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         value, gradient = run(*_first_given(fun, args), **kwargs)
         return value, arrays_only(gradient)
@@ -69,7 +73,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
     if fun is None:
         return functools.partial(filter_grad, has_aux=has_aux, **options)
-    both = filter_value_and_grad(fun, has_aux=has_aux, **options)
+    both = _filtered_gradient("filter_grad", fun, has_aux, options)
 
     @wraps(fun, "filter_grad")
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +135,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
     `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else, and
     returns a tuple of trees like the primals.
     """
-    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux)
+    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
         return tuple(arrays_only(x) for x in pull(cotangent))
