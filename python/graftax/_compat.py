@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import types
 import weakref
-import inspect
 from typing import Any
 
 import jax
@@ -68,6 +68,7 @@ def varying_axes(x: Any) -> frozenset[Any]:
 def is_dimension(cls: type) -> bool:
     """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
     return cls.__module__.endswith("export.shape_poly")
+
 
 # NumPy arrays that know their JAX type, as which JAX 0.9 and later return derivatives by integers.
 typed_array_types: tuple[type, ...] = ()
