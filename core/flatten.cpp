@@ -156,7 +156,7 @@ void Recorder::visit(PyObject* obj, Below below) {
       return add_static_leaf(obj, kind);
     case Base::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
-      if (kind.shape && options_.shapes && !below.in_static) return add_leaf(obj, kind, false);
+      if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT)) return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
         check_opaque(obj);
       return add_static_leaf(obj, kind);

@@ -166,7 +166,7 @@ class Steps:
 
         leaves = self._leaves(carry)
         with loop.known.tracing():
-            outcome, out = program.trace(leaves, run)
+            outcome, out = program.trace(leaves, run, arrays=True)
         looked = look(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
         if after is None:
@@ -246,7 +246,7 @@ def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) ->
     def run(functions: list[Callable[..., Any]], operands: list[Any]) -> None:
         found.append(body(functions, operands))
 
-    outcome, out = program.trace(leaves, run)
+    outcome, out = program.trace(leaves, run, arrays=True)
     if outcome.num_writes:
         after = look(program, leaves, outcome, out, lambda roots, _: (roots, 0))
         paths = ", ".join(node_name(program, after, i) for i in after.changed)

@@ -165,7 +165,7 @@ class _Choice:
                 return (*roots, *parts), len(parts)
 
             with self.known.tracing(number):
-                outcome, out = program.trace(leaves, body)
+                outcome, out = program.trace(leaves, body, arrays=True)
             after = look(program, leaves, outcome, out, roots_after)
             first = self.seen.get(0, after)  # JAX traces the branches in order
             after = after.aligned(first.after) or after
