@@ -27,6 +27,7 @@ Owned leaf_paths(const Program& program);
 Owned all_paths(const Program& program);
 // (leaf, path) for every place of a leaf: an array that is one leaf in two places has two.
 Owned leaf_places(const Program& program);
+Owned node_path(const Program& program, uint32_t track);  // of a tracked node
 Owned instructions(const Program& program);
 
 }  // namespace graftax

@@ -24,7 +24,7 @@ LAYERS = [
     {"_core"},
     {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "packed", "statics", "_setup", "_trees"},
     {"graph", "flatform", "tree", "fields", "module", "surgery", "compare", "_difference"},
-    {"_options", "_signature", "_dispatch", "_aot", "_advice", "_table"},
+    {"_options", "_signature", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_call"},
     {"_check", "_jit", "export", "transforms"},
     {"serial", "sharding", "show", "explain"},

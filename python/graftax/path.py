@@ -22,7 +22,8 @@ class Path(tuple[Any, ...]):
     """A place in an object graph: a tuple of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
 
     Example:
-        >>> str(Path([DictKey("a"), SequenceKey(0), GetAttrKey("w")]))
+        >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+        >>> str(graftax.Path([DictKey("a"), SequenceKey(0), GetAttrKey("w")]))
         '[a][0].w'
     """
 
