@@ -53,6 +53,7 @@ template <class Sink>
 Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
   auto hold = kind.shared_from_this();
   Owned pair = own(PyObject_CallOneArg(kind.flatten.get(), obj));
+  follow_registry();  // it may have registered the types of its children
   if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
     raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
                                   " must return a tuple (children, aux_data), and returned " + short_repr(pair.get()));
@@ -198,6 +199,7 @@ class TreeWalk {
     } else {
       answer = own(PyObject_CallOneArg(wish_.is_leaf, obj));
     }
+    follow_registry();
     if (answer.get() == Py_True) return true;
     if (answer.get() != Py_False && answer.get() != Py_None)
       raise_error(PyExc_ValueError, "is_leaf must return a bool, and returned " + short_repr(answer.get()));
@@ -303,8 +305,13 @@ class TreeWalk {
     return static_cast<uint32_t>(n);
   }
 
-  // A node that is open already contains itself: a tree has no end then.
+  // A node that is open already contains itself: a tree has no end then. Nor does one that flatten functions make as
+  // they go: nothing else holds its nodes. Its memory would be the machine's.
   void refuse_cycles() const {
+    bool made = std::all_of(open_.end() - deep, open_.end(), [](const Open& o) { return Py_REFCNT(o.obj.get()) == 1; });
+    if (made)
+      raise_error(PyExc_RecursionError, "this is no tree: the flatten function of " + short_repr_of_type(open_.back().obj.get()) +
+                                        " makes new nodes without end, " + std::to_string(open_.size()) + " levels of them.");
     std::unordered_map<PyObject*, size_t> seen;
     for (size_t i = 0; i < open_.size(); ++i) {
       auto [before, fresh] = seen.emplace(open_[i].obj.get(), i);
@@ -360,6 +367,7 @@ bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
       }
       return true;
     default: {
+      auto hold = kind.shared_from_this();
       Owned data = open_node(obj, kind, pending);
       if (pending.size() - floor != n.arity) return false;
       if (data.get() != n.data) {

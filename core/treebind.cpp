@@ -73,28 +73,35 @@ nb::tuple flatten_with_path(nb::handle tree, nb::handle is_leaf, bool takes_path
   return nb::make_tuple(with_paths(paths, leaves), std::move(def));
 }
 
-// The leaves given to unflatten: a list or tuple as it is, else listed. Their number is checked.
-Owned listed(const TreeDef& def, nb::handle leaves) {
-  bool fast = PyList_CheckExact(leaves.ptr()) || PyTuple_CheckExact(leaves.ptr());
-  Owned items = fast ? Owned::borrow(leaves.ptr()) : own(PySequence_List(leaves.ptr()));
-  Py_ssize_t given = PySequence_Fast_GET_SIZE(items.get()), wanted = def.tree.leaves;
-  if (given != wanted)
-    raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") + " leaves for this PyTreeDef: expected " +
-                                  std::to_string(wanted) + ", got " + std::to_string(given));
-  return items;
-}
+// The leaves given to unflatten, and their number checked. A tuple is as it is; the items of anything else are held here:
+// user code that runs while the tree is built may change a list.
+class GivenLeaves {
+ public:
+  GivenLeaves(const TreeDef& def, nb::handle leaves) {
+    bool fast = PyList_CheckExact(leaves.ptr()) || PyTuple_CheckExact(leaves.ptr());
+    items_ = fast ? Owned::borrow(leaves.ptr()) : own(PySequence_List(leaves.ptr()));
+    Py_ssize_t given = PySequence_Fast_GET_SIZE(items_.get()), wanted = def.tree.leaves;
+    if (given != wanted)
+      raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") + " leaves for this PyTreeDef: expected " +
+                                    std::to_string(wanted) + ", got " + std::to_string(given));
+    size_ = static_cast<size_t>(given);
+    PyObject** first = PySequence_Fast_ITEMS(items_.get());
+    if (!PyList_Check(items_.get())) return;
+    held_.reserve(size_);
+    for (size_t i = 0; i < size_; ++i) held_.push(first[i]);
+  }
+  PyObject* const* data() const { return PyList_Check(items_.get()) ? held_.data() : PySequence_Fast_ITEMS(items_.get()); }
+  size_t size() const { return size_; }
+
+ private:
+  Owned items_;
+  OwnedList held_;
+  size_t size_ = 0;
+};
 
 nb::object unflatten(const TreeDef& def, nb::handle leaves) {
-  Owned items = listed(def, leaves);
-  OwnedList held;  // user code that runs while the tree is built may change the list
-  auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get()));
-  PyObject** given = PySequence_Fast_ITEMS(items.get());
-  if (!def.tree.kinds.empty() && PyList_Check(items.get())) {
-    held.reserve(n);
-    for (size_t i = 0; i < n; ++i) held.push(given[i]);
-    given = held.data();
-  }
-  return nb::steal(build(def.tree, given, build_tree_node).release());
+  GivenLeaves given(def, leaves);
+  return nb::steal(build(def.tree, given.data(), build_tree_node).release());
 }
 
 nb::object tree_unflatten(nb::handle treedef, nb::handle leaves) {
@@ -104,17 +111,18 @@ nb::object tree_unflatten(nb::handle treedef, nb::handle leaves) {
 }
 
 nb::object walk(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::handle leaves) {
-  Owned items = listed(def, leaves);
+  GivenLeaves given(def, leaves);
   OwnedList values;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
-    PyObject* leaf = PySequence_Fast_GET_ITEM(items.get(), i);
-    if (f_leaf.is_none()) values.push(leaf);
-    else values.push_stolen(own(PyObject_CallOneArg(f_leaf.ptr(), Owned::borrow(leaf).get())));
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (f_leaf.is_none()) values.push(given.data()[i]);
+    else values.push_stolen(own(PyObject_CallOneArg(f_leaf.ptr(), given.data()[i])));
   }
   auto make = [&](const TreeNode& n, PyObject* const* children) {
-    Owned given = tuple_of(children, n.arity);
-    nb::object data = nb::steal(PySequence_GetItem(node_data(n).ptr(), 1));
-    return own(PyObject_CallFunctionObjArgs(f_node.ptr(), given.get(), data.ptr(), nullptr));
+    Owned items = tuple_of(children, n.arity);
+    nb::object pair = node_data(n);
+    // JAX keeps the class of a named tuple where others have their data.
+    PyObject* data = PyTuple_GET_ITEM(pair.ptr(), n.shape == Shape::namedtuple ? 0 : 1);
+    return own(PyObject_CallFunctionObjArgs(f_node.ptr(), items.get(), data, nullptr));
   };
   return nb::steal(build(def.tree, values.data(), make).release());
 }
@@ -134,20 +142,22 @@ Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) 
 
 nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf) {
   follow_registry();
-  nb::object hold = nb::cast(TreeDef{});
-  auto& def = nb::cast<TreeDef&>(hold);
+  TreeDef walked;
   std::vector<OwnedList> columns(1 + nb::len(rest));
-  walk_tree(tree.ptr(), {&def.tree, &columns[0], nullptr, or_null(is_leaf), false});
+  walk_tree(tree.ptr(), {&walked.tree, &columns[0], nullptr, or_null(is_leaf), false});
+  nb::object hold = nb::cast(std::move(walked));  // not before: the collector shows it to anybody
+  auto& def = nb::cast<TreeDef&>(hold);
   for (size_t k = 1; k < columns.size(); ++k) flatten_up_to(def, rest[k - 1], columns[k], "tree.map");
   return nb::steal(mapped(f, def, columns).release());
 }
 
 nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf, bool takes_path) {
   follow_registry();
-  nb::object hold = nb::cast(TreeDef{});
-  auto& def = nb::cast<TreeDef&>(hold);
+  TreeDef walked;
   std::vector<OwnedList> columns(2 + nb::len(rest));
-  walk_tree(tree.ptr(), {&def.tree, &columns[1], &columns[0], or_null(is_leaf), takes_path});
+  walk_tree(tree.ptr(), {&walked.tree, &columns[1], &columns[0], or_null(is_leaf), takes_path});
+  nb::object hold = nb::cast(std::move(walked));
+  auto& def = nb::cast<TreeDef&>(hold);
   for (size_t k = 2; k < columns.size(); ++k) flatten_up_to(def, rest[k - 2], columns[k], "tree.map_with_path");
   return nb::steal(mapped(f, def, columns).release());
 }

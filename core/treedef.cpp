@@ -98,17 +98,17 @@ bool same_data(const TreeNode& a, const TreeNode& b) {
 bool operator==(const Structure& a, const Structure& b) {
   if (&a == &b) return true;
   if (a.nodes.size() != b.nodes.size() || a.leaves != b.leaves) return false;
-  if (a.hash != -1 && b.hash != -1 && a.hash != b.hash) return false;
   size_t n = a.nodes.size();
   PyObject *x_data = nullptr, *y_data = nullptr;  // the pair that was equal last
   for (size_t i = 0; i < n; ++i) {
     const TreeNode &x = a.nodes[i], &y = b.nodes[i];
     if (x.next != y.next || !same_shape(x, y)) return false;
     if (x.data == y.data || (x.data == x_data && y.data == y_data)) continue;
+    PyObject *x_new = x.data, *y_new = y.data;
     if (!same_data(x, y)) return false;
-    x_data = x.data;
-    y_data = y.data;
     if (a.nodes.size() != n || b.nodes.size() != n) return false;  // collected meanwhile
+    x_data = x_new;
+    y_data = y_new;
   }
   return true;
 }

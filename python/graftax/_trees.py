@@ -53,7 +53,9 @@ def describe(cls: type) -> TreeDescription:
     functions = tree_functions(cls)
     if functions is None:
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return TreeDescription("node", None, _is_plain_namedtuple(cls), tuple(cls._fields))
+            names: Any = cls._fields
+            children = tuple(map(str, names)) if isinstance(names, tuple) else ()
+            return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
         # Registered where nothing can be read: through what is public.
         return TreeDescription("node", tree_util.default_registry.flatten_one_level, functools.partial(_rebuild, cls))
     flatten, unflatten = functions
@@ -78,7 +80,8 @@ def _is_plain_namedtuple(cls: type) -> bool:
     """Does the class make instances as `collections.namedtuple` wrote it, and nothing else happens?"""
     new = cls.__new__
     written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
-    return written and cls.__init__ is object.__init__ and new.__code__.co_argcount == 1 + len(cls._fields)  # type: ignore[attr-defined]
+    called = type(cls).__call__ is type.__call__ and cls.__init__ is object.__init__
+    return written and called and new.__code__.co_argcount == 1 + len(cls._fields)  # type: ignore[attr-defined]
 
 
 def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
@@ -86,7 +89,7 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     init, parameters = vars(cls).get("__init__"), vars(cls).get("__dataclass_params__")
     if parameters is None or not parameters.init or not isinstance(init, types.FunctionType):
         return ()
-    generated = init.__code__.co_filename == "<string>" and init.__code__.co_name == "__init__"
+    generated = init.__code__.co_qualname == "__create_fn__.<locals>.__init__"
     plain = cls.__new__ is object.__new__ and not hasattr(cls, "__post_init__") and type(cls).__call__ is type.__call__
     frozen_setattr = "__setattr__" in vars(cls) and parameters.frozen
     plain = plain and (cls.__setattr__ is object.__setattr__ or frozen_setattr)
@@ -108,7 +111,7 @@ def open_with_keys(obj: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | N
         return None
     pairs, data = opened
     keys, children = zip(*pairs, strict=True) if pairs else ((), ())
-    if keys and all(isinstance(key, FlattenedIndexKey) for key in keys):
+    if keys and all(isinstance(key, FlattenedIndexKey) and key.key == i for i, key in enumerate(keys)):
         return None
     return keys, children, data
 
@@ -255,7 +258,10 @@ def _shape_text(cls: type, data: Any, count: int) -> str:
 
 def describe_value(value: Any) -> str:
     """What a value is, as messages print it: a node by its shape, a leaf by itself."""
-    level = _core.tree_one_level(value)
+    try:
+        level = _core.tree_one_level(value)
+    except Exception:  # whatever its flatten function raises: it is the wrong type anyway
+        return f"{type(value).__qualname__} {_short(value)}"
     if level is not None:
         return _shape_text(type(value), level[1], len(level[0]))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
