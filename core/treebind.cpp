@@ -233,7 +233,7 @@ Example:
     >>> graftax.tree.flatten({"b": 1, "a": [2, 3]})
     ([2, 3, 1], PyTreeDef({'a': [*, *], 'b': *}))
 )doc");
-  m.def("tree_unflatten", &tree_unflatten, nb::arg("treedef"), nb::arg("leaves"),
+  m.def("tree_unflatten", &tree_unflatten, nb::arg("treedef").none(), nb::arg("leaves"),
         nb::sig("def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any"), R"doc(Builds a tree from its structure and leaves.
 
 Args:

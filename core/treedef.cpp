@@ -287,12 +287,37 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
   return out;
 }
 
+// What stands for an absent field is one object in each process: where it is in node data, they are written as a list of
+// tuples, (value,) or (). Other data as they are.
+nb::object written_data(const TreeNode& n) {
+  if (!n.data) return nb::none();
+  if (n.shape != Shape::fields || !n.kind->absent) return nb::borrow(n.data);
+  nb::list out;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(n.data); ++i) {
+    PyObject* item = PyTuple_GET_ITEM(n.data, i);
+    if (item == n.kind->absent.get()) out.append(nb::tuple());
+    else out.append(nb::make_tuple(nb::borrow(item)));
+  }
+  return out;
+}
+
+Owned read_data(const TreeKind& kind, PyObject* data) {
+  if (kind.shape != Shape::fields || !kind.absent || !PyList_Check(data)) return Owned::borrow(data);
+  Owned out = own(PyTuple_New(PyList_GET_SIZE(data)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(out.get()); ++i) {
+    PyObject* item = PyList_GET_ITEM(data, i);
+    if (!PyTuple_Check(item)) raise_error(PyExc_ValueError, "this is no pickled tree structure");
+    PyTuple_SET_ITEM(out.get(), i, Py_NewRef(PyTuple_GET_SIZE(item) ? PyTuple_GET_ITEM(item, 0) : kind.absent.get()));
+  }
+  return out;
+}
+
 // (shape, arity, type, data) of each record.
 nb::list state_of(const TreeDef& def) {
   nb::list out;
   for (const TreeNode& n : def.tree.nodes) {
     nb::object type = n.kind ? nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)) : nb::none();
-    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, type, n.data ? nb::borrow(n.data) : nb::none()));
+    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, type, written_data(n)));
   }
   return out;
 }
@@ -318,9 +343,10 @@ TreeDef from_state(nb::list state) {
       if (static_cast<int>(kind.shape) != shape)
         raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
       bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
-      if (!empty) check_data(kind, data, arity);
+      Owned read = empty ? Owned() : read_data(kind, data);
+      if (!empty) check_data(kind, read.get(), arity);
       if (!open.empty()) --open.back().second;
-      open.emplace_back(out.tree.open(kind, arity, empty ? nullptr : data), arity);
+      open.emplace_back(out.tree.open(kind, arity, read.get()), arity);
       run = false;
     }
     while (!open.empty() && open.back().second == 0) {
@@ -365,7 +391,12 @@ PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
   if (op != Py_EQ && op != Py_NE) Py_RETURN_NOTIMPLEMENTED;
   return at_border<PyObject*>(nullptr, [&]() -> PyObject* {
     if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
-    if (!nb::isinstance<TreeDef>(other)) Py_RETURN_NOTIMPLEMENTED;
+    if (!nb::isinstance<TreeDef>(other)) {
+      if (op == Py_EQ) Py_RETURN_NOTIMPLEMENTED;
+      int equal = PyObject_RichCompareBool(self, other, Py_EQ);  // JAX's own != says False to what is no treedef of its own
+      check(equal);
+      return Py_NewRef(equal ? Py_False : Py_True);
+    }
     bool equal = nb::inst_ptr<TreeDef>(self)->tree == nb::inst_ptr<TreeDef>(other)->tree;
     return Py_NewRef(equal == (op == Py_EQ) ? Py_True : Py_False);
   });
@@ -398,7 +429,10 @@ void bind_treedef(nb::module_& m) {
       .def_prop_ro("num_nodes", [](const TreeDef& d) { return d.tree.num_nodes(); }, "Nodes and leaves.")
       .def("is_leaf", [](const TreeDef& d) { return d.tree.is_leaf(); }, "Is this the structure of one leaf?")
       .def("children", &children, nb::sig("def children(self) -> list[PyTreeDef]"))
-      .def("compose", &composed, nb::arg("inner"), "Each leaf replaced by the structure `inner`.")
+      .def("compose", [](const TreeDef& d, nb::handle inner) {
+        nb::object ours = as_treedef(inner);
+        return composed(d, nb::cast<const TreeDef&>(ours));
+      }, nb::arg("inner").none(), nb::sig("def compose(self, inner: Any) -> PyTreeDef"), "Each leaf replaced by the structure `inner`.")
       .def("from_iterable_tree", [](nb::handle self, nb::handle tree) {
         return nb::borrow(runtime.trees).attr("from_iterable_tree")(self, tree);
       }, nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-def setup(registry: object, errors: object, flatten_one_level: object, array_type: object) -> None:
+def setup(registry: object, errors: object, trees: object, flatten_one_level: object, array_type: object) -> None:
     """Hands over, once, what the core asks Python for."""
 
 def forget_kind(type: type) -> None:
@@ -151,6 +151,162 @@ class Trace:
     def verify(self, roots: tuple[object, ...], /) -> bool: ...
 
     def close(self) -> None: ...
+
+class PyTreeDef:
+    """The structure of a tree: immutable, hashable, comparable, printable."""
+
+    def __hash__(self, /):
+        """Return hash(self)."""
+
+    def __lt__(self, value, /):
+        """Return self<value."""
+
+    def __le__(self, value, /):
+        """Return self<=value."""
+
+    def __eq__(self, value, /):
+        """Return self==value."""
+
+    def __ne__(self, value, /):
+        """Return self!=value."""
+
+    def __gt__(self, value, /):
+        """Return self>value."""
+
+    def __ge__(self, value, /):
+        """Return self>=value."""
+
+    def __repr__(self) -> str: ...
+
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+    @staticmethod
+    def _from_state(state: list[Any]) -> PyTreeDef: ...
+
+    @property
+    def num_leaves(self) -> int: ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes and leaves."""
+
+    def is_leaf(self) -> bool:
+        """Is this the structure of one leaf?"""
+
+    def children(self) -> list[PyTreeDef]: ...
+
+    def compose(self, inner: Any) -> PyTreeDef:
+        """Each leaf replaced by the structure `inner`."""
+
+    def from_iterable_tree(self, tree: Any, /) -> Any:
+        """
+        Builds the tree from one of the same shape in which any iterable may stand for a node.
+        """
+
+    def serialize_using_proto(self) -> bytes:
+        """As JAX's own: containers of Python only."""
+
+    @staticmethod
+    def deserialize_using_proto(registry: object, data: bytes) -> PyTreeDef: ...
+
+    def node_data(self) -> tuple[type, Any] | None:
+        """(type, aux data) of the root, None for a leaf."""
+
+    @staticmethod
+    def from_node_data_and_children(registry: object, node_data: tuple[type, Any] | None, children: Iterable[Any]) -> PyTreeDef: ...
+
+    def unflatten(self, leaves: Iterable[Any], /) -> Any:
+        """Builds the tree around these leaves."""
+
+    def flatten_up_to(self, tree: Any) -> list[Any]:
+        """The subtrees that stand where this structure has leaves."""
+
+    def walk(self, f_node: Callable[[tuple[Any, ...], Any], Any], f_leaf: Callable[[Any], Any] | None, leaves: Iterable[Any], /) -> Any:
+        """
+        Calls f_node(children, node data) at nodes and f_leaf at leaves, from below.
+        """
+
+def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]:
+    """
+    The leaves of a tree, and its structure.
+
+    Args:
+        tree: any value: what is no node is a leaf. The keys of dicts are taken in sorted order, and None has no leaves.
+        is_leaf: called with each value before it is opened; where it says True, the value is a leaf.
+
+    Returns:
+        (leaves, treedef).
+
+    Raises:
+        ValueError: where the keys of a dict cannot be sorted, or a registered flatten function returns no pair.
+        RecursionError: where a node contains itself.
+
+    Example:
+        >>> graftax.tree.flatten({"b": 1, "a": [2, 3]})
+        ([2, 3, 1], PyTreeDef({'a': [*, *], 'b': *}))
+    """
+
+def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any:
+    """
+    Builds a tree from its structure and leaves.
+
+    Args:
+        treedef: of `graftax.tree`, or of `jax.tree`.
+        leaves: as many as the structure has; any values.
+
+    Raises:
+        ValueError: where there are more or fewer leaves.
+        TypeError: where `treedef` is none.
+    """
+
+def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a tree. See `flatten` for the arguments."""
+
+def tree_structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> PyTreeDef:
+    """The structure of a tree. See `flatten` for the arguments."""
+
+def tree_flatten_with_path(tree: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False) -> tuple[list[tuple[tuple[Any, ...], Any]], PyTreeDef]:
+    """
+    The leaves of a tree with their key paths, and its structure.
+
+    Args:
+        tree: as in `flatten`.
+        is_leaf: as in `flatten`.
+        is_leaf_takes_path: `is_leaf` is called with (key path, value).
+
+    Returns:
+        (pairs (key path, leaf), treedef). A key path is a tuple of JAX's own key entries.
+    """
+
+def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """
+    A tree of the results of `f`, called with each leaf of `tree` and what stands in its place in the `rest`.
+
+    Args:
+        f: takes one leaf of each tree.
+        tree: gives the structure.
+        rest: trees that have the structure of `tree`, or further nodes where it has leaves.
+        is_leaf: as in `flatten`, for `tree`.
+
+    Raises:
+        ValueError: where one of the `rest` does not have the structure; names the paths.
+
+    Example:
+        >>> graftax.tree.map(lambda x, y: x + y, [1, (2,)], [10, (20,)])
+        [11, (22,)]
+    """
+
+def tree_map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False) -> Any:
+    """
+    `map` whose `f` is given the key path first. See `flatten_with_path` for `is_leaf_takes_path`.
+    """
+
+def tree_one_level(tree: Any, with_keys: bool = False) -> tuple[list[Any], Any] | None:
+    """
+    (children, node data) of a node, None for a leaf; with keys the children are pairs (key path entry, child).
+    """
+
+def tree_all_leaves(iterable: Iterable[Any]) -> bool: ...
 
 class Binding:
     """How the arguments of a signature become roots."""
