@@ -53,7 +53,6 @@ template <class Sink>
 Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
   auto hold = kind.shared_from_this();
   Owned pair = own(PyObject_CallOneArg(kind.flatten.get(), obj));
-  follow_registry();  // it may have registered the types of its children
   if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
     raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
                                   " must return a tuple (children, aux_data), and returned " + short_repr(pair.get()));
@@ -65,6 +64,7 @@ Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
                                   " must return a tuple (children, aux_data) whose children can be iterated over, and "
                                   "returned " + short_repr(pair.get()));
   }
+  follow_registry();  // flatten may have registered the types of its children
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(listed.get()); ++i) children.push(PyTuple_GET_ITEM(listed.get(), i));
   return Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1));
 }
@@ -268,15 +268,14 @@ class TreeWalk {
   uint32_t open_with_entries(PyObject* obj, const TreeKind& kind, OwnedList& entries) {
     size_t floor = pending_.size();
     auto count = [&] { return static_cast<uint32_t>(pending_.size() - floor); };
-    if (wish_.paths && kind.shape == Shape::registered && kind.keys != Asked::no) {
+    if (wish_.paths && kind.shape == Shape::registered) {
       auto hold = kind.shared_from_this();
-      Owned opened = own(PyObject_CallMethod(runtime.trees, "open_with_keys", "O", obj));
+      Owned opened = open_with_keys(obj);
       if (opened.get() != Py_None) {
         push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
         push_items(PyTuple_GET_ITEM(opened.get(), 1), pending_);
         return structure_.open(kind, count(), PyTuple_GET_ITEM(opened.get(), 2));
       }
-      kind.keys = Asked::no;
     }
     auto hold = kind.shape >= Shape::fields ? kind.shared_from_this() : nullptr;
     Owned data = open_node(obj, kind, pending_);
@@ -397,6 +396,13 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
 }
 
 void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
+
+Owned open_with_keys(PyObject* obj) {
+  static PyObject* open = check(PyObject_GetAttrString(runtime.trees, "open_with_keys"));
+  Owned opened = own(PyObject_CallOneArg(open, obj));
+  follow_registry();
+  return opened;
+}
 
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children) { return open_node(obj, kind, children); }
 

@@ -169,7 +169,7 @@ nb::object one_level(nb::handle obj, bool keys) {
   auto hold = kind.shared_from_this();
   OwnedList children, entries;
   if (keys && kind.shape == Shape::registered) {
-    Owned opened = own(PyObject_CallMethod(runtime.trees, "open_with_keys", "O", obj.ptr()));
+    Owned opened = open_with_keys(obj.ptr());
     if (opened.get() != Py_None) {
       push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
       push_items(PyTuple_GET_ITEM(opened.get(), 1), children);

@@ -89,7 +89,12 @@ bool same_shape(const TreeNode& a, const TreeNode& b) {
 bool same_data(const TreeNode& a, const TreeNode& b) {
   if (!a.data || !b.data) return false;
   int equal = PyObject_RichCompareBool(a.data, b.data, Py_EQ);
-  check(equal);
+  if (equal < 0) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) raise_python();
+    nb::python_error cause;
+    nb::raise_from(cause, PyExc_ValueError, "the node data of two trees cannot be compared: == raised an error for those of a %s. "
+                   "Arrays are no node data: make them children.", a.kind->type->tp_name);
+  }
   return equal != 0;
 }
 

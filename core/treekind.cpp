@@ -42,7 +42,8 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   auto kind = std::make_shared<TreeKind>();
   kind->type = type;
   auto* cls = reinterpret_cast<PyObject*>(type);
-  Owned answer = own(PyObject_CallMethod(runtime.trees, "describe", "O", cls));
+  Owned describe = own(PyObject_GetAttrString(runtime.trees, "describe"));
+  Owned answer = own(PyObject_CallOneArg(describe.get(), cls));
   PyObject* a = answer.get();
   if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 8)
     raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of eight");

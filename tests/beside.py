@@ -118,7 +118,8 @@ def laws(make: Callable[[], Any]) -> None:
     both(lambda t: t.tree_map(lambda v, w: (v, w), tree, make()))
     both(lambda t: t.tree_map_with_path(lambda p, v, w: (p, t.keystr(p), v, w), tree, make()))
     both(lambda t: t.tree_structure(tree) == t.tree_structure(make()))
-    both(lambda t: hash(t.tree_structure(tree)) == hash(t.tree_structure(make())))
+    if graftax.tree.structure(tree) == graftax.tree.structure(make()):
+        both(lambda t: hash(t.tree_structure(tree)) == hash(t.tree_structure(make())), True)
     both(lambda t: t.treedef_children(t.tree_structure(tree)))
     both(lambda t: t.treedef_is_leaf(t.tree_structure(tree)))
     both(lambda t: t.tree_structure(tree).node_data())

@@ -105,14 +105,12 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def open_with_keys(obj: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
-    """(key path entries, children, aux data) of a registered node; None where JAX has only numbers for its children."""
+    """(key path entries, children, aux data) of a registered node; None where JAX cannot be asked."""
     opened = open_with_key_pairs(obj)
     if opened is None:
         return None
     pairs, data = opened
     keys, children = zip(*pairs, strict=True) if pairs else ((), ())
-    if keys and all(isinstance(key, FlattenedIndexKey) and key.key == i for i, key in enumerate(keys)):
-        return None
     return keys, children, data
 
 
