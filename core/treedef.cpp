@@ -292,37 +292,26 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
   return out;
 }
 
-// What stands for an absent field is one object in each process: where it is in node data, they are written as a list of
-// tuples, (value,) or (). Other data as they are.
-nb::object written_data(const TreeNode& n) {
-  if (!n.data) return nb::none();
-  if (n.shape != Shape::fields || !n.kind->absent) return nb::borrow(n.data);
-  nb::list out;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(n.data); ++i) {
-    PyObject* item = PyTuple_GET_ITEM(n.data, i);
-    if (item == n.kind->absent.get()) out.append(nb::tuple());
-    else out.append(nb::make_tuple(nb::borrow(item)));
-  }
-  return out;
-}
-
-Owned read_data(const TreeKind& kind, PyObject* data) {
-  if (kind.shape != Shape::fields || !kind.absent || !PyList_Check(data)) return Owned::borrow(data);
-  Owned out = own(PyTuple_New(PyList_GET_SIZE(data)));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(out.get()); ++i) {
-    PyObject* item = PyList_GET_ITEM(data, i);
-    if (!PyTuple_Check(item)) raise_error(PyExc_ValueError, "this is no pickled tree structure");
-    PyTuple_SET_ITEM(out.get(), i, Py_NewRef(PyTuple_GET_SIZE(item) ? PyTuple_GET_ITEM(item, 0) : kind.absent.get()));
-  }
-  return out;
+// Node data with what stands for an absent field replaced: that is one object in each process, and no pickle keeps it.
+Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
+  if (!data) return Owned::borrow(Py_None);
+  if (kind.shape != Shape::fields || !kind.absent) return Owned::borrow(data);
+  nb::object trees = nb::borrow(runtime.trees), mark = trees.attr("Mark").attr("ABSENT");
+  nb::object absent = nb::borrow(kind.absent.get());
+  nb::object out = back ? trees.attr("replaced")(nb::handle(data), mark, absent) : trees.attr("replaced")(nb::handle(data), absent, mark);
+  return Owned::steal(out.release().ptr());
 }
 
 // (shape, arity, type, data) of each record.
 nb::list state_of(const TreeDef& def) {
   nb::list out;
   for (const TreeNode& n : def.tree.nodes) {
-    nb::object type = n.kind ? nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)) : nb::none();
-    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, type, written_data(n)));
+    if (!n.kind) {
+      out.append(nb::make_tuple(0, n.arity, nb::none(), nb::none()));
+      continue;
+    }
+    nb::object data = nb::steal(with_mark(*n.kind, n.data, false).release());
+    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data));
   }
   return out;
 }
@@ -348,7 +337,7 @@ TreeDef from_state(nb::list state) {
       if (static_cast<int>(kind.shape) != shape)
         raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
       bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
-      Owned read = empty ? Owned() : read_data(kind, data);
+      Owned read = empty ? Owned() : with_mark(kind, data, true);
       if (!empty) check_data(kind, read.get(), arity);
       if (!open.empty()) --open.back().second;
       open.emplace_back(out.tree.open(kind, arity, read.get()), arity);

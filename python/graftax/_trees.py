@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 from collections import OrderedDict, defaultdict
@@ -173,6 +174,20 @@ def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
 
 def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
     return from_jax(tree_util.PyTreeDef.deserialize_using_proto(registry, data))
+
+
+class Mark(enum.Enum):
+    """Stands in a pickled treedef for what stands for a field that is absent."""
+
+    ABSENT = "absent"
+
+
+def replaced(data: Any, old: Any, new: Any) -> Any:
+    """Node data with one object replaced, in tuples of any depth."""
+    if type(data) is tuple:
+        items: tuple[Any, ...] = data
+        return tuple(replaced(item, old, new) for item in items)
+    return new if data is old else data
 
 
 def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
