@@ -305,10 +305,14 @@ class TreeWalk {
   }
 
   // A node that is open already contains itself: a tree has no end then. Nor does one that flatten functions make as
-  // they go: nothing else holds its nodes. Its memory would be the machine's.
+  // they go: its nodes are held by this walk alone, and by one another. Its memory would be the machine's.
   void refuse_cycles() const {
-    bool made = std::all_of(open_.end() - deep, open_.end(), [](const Open& o) { return Py_REFCNT(o.obj.get()) == 1; });
-    if (made)
+    size_t made = 0;
+    for (const Open& o : open_) {
+      Py_ssize_t refs = Py_REFCNT(o.obj.get());
+      made = refs == 1 || (refs == 2 && made) ? made + 1 : 0;
+    }
+    if (made >= deep)
       raise_error(PyExc_RecursionError, "this is no tree: the flatten function of " + short_repr_of_type(open_.back().obj.get()) +
                                         " makes new nodes without end, " + std::to_string(open_.size()) + " levels of them.");
     std::unordered_map<PyObject*, size_t> seen;
