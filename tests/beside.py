@@ -40,7 +40,7 @@ def run(program: Program, trees: Any) -> Outcome:
 
 
 def both(program: Program, expected: Any = None) -> Any:
-    """Asserts that the program gives the same on both; the result on ours. `expected` says what, where a test states it."""
+    """Asserts that the program gives the same on both, and what is expected; the result on ours."""
     theirs, ours = run(program, JAX), run(program, OURS)
     if theirs.error is not None:
         assert ours.error is not None, f"JAX raises {theirs.error!r}, and graftax gives {ours.value!r}"
@@ -138,7 +138,7 @@ def laws(make: Callable[[], Any]) -> None:
     assert graftax.tree.from_jax(theirs) == treedef and graftax.tree.to_jax(treedef) == theirs
     assert hash(graftax.tree.from_jax(theirs)) == hash(treedef)
     assert graftax.tree.to_jax(graftax.tree.from_jax(theirs)) == theirs
-    same(jax.tree.leaves(tree), theirs.flatten_up_to(tree) if not treedef.num_nodes == 1 else jax.tree.leaves(tree))
+    same(jax.tree.leaves(tree), theirs.flatten_up_to(tree) if treedef.num_nodes != 1 else jax.tree.leaves(tree))
     root = treedef.node_data()
     remade = graftax.tree.PyTreeDef.from_node_data_and_children(graftax.tree.default_registry, root, treedef.children())
     assert remade == treedef and repr(remade) == repr(treedef) and hash(remade) == hash(treedef)

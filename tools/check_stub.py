@@ -21,11 +21,23 @@ HEADER = """\
 # What nanobind cannot see: names in signatures that the core writes by hand, and the slots of a type.
 PATTERNS = r"""
 ^graftax\._core\.__prefix__$:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 ^graftax\._core\.Caller\.__call__$:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+^graftax\._core\.PyTreeDef\.__eq__$:
+    def __eq__(self, other: object, /) -> bool: ...
+
+^graftax\._core\.PyTreeDef\.__ne__$:
+    def __ne__(self, other: object, /) -> bool: ...
+
+^graftax\._core\.PyTreeDef\.__hash__$:
+    def __hash__(self) -> int: ...
+
+^graftax\._core\.PyTreeDef\.__(lt|le|gt|ge)__$:
+
 """
 
 

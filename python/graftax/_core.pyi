@@ -6,7 +6,7 @@
 import types
 
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 def setup(registry: object, errors: object, trees: object, flatten_one_level: object, array_type: object) -> None:
@@ -155,26 +155,11 @@ class Trace:
 class PyTreeDef:
     """The structure of a tree: immutable, hashable, comparable, printable."""
 
-    def __hash__(self, /):
-        """Return hash(self)."""
+    def __hash__(self) -> int: ...
 
-    def __lt__(self, value, /):
-        """Return self<value."""
+    def __eq__(self, other: object, /) -> bool: ...
 
-    def __le__(self, value, /):
-        """Return self<=value."""
-
-    def __eq__(self, value, /):
-        """Return self==value."""
-
-    def __ne__(self, value, /):
-        """Return self!=value."""
-
-    def __gt__(self, value, /):
-        """Return self>value."""
-
-    def __ge__(self, value, /):
-        """Return self>=value."""
+    def __ne__(self, other: object, /) -> bool: ...
 
     def __repr__(self) -> str: ...
 

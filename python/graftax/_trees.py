@@ -12,18 +12,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from jax import tree_util
-from jax.tree_util import FlattenedIndexKey as FlattenedIndexKey
-from jax.tree_util import GetAttrKey as GetAttrKey
-from jax.tree_util import SequenceKey as SequenceKey
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_node_type, open_with_key_pairs, treedef_of_node
-from ._compat import tree_functions as tree_functions
+from ._compat import data_fields, is_node_type, open_with_key_pairs, tree_functions, treedef_of_node
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
-from .registry import dict_key as dict_key
+from .registry import dict_key
 
-__all__ = ["dict_key", "jax_registry"]
+# What the core looks up by name.
+__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry"]
 
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
@@ -54,7 +52,8 @@ def describe(cls: type) -> TreeDescription:
     functions = tree_functions(cls)
     if functions is None:
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            names: Any = cls._fields
+            named: Any = cls
+            names = named._fields
             children = tuple(map(str, names)) if isinstance(names, tuple) else ()
             return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
         # Registered where nothing can be read: through what is public.

@@ -62,18 +62,21 @@ def static(**kwargs):
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
+NUMBER: Any = static(default=0)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Data:
     w: Any
-    n: Any = static(default=0)
+    n: Any = NUMBER
     b: Any = None
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    n: Any = static(default=0)
+    n: Any = NUMBER
     w: Any
     b: Any = None
 
@@ -205,7 +208,11 @@ def test_is_leaf_is_asked_of_the_same_values(tree, cls, stop_at):
     def program(t):
         seen = []
         is_leaf = lambda v: bool(seen.append(v)) or len(seen) == stop_at or isinstance(v, cls)
-        return t.flatten(tree, is_leaf), [type(v) for v in seen], all(v is w for v, w in zip(seen, seen[:], strict=True))
+        return (
+            t.flatten(tree, is_leaf),
+            [type(v) for v in seen],
+            all(v is w for v, w in zip(seen, seen[:], strict=True)),
+        )
 
     both(program)
 
@@ -214,7 +221,10 @@ def test_is_leaf_is_asked_of_the_same_values(tree, cls, stop_at):
 def test_map_of_two_trees(tree, data):
     both(lambda t: t.map(lambda v: [v], tree))
     both(lambda t: t.map(lambda v, w: (v, w), tree, copy(tree)))
-    leaves = [data.draw(st.sampled_from([0, None, [1, 2], {"k": (3,)}])) for _ in range(graftax.tree.structure(tree).num_leaves)]
+    leaves = [
+        data.draw(st.sampled_from([0, None, [1, 2], {"k": (3,)}]))
+        for _ in range(graftax.tree.structure(tree).num_leaves)
+    ]
     deeper = graftax.tree.structure(tree).unflatten(leaves)
     both(lambda t: t.map(lambda v, w: (v, w), tree, deeper))
     both(lambda t: t.structure(tree).flatten_up_to(deeper))

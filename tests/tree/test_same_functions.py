@@ -23,7 +23,9 @@ def test_every_public_name_of_jax_is_there():
     assert names <= set(vars(graftax.tree))
 
 
-@pytest.mark.parametrize("name", [n for n in vars(JAX) if n in ("static",) or inspect.isfunction(vars(jax.tree).get(n))])
+@pytest.mark.parametrize(
+    "name", [n for n in vars(JAX) if n in ("static",) or inspect.isfunction(vars(jax.tree).get(n))]
+)
 def test_names_without_prefix_are_those_with_prefix(name):
     assert name == "static" or getattr(OURS, name) is getattr(OURS, f"tree_{name}")
 

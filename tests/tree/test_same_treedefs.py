@@ -104,7 +104,7 @@ def test_treedefs_are_equal_to_the_same_others_as_those_of_jax(i):
         a, b = graftax.tree.structure(TREES[i]), graftax.tree.structure(other)
         before = a == b
         if before:
-            assert hash(a) == hash(b) or Node in (type(TREES[i]), type(other)) and "{1}" in f"{a}{b}"
+            assert hash(a) == hash(b) or "{1}" in f"{a}{b}"
         hash(a), hash(b)
         assert (a == b) is before, "equality depends on whether the hash was asked for"
 
@@ -128,7 +128,11 @@ def test_a_composed_treedef_builds_trees():
     def program(t):
         composed = t.structure([0, (0, None)]).compose(t.structure({"b": 0, "a": 0}))
         children = [c.num_leaves for c in composed.children()]
-        return composed.unflatten(range(4)), composed.flatten_up_to([{"a": 1, "b": 2}, ({"a": 3, "b": 4}, None)]), children
+        return (
+            composed.unflatten(range(4)),
+            composed.flatten_up_to([{"a": 1, "b": 2}, ({"a": 3, "b": 4}, None)]),
+            children,
+        )
 
     both(program)
     both(lambda t: t.structure([0]).compose(t.structure(None)).unflatten([]))
@@ -147,8 +151,8 @@ def test_a_treedef_is_the_key_of_a_dict():
 def test_a_treedef_is_no_other_kind_of_value():
     treedef = graftax.tree.structure([1])
     assert treedef != [1] and treedef != "PyTreeDef([*])" and treedef is not None
-    assert treedef != jax.tree.structure([1]) and not treedef == jax.tree.structure([1])
-    assert treedef == unittest.mock.ANY and not treedef != unittest.mock.ANY
+    assert treedef != jax.tree.structure([1]) and (treedef == jax.tree.structure([1])) is False
+    assert treedef == unittest.mock.ANY and (treedef != unittest.mock.ANY) is False
     both(lambda t: t.structure([1]) < t.structure([2]), TypeError)
     both(lambda t: setattr(t.structure([1]), "num_leaves", 3), AttributeError)
 
