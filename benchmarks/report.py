@@ -113,6 +113,14 @@ def print_growth(console: Console, rows: list[Row], names: Mapping[str, str]) ->
     print_failed(console, rows)
 
 
+def print_trees(console: Console, rows: list[Row], names: Mapping[str, str]) -> None:
+    """One table for each form and size: a line for each library, a column for each operation."""
+    for case in dict.fromkeys(row.case for row in rows):
+        shown = [row for row in rows if row.case == case]
+        columns = {row.measure: row.measure for row in shown}
+        console.print(_table(case, shown, names, columns, lambda row: row.measure))
+
+
 def print_failed(console: Console, rows: list[Row]) -> None:
     for row in rows:
         if row.error is not None:

@@ -12,7 +12,7 @@ from typing import Any
 # Started as a file or loaded from one, the package `benchmarks` is found beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, growth, report, subjects, table
+from benchmarks import budgets, growth, report, subjects, table, trees
 from benchmarks.cases import cases
 from benchmarks.versions import versions
 
@@ -26,6 +26,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--budgets", action="store_true", help="measure the budgets; exit 1 if one is missed")
     what.add_argument("--growth", action="store_true", help="measure calls with 1 to 100,000 leaves")
+    what.add_argument("--trees", action="store_true", help="measure graftax.tree beside jax.tree and optree")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes, for a first look")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (31; 101 for budgets; 7 when quick)")
     parser.add_argument("--case", metavar="REGEX", default="", help="only cases whose name matches")
@@ -38,7 +39,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them: FILE.svg or FILE.png")
     args = parser.parse_args(argv)
-    if args.plot is not None and (args.budgets or args.plot.suffix not in _PLOTS):
+    if args.plot is not None and (args.budgets or args.trees or args.plot.suffix not in _PLOTS):
         parser.error("--plot draws the table or the growth series, as .svg or .png")
     if args.budgets and (args.case or args.measure or args.subject):
         parser.error("--budgets measures all budgets: --case, --measure and --subject choose from the table")
@@ -117,6 +118,20 @@ def _run_growth(args: argparse.Namespace, console: report.Console) -> list[table
     return rows
 
 
+def _run_trees(args: argparse.Namespace, console: report.Console) -> list[table.Row]:
+    rounds = _rounds(args, 15)
+    plan = trees.plan(largest=1000 if args.quick else trees.SIZES[-1])
+    rows: list[table.Row] = []
+    with report.progress(console) as bar:
+        task = bar.add_task("", total=sum(trees.rounds_for(size, rounds) for _, size, _ in plan))
+        for form, size, operation in plan:
+            bar.update(task, description=f"{form}, {size}: {operation}")
+            rows += trees.measure(form, size, operation, rounds, lambda: bar.advance(task))
+    report.print_trees(console, rows, trees.SUBJECTS)
+    _write(args.json, "trees", _content(rows, rounds, trees.SUBJECTS, []))
+    return rows
+
+
 def _run_budgets(args: argparse.Namespace, console: report.Console) -> list[budgets.Verdict]:
     present, absent = subjects.load()
     report.print_absent(console, absent)
@@ -149,7 +164,8 @@ def main(argv: list[str]) -> int:
     report.print_versions(console, versions())
     if args.budgets:
         return 0 if all(verdict.held for verdict in _run_budgets(args, console)) else 1
-    rows = _run_growth(args, console) if args.growth else _run_table(args, console)
+    run = _run_growth if args.growth else _run_trees if args.trees else _run_table
+    rows = run(args, console)
     if not rows:
         print("nothing was measured: no case, measure and subject fit together", file=sys.stderr)
         return 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-_DISTRIBUTIONS = ("graftax", "jax", "jaxlib", "numpy", "equinox", "flax", "flarejax", "optax", "jarp")
+_DISTRIBUTIONS = ("graftax", "jax", "jaxlib", "numpy", "equinox", "flax", "flarejax", "optax", "optree", "jarp")
 
 
 def _processor() -> str:

@@ -102,6 +102,32 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
   out_.leaves.push(obj);
 }
 
+// With `everything`: is this one value, which is not looked into?
+bool Recorder::is_value(PyObject* obj, const Kind& kind) const {
+  switch (kind.base) {
+    case Base::numpy: return !numpy_is_dynamic(obj, false);
+    case Base::statics:
+    case Base::refused: return true;
+    case Base::function: {
+      if (is_plain_function(obj)) return true;
+      Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", obj));
+      return named.get() == obj;
+    }
+    case Base::builtin: {
+      Owned self = own(PyObject_GetAttrString(obj, "__self__"));
+      return PyModule_Check(self.get()) || !kind_of(self.get()).is_node();
+    }
+    default: return false;
+  }
+}
+
+void Recorder::add_value(PyObject* obj) {
+  emit(Op::leaf, out_.program.leaves++, obj);
+  out_.program.code.back().items = 1;
+  out_.leaves.push(obj);
+  if (!stack_.empty()) stack_.back().closed = false;
+}
+
 // The path of the value being visited: the steps of every open node.
 std::string Recorder::open_path() const {
   std::string path = here();
@@ -136,6 +162,10 @@ void Recorder::check_opaque(PyObject* obj) {
 
 void Recorder::visit(PyObject* obj, Below below) {
   const Kind& kind = kind_of(obj);
+  if (options_.everything) {
+    below.in_static = false;
+    if (is_value(obj, kind)) return add_value(obj);
+  }
   switch (kind.base) {
     case Base::array: return add_leaf(obj, kind, below.in_static);
     case Base::numpy:
@@ -282,7 +312,7 @@ void Recorder::step() {
     if (!PyUnicode_CheckExact(key)) raise_graftax("StructureError", "an attribute name is no string");
     field_keys_.push_back(add_key(out_.program, key));
     if (kind.static_fields) {
-      int is_static = PySet_Contains(kind.static_fields, key);
+      int is_static = PySequence_Contains(kind.static_fields, key);
       check(is_static);
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;

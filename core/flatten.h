@@ -31,6 +31,7 @@ struct RecordOptions {
   bool aliases = false;                    // one array in two places is one leaf
   bool shapes = false;                     // a ShapeDtypeStruct is a leaf
   PyObject* dynamic = nullptr;             // path -> is the Python number there traced?
+  bool everything = false;                 // every value that is no node is a leaf, refused ones too
 };
 
 // A finished recording. `live[pc]` is the object that instruction pc stands for.
@@ -81,6 +82,8 @@ class Recorder {
   void run();
   void emit(Op op, uint32_t arg, PyObject* obj);
   void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags = 0);
+  void add_value(PyObject* obj);
+  bool is_value(PyObject* obj, const Kind& kind) const;
   bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);

@@ -36,7 +36,7 @@ struct Instr {
   uint32_t arg = 0;
   uint32_t next = 0;      // first instruction after this subtree
   uint32_t track = NONE;  // node: its tracked index
-  uint32_t items = 0;     // node: children from the base
+  uint32_t items = 0;     // node: children from the base; leaf: 1 where it is no array (surgery)
   uint32_t fields = 0;    // node: children from the instance dictionary
   uint32_t slots = 0;     // node: children from slots that are filled
   uint32_t has_extra = 0; // node: one child before the items (aux data, default factory)

@@ -49,7 +49,7 @@ void Recorder::mark() {
   std::vector<uint32_t> work;
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    if (in.op == Op::leaf || (in.op == Op::stat && p.statics[in.arg].how == How::context)) work.push_back(pc);
+    if ((in.op == Op::leaf && !in.items) || (in.op == Op::stat && p.statics[in.arg].how == How::context)) work.push_back(pc);
   }
   while (!work.empty()) {
     uint32_t pc = work.back();

@@ -73,7 +73,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool immortal_value = false;     // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
   std::vector<Slot> slots;
-  PyObject* static_fields = nullptr;  // frozenset of names, or null
+  PyObject* static_fields = nullptr;  // what is asked whether it contains a name, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
   bool by_name = false;               // fields alone, without slots, sorted by name: their order says nothing
   PyObject* absent = nullptr;         // a field with this value counts as not there

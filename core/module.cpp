@@ -3,6 +3,7 @@
 #include "call.h"
 #include "direct.h"
 #include "flatten.h"
+#include "surgery.h"
 #include "tree.h"
 #include "unflatten.h"
 #include "writeback.h"
@@ -123,6 +124,7 @@ NB_MODULE(_core_of_main, m) {
   bind_flatten(m);
   bind_unflatten(m);
   bind_writeback(m);
+  bind_surgery(m);
   bind_treedef(m);
   bind_tree(m);
   bind_call(m);

@@ -143,7 +143,10 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
 // The walk: a stack of values to visit, and of the nodes that are open.
 class TreeWalk {
  public:
-  explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure ? *wish.structure : own_) {}
+  explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure ? *wish.structure : own_) {
+    structure_.nodes.reserve(16);
+    open_.reserve(4);
+  }
 
   void run(PyObject* tree) {
     visit(Owned::borrow(tree));

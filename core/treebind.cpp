@@ -31,10 +31,13 @@ void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const
 
 PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
 
+constexpr size_t few_leaves = 64;  // room made at once: a small tree needs one allocation
+
 nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
   follow_registry();
   TreeDef def;
   OwnedList leaves;
+  leaves.reserve(few_leaves);
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
   return nb::make_tuple(to_list(leaves), std::move(def));
 }
@@ -42,6 +45,7 @@ nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
 nb::list tree_leaves(nb::handle tree, nb::handle is_leaf) {
   follow_registry();
   OwnedList leaves;
+  leaves.reserve(few_leaves);
   walk_tree(tree.ptr(), {nullptr, &leaves, nullptr, or_null(is_leaf), false});
   return to_list(leaves);
 }
@@ -50,6 +54,7 @@ TreeDef structure(nb::handle tree, nb::handle is_leaf) {
   follow_registry();
   TreeDef def;
   OwnedList leaves;
+  leaves.reserve(few_leaves);
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
   return def;
 }

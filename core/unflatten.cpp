@@ -224,6 +224,9 @@ Builder::Builder(const Program& program, Sources sources) : program_(program), s
   if (sources.live)
     for (size_t t = 0; t < tracked; ++t)
       if (program.code[program.track_pc[t]].flags & HANDED) nodes_.set(t, sources.live[program.track_pc[t]]);
+  if (sources.replaced)
+    for (size_t t = 0; t < tracked; ++t)
+      if (auto it = sources.replaced->find(program.track_pc[t]); it != sources.replaced->end()) nodes_.set(t, it->second);
 }
 
 Owned Builder::construct(uint32_t pc, PyObject** values) {
@@ -347,6 +350,8 @@ Owned Builder::context(const Static& s) {
 }
 
 void Builder::value(uint32_t pc) {
+  if (sources_.replaced)
+    if (auto it = sources_.replaced->find(pc); it != sources_.replaced->end()) return push(pc, Owned::borrow(it->second));
   const Instr& n = program_.code[pc];
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));

@@ -22,8 +22,8 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
     {"_core"},
-    {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "packed", "statics", "_setup"},
-    {"graph", "flatform", "tree", "module", "_difference"},
+    {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "packed", "statics", "_setup", "_trees"},
+    {"graph", "flatform", "tree", "fields", "module", "surgery", "compare", "_difference"},
     {"_options", "_signature", "_dispatch", "_aot", "_advice", "_table"},
     {"_call"},
     {"_check", "_jit", "export", "transforms"},
@@ -84,6 +84,19 @@ PUBLIC = {
     "switch",
     "vmap",
     "shard_map",
+    "tree",
+    "Module",
+    "register",
+    "field",
+    "at",
+    "partition",
+    "combine",
+    "update",
+    "copy",
+    "equal",
+    "diff",
+    "find",
+    "shared",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -24,6 +24,14 @@ PATTERNS = r"""
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
+^graftax\._core\.PyTreeDef\.__(lt|le|gt|ge)__$:
+
+^graftax\._core\.PyTreeDef\.__(eq|ne)__$:
+    def __\1__(self, other: object, /) -> bool: ...
+
+^graftax\._core\.PyTreeDef\.__hash__$:
+    def __hash__(self) -> int: ...
+
 ^graftax\._core\.Caller\.__call__$:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
 

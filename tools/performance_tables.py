@@ -155,6 +155,27 @@ def slower(results: dict[str, Any]) -> str:
     return _grid(["call", "quickest", "graftax.jit over it"], lines) if lines else "None of the measured calls."
 
 
+def trees(results: dict[str, Any]) -> str:
+    """The smallest and the largest ratio over all sizes: graftax over each of the two, by form and operation."""
+    rows = results["trees"]["rows"]
+    cells = {(r["case"], r["measure"], r["subject"]): r["seconds"] for r in rows}
+    forms = list(dict.fromkeys(r["case"].rpartition(",")[0] for r in rows))
+    operations = _in_order(rows, "measure")
+
+    def cell(form: str, operation: str, other: str) -> str:
+        cases = [c for c in _in_order(rows, "case") if c.rpartition(",")[0] == form]
+        keys = [(c, operation) for c in cases if (c, operation, other) in cells]
+        found = [cells[c, m, "graftax_tree"] / cells[c, m, other] for c, m in keys]
+        return f"{min(found):.2f} to {max(found):.2f}" if found else ""
+
+    lines = [
+        [f"{form}, over {name}", *(cell(form, operation, other) for operation in operations)]
+        for form in forms
+        for other, name in (("jax_tree", "jax.tree"), ("optree", "optree"))
+    ]
+    return _grid(["", *operations], lines)
+
+
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "versions": versions,
     "budgets": budgets,
@@ -166,6 +187,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "packed": packed,
     "counts": counts,
     "growth": growth,
+    "trees": trees,
     "slower": slower,
 }
 

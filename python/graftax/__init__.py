@@ -5,6 +5,7 @@ from ._setup import setup as _setup
 
 _setup()
 
+from . import tree as tree
 from ._aot import Compiled as Compiled
 from ._aot import Lowered as Lowered
 from ._aot import Traced as Traced
@@ -23,19 +24,31 @@ from ._errors import UnsupportedValueError as UnsupportedValueError
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
 from ._table import CacheInfo as CacheInfo
+from .compare import diff as diff
+from .compare import equal as equal
 from .export import Exported as Exported
 from .export import export as export
+from .fields import field as field
+from .fields import register as register
 from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten
 from .graph import unflatten as unflatten
 from .marks import Dynamic as Dynamic
 from .marks import Static as Static
+from .module import Module as Module
 from .packed import Packed as Packed
 from .packed import pack as pack
 from .path import Path as Path
 from .path import Ref as Ref
 from .registry import register_static as register_static
+from .surgery import at as at
+from .surgery import combine as combine
+from .surgery import copy as copy
+from .surgery import find as find
+from .surgery import partition as partition
+from .surgery import shared as shared
+from .surgery import update as update
 from .transforms import associative_scan as associative_scan
 from .transforms import checkpoint as checkpoint
 from .transforms import cond as cond

@@ -76,7 +76,7 @@ def tree_registry() -> Any:
     return registry if isinstance(registry, dict) else None
 
 
-def is_node_type(cls: type) -> bool:
+def is_tree_node(cls: type) -> bool:
     """Does JAX open values of this type? `jax.tree_util.is_tree_node` goes in front from JAX 0.10 on."""
     ask: Any = getattr(_tree_util, "is_tree_node", None)
     if ask is not None:

@@ -152,6 +152,41 @@ class Trace:
 
     def close(self) -> None: ...
 
+class Graph:
+    """
+    An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.
+    """
+
+    def __init__(self, obj: object) -> None: ...
+
+    def rows(self) -> list[tuple[str, bool, int, int, Any]]:
+        """
+        (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by place.
+        """
+
+    def paths(self) -> list[tuple[Any, ...]]:
+        """The key path of every place."""
+
+    def path(self, place: int) -> tuple[Any, ...]: ...
+
+    def build(self, changes: dict[int, Any], all: bool = False) -> Any:
+        """
+        The root with other values in some places. Nodes that hold none of them stay themselves, or all are made anew.
+        """
+
+    def write(self, changes: dict[int, Any]) -> None:
+        """
+        Writes other values into the nodes themselves; immutable ones on the way are made anew.
+        """
+
+    def distinct(self) -> tuple[Any, list[Any]]:
+        """
+        A copy with a new object in the place of every leaf, and the object at each place of it.
+        """
+
+def children_with_keys(obj: object) -> list[tuple[Any, Any]]:
+    """The children of a node with their key path entries, one level down."""
+
 class PyTreeDef:
     """The structure of a tree: immutable, hashable, comparable, printable."""
 

@@ -390,3 +390,21 @@ PACK_MAPPED = (
 TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
 NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, the result for that."
 NOT_TRANSPOSABLE = "the tree is not what the two structures say.\nfound    {found}\nexpected {expected}"
+NOT_MUTABLE = (
+    "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "
+    "graftax.at(obj)[path].set(value) returns a copy with the new value."
+)
+NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
+WHERE_ELSEWHERE = (
+    "the function given to at() must return parts of the object it is called with. It returned a {found} that is none. "
+    "Give it a path instead: at(obj)['layers[0].w']"
+)
+SET_COUNT = "set() was given {given} values for {places} places."
+NOT_SELECTED = "{spec!r} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
+OTHER_STRUCTURE = "{name}: the graphs do not have the same structure at {path!r}: {one} there, {other} here."
+REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
+REGISTERED_NAMES = "{cls} has no field {names}"
+REGISTERED_ITEMS = (
+    "{cls} holds items besides its attributes, which would be lost. "
+    "Give register() flatten= and unflatten= that keep them."
+)

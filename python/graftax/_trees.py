@@ -15,12 +15,12 @@ from jax import tree_util
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_node_type, open_with_key_pairs, tree_functions, treedef_of_node
+from ._compat import data_fields, is_tree_node, open_with_key_pairs, tree_functions, treedef_of_node
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
 from .registry import dict_key
 
-# What the core looks up by name.
+# What the core reads here besides the functions below.
 __all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry"]
 
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
@@ -43,17 +43,16 @@ class TreeDescription(NamedTuple):
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
 
 
-def describe(cls: type) -> TreeDescription:
+def describe(cls: Any) -> TreeDescription:
     """Says how `jax.tree` sees a type."""
-    if not is_node_type(cls):
+    if not is_tree_node(cls):
         return TreeDescription("leaf")
     if cls in _CONTAINERS:
         return TreeDescription("node")
     functions = tree_functions(cls)
     if functions is None:
-        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            named: Any = cls
-            names = named._fields
+        names: Any = getattr(cls, "_fields", None)
+        if hasattr(cls, "_fields") and issubclass(cls, tuple):
             children = tuple(map(str, names)) if isinstance(names, tuple) else ()
             return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
         # Registered where nothing can be read: through what is public.
@@ -76,12 +75,12 @@ def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
     return treedef.unflatten(children)
 
 
-def _is_plain_namedtuple(cls: type) -> bool:
+def _is_plain_namedtuple(cls: Any) -> bool:
     """Does the class make instances as `collections.namedtuple` wrote it, and nothing else happens?"""
     new = cls.__new__
     written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
     called = type(cls).__call__ is type.__call__ and cls.__init__ is object.__init__
-    return written and called and new.__code__.co_argcount == 1 + len(cls._fields)  # type: ignore[attr-defined]
+    return written and called and new.__code__.co_argcount == 1 + len(cls._fields)
 
 
 def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:

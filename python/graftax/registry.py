@@ -30,7 +30,7 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, cast
 
 import jax
@@ -58,7 +58,7 @@ class Description(NamedTuple):
     role: str
     frozen: bool = True  # role reduce: the same object is the same value
     handed: bool = False  # handed over as itself where no array is below
-    static_fields: frozenset[str] | None = None
+    static_fields: Container[str] | None = None
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity
@@ -156,6 +156,8 @@ def describe(obj: Any, solid: type) -> Description:
     if cls in _STATIC_CLASSES:
         by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
         return Description("equal" if by_value else "identity")
+    if cls in by_fields:
+        return by_fields[cls]
     adapted = interop.describe(cls)
     if adapted is not None:
         return adapted
@@ -184,7 +186,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
-        return Description("registered", _is_frozen(cls))
+        return Description("registered", is_frozen(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
@@ -208,13 +210,14 @@ def describe(obj: Any, solid: type) -> Description:
     if solid in _NODES and cls is not object:
         fields_only = solid is object
         sentinel = fields_only and not _has_methods(cls)
-        return Description("node", _is_frozen(cls), handed=fields_only, sentinel=sentinel)
+        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
         return Description("equal")
     return Description("identity")
 
 
 _STATIC_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()
+by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()  # given to `register`
 
 
 def register_static(cls: type) -> type:
@@ -241,7 +244,7 @@ def register_static(cls: type) -> type:
     return cls
 
 
-def _is_frozen(cls: type) -> bool:
+def is_frozen(cls: type) -> bool:
     parameters = getattr(cls, "__dataclass_params__", None)
     if parameters is not None and parameters.frozen:
         return True

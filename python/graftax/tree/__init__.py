@@ -23,7 +23,7 @@ from jax.tree_util import register_static as register_static
 
 from .._compat import flatten_one_level as flatten_one_level
 from .._compat import flatten_one_level_with_keys as flatten_one_level_with_keys
-from .._compat import is_node_type as is_node_type
+from .._compat import is_tree_node as is_tree_node
 from .._core import PyTreeDef as PyTreeDef
 from .._core import tree_flatten as tree_flatten
 from .._core import tree_flatten_with_path as tree_flatten_with_path
@@ -46,8 +46,6 @@ from .functions import treedef_is_leaf as treedef_is_leaf
 from .functions import treedef_tuple as treedef_tuple
 from .prefix import broadcast_prefix as broadcast_prefix
 from .prefix import tree_broadcast as tree_broadcast
-
-is_tree_node = is_node_type
 
 # As in `jax.tree`.
 all = tree_all

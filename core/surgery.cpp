@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "surgery.h"
+
+#include <unordered_map>
+
+#include "flatten.h"
+#include "parts.h"
+#include "path.h"
+#include "unflatten.h"
+
+namespace graftax {
+
+namespace {
+
+using Changes = std::unordered_map<uint32_t, PyObject*>;
+
+struct Graph {
+  Recording rec;
+  std::vector<uint32_t> parent;                       // by instruction; NONE for the root
+  std::unordered_multimap<uint32_t, uint32_t> refs;   // node -> where it is referred to
+
+  explicit Graph(Recording recording) : rec(std::move(recording)) {
+    const Program& p = rec.program;
+    std::vector<uint32_t> open;
+    for (uint32_t pc = 0; pc < end(); ++pc) {
+      while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+      parent.push_back(open.empty() ? NONE : open.back());
+      if (p.code[pc].op == Op::node) open.push_back(pc);
+      if (p.code[pc].op == Op::ref) refs.emplace(p.track_pc[p.code[pc].arg], pc);
+    }
+  }
+
+  // Instructions after the root are keys: no places.
+  uint32_t end() const { return rec.program.code.empty() ? 0 : rec.program.after(0); }
+  const Instr& at(uint32_t pc) const { return rec.program.code[pc]; }
+
+  // Is this node made empty and filled later, or can it take over the attributes of another one?
+  bool is_mutable(uint32_t pc) const {
+    const Instr& n = at(pc);
+    if (n.op != Op::node || n.track == NONE) return false;
+    return is_shell_kind(*n.kind) || (n.kind->base == Base::registered && n.kind->has_fields());
+  }
+
+  // Every node that contains a changed place, by any way; with `up_to_mutable` only as far as the first mutable one,
+  // which is not among them but in `written`.
+  std::vector<bool> spine(const Changes& changes, bool up_to_mutable, std::vector<uint32_t>* written) const {
+    std::vector<bool> in(end(), false), seen(end(), false);
+    std::vector<uint32_t> work;
+    for (const auto& [pc, value] : changes) work.push_back(pc);
+    while (!work.empty()) {
+      uint32_t pc = work.back();
+      work.pop_back();
+      auto [first, last] = refs.equal_range(pc);
+      for (auto it = first; it != last; ++it) work.push_back(it->second);
+      uint32_t up = parent[pc];
+      if (up == NONE || seen[up]) continue;
+      seen[up] = true;
+      if (up_to_mutable && is_mutable(up)) {
+        written->push_back(up);
+        continue;
+      }
+      in[up] = true;
+      work.push_back(up);
+    }
+    return in;
+  }
+};
+
+// For the time of one build: nodes of the spine are made anew, all others are themselves.
+class Marked {
+ public:
+  Marked(Graph& graph, const std::vector<bool>& spine) : code_(graph.rec.program.code) {
+    before_.reserve(code_.size());
+    for (uint32_t pc = 0; pc < code_.size(); ++pc) {
+      Instr& n = code_[pc];
+      before_.push_back({n.flags, n.whole});
+      if (n.op != Op::node) continue;
+      if (pc < spine.size() && spine[pc]) {
+        n.flags &= static_cast<uint8_t>(~(HANDED | ITSELF | TARGET));
+        n.whole = nullptr;
+      } else {
+        n.flags |= HANDED;
+      }
+    }
+  }
+  Marked(const Marked&) = delete;
+  Marked& operator=(const Marked&) = delete;
+  ~Marked() {
+    for (size_t pc = 0; pc < code_.size(); ++pc) code_[pc].flags = before_[pc].flags, code_[pc].whole = before_[pc].whole;
+  }
+
+ private:
+  struct Before {
+    uint8_t flags;
+    PyObject* whole;
+  };
+  std::vector<Instr>& code_;
+  std::vector<Before> before_;
+};
+
+Changes read_changes(const Graph& g, nb::dict given) {
+  Changes out;
+  for (auto [key, value] : given) {
+    auto pc = nb::cast<uint32_t>(key);
+    if (pc >= g.end()) raise_error(PyExc_IndexError, "no such place in this graph");
+    if (g.at(pc).op == Op::ref) pc = g.rec.program.track_pc[g.at(pc).arg];  // the node itself, wherever it stands
+    out[pc] = value.ptr();
+  }
+  return out;
+}
+
+Sources sources_of(const Graph& g, const Changes* changes) {
+  return {g.rec.leaves.data(), nullptr, nullptr, g.rec.live.data(), false, changes};
+}
+
+// The root with other values in some places; what holds none of them stays itself, unless all of it is made anew.
+nb::object build(Graph& g, nb::dict given, bool all) {
+  Changes changes = read_changes(g, given);
+  if (changes.empty() && !all) return nb::borrow(g.rec.live[0]);
+  Marked marked(g, all ? std::vector<bool>(g.end(), true) : g.spine(changes, false, nullptr));
+  Builder builder(g.rec.program, sources_of(g, &changes));
+  Owned root = builder.build(0);
+  builder.drain();
+  return nb::steal(root.release());
+}
+
+// Writes other values into the caller's own nodes. Everything is made before the first write.
+void write(Graph& g, nb::dict given) {
+  Changes changes = read_changes(g, given);
+  std::vector<uint32_t> written;
+  std::vector<bool> spine = g.spine(changes, true, &written);
+  if (!changes.empty() && (changes.count(0) || spine[0]))
+    raise_error(PyExc_TypeError, "no mutable object holds this place");
+  struct Write {
+    uint32_t pc;
+    OwnedList values;
+    Owned whole;  // a registered node, made by its own unflatten
+  };
+  std::vector<Write> writes;
+  {
+    for (uint32_t pc : written)
+      if (g.at(pc).kind->base == Base::registered) spine[pc] = true;
+    Marked marked(g, spine);
+    Builder builder(g.rec.program, sources_of(g, &changes));
+    for (uint32_t pc : written) {
+      Write w{pc, {}, {}};
+      if (g.at(pc).kind->base == Base::registered) w.whole = builder.build(pc);
+      else builder.build_children(pc, w.values);
+      writes.push_back(std::move(w));
+    }
+    builder.drain();
+  }
+  OwnedList graveyard;
+  for (Write& w : writes) {
+    PyObject* obj = g.rec.live[w.pc];
+    if (w.whole) move_fields(w.whole.get(), obj, *g.at(w.pc).kind);
+    else write_content(g.rec.program, w.pc, obj, w.values.data(), graveyard);
+  }
+}
+
+// A copy of the whole graph with a new object in the place of every leaf, and what stands at each place in it.
+nb::tuple distinct(Graph& g) {
+  std::vector<bool> all(g.end(), true);
+  Marked marked(g, all);
+  OwnedList leaves;
+  for (size_t i = 0; i < g.rec.leaves.size(); ++i) leaves.push_stolen(own(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type))));
+  Sources sources = sources_of(g, nullptr);
+  sources.leaves = leaves.data();
+  Builder builder(g.rec.program, sources);
+  builder.record_built();
+  Owned root = builder.build(0);
+  builder.drain();
+  nb::list built;
+  for (uint32_t pc = 0; pc < g.end(); ++pc) {
+    PyObject* obj = builder.built()[pc];
+    built.append(obj ? nb::borrow(obj) : nb::none());
+  }
+  return nb::make_tuple(nb::steal(root.release()), built);
+}
+
+// (what, is it part of the structure for JAX, parent, where the node stands that is referred to, the object) by place.
+nb::list rows(const Graph& g) {
+  nb::list out;
+  for (uint32_t pc = 0; pc < g.end(); ++pc) {
+    const Instr& n = g.at(pc);
+    const char* what = "node";
+    int64_t target = pc;
+    if (n.op == Op::leaf) what = n.items ? "value" : "array";
+    if (n.op == Op::stat) what = "value";
+    if (n.op == Op::same) what = "value";
+    if (n.op == Op::ref) what = "ref", target = g.rec.program.track_pc[n.arg];
+    int64_t up = g.parent[pc] == NONE ? -1 : static_cast<int64_t>(g.parent[pc]);
+    out.append(nb::make_tuple(what, (n.flags & AUX) != 0, up, target, nb::borrow(g.rec.live[pc])));
+  }
+  return out;
+}
+
+int graph_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  const Recording& rec = nb::inst_ptr<Graph>(self)->rec;
+  for (size_t i = 0; i < rec.live.size(); ++i) Py_VISIT(rec.live[i]);
+  for (size_t i = 0; i < rec.leaves.size(); ++i) Py_VISIT(rec.leaves[i]);
+  return rec.program.traverse(visit, arg);
+}
+
+int graph_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  Graph& g = *nb::inst_ptr<Graph>(self);
+  g.rec.program.clear();
+  g.rec.live.clear();
+  g.rec.leaves.clear();
+  return 0;
+}
+
+PyType_Slot graph_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(graph_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(graph_clear)},
+                             {0, nullptr}};
+
+Graph graph_of(nb::handle obj) {
+  RecordOptions options;
+  options.everything = true;
+  Recorder recorder(options);
+  recorder.root(obj.ptr());
+  return Graph(recorder.finish(nullptr));
+}
+
+}  // namespace
+
+void bind_surgery(nb::module_& m) {
+  nb::class_<Graph>(m, "Graph", nb::type_slots(graph_slots), nb::is_final(),
+                    "An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.")
+      .def("__init__", [](Graph* self, nb::handle obj) { new (self) Graph(graph_of(obj)); }, nb::arg("obj").none(),
+           nb::sig("def __init__(self, obj: object) -> None"))
+      .def("rows", &rows, nb::sig("def rows(self) -> list[tuple[str, bool, int, int, Any]]"),
+           "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by place.")
+      .def("paths", [](const Graph& g) { return nb::steal(all_paths(g.rec.program).release()); },
+           nb::sig("def paths(self) -> list[tuple[Any, ...]]"), "The key path of every place.")
+      .def("path", [](const Graph& g, uint32_t pc) {
+        if (pc >= g.end()) raise_error(PyExc_IndexError, "no such place in this graph");
+        return nb::steal(path_of(g.rec.program, pc).release());
+      }, nb::arg("place"), nb::sig("def path(self, place: int) -> tuple[Any, ...]"))
+      .def("build", &build, nb::arg("changes"), nb::arg("all") = false,
+           nb::sig("def build(self, changes: dict[int, Any], all: bool = False) -> Any"),
+           "The root with other values in some places. Nodes that hold none of them stay themselves, or all are made anew.")
+      .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> None"),
+           "Writes other values into the nodes themselves; immutable ones on the way are made anew.")
+      .def("distinct", &distinct, nb::sig("def distinct(self) -> tuple[Any, list[Any]]"),
+           "A copy with a new object in the place of every leaf, and the object at each place of it.");
+  m.def("children_with_keys", [](nb::handle obj) {
+    const Kind& kind = kind_of(obj.ptr());
+    nb::list out;
+    if (!kind.is_node()) return out;
+    Cursor cursor(obj.ptr(), kind);
+    PyObject *child = nullptr, *key = nullptr;
+    while (cursor.next(child, key)) {
+      Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
+      if (kind.base == Base::function && cursor.stage() == Cursor::Stage::items)
+        key = code_item_name(PyFunction_GET_CODE(obj.ptr()), cursor.index());
+      Owned entry = key_entry({cursor.stage(), kind.base, cursor.index(), key, {}});
+      out.append(nb::make_tuple(nb::borrow(entry.get()), nb::borrow(child)));
+    }
+    return out;
+  }, nb::arg("obj").none(), nb::sig("def children_with_keys(obj: object) -> list[tuple[Any, Any]]"),
+     "The children of a node with their key path entries, one level down.");
+}
+
+}  // namespace graftax

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two object graphs side by side: are they equal, and where are they not?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from . import _core
+from ._trees import describe_value
+from .path import Graph, Path
+
+
+class Difference(NamedTuple):
+    """One place where two graphs differ."""
+
+    path: Path
+    one: str  # what the first has there
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.path!r}: {self.one} and {self.other}"
+
+
+def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
+    """Are two object graphs equal: types, keys, values, arrays, and what is shared in them?
+
+    Values are compared with their types (`1`, `1.0` and `True` differ), `nan` equals itself, arrays have to have the
+    same shape and dtype. The order of dict keys and attributes does not count, but in an `OrderedDict`.
+
+    Args:
+        one, other: the roots.
+        rtol, atol: how far inexact arrays may be apart, as in `numpy.allclose`.
+        sharing: the same objects have to be shared in both. False: only what is reached counts.
+
+    Example:
+        >>> graftax.equal(graftax.copy(model), model)
+        True
+    """
+    return next(_differences(one, other, rtol, atol, sharing), None) is None
+
+
+def diff(
+    one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True, limit: int | None = None
+) -> list[Difference]:
+    """Every place where two object graphs differ; below such a place nothing more is compared.
+
+    Args:
+        one, other, rtol, atol, sharing: as in `equal`.
+        limit: how many are looked for; None: all.
+
+    Example:
+        >>> print(*graftax.diff({"a": 1, "b": [2]}, {"a": 1, "b": [3]}), sep="\\n")
+        obj[b][0]: int 2 and int 3
+    """
+    return list(islice(_differences(one, other, rtol, atol, sharing), limit))
+
+
+def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) -> Iterator[Difference]:
+    left, right = Graph(one), Graph(other)
+    there: dict[int, int] = {}  # which node of the second graph stands for a node of the first
+    here: dict[int, int] = {}
+    pairs: set[tuple[int, int]] = set()
+    stack: list[tuple[int, int, Path]] = [(0, 0, Path())]
+    while stack:
+        a, b, path = stack.pop()
+        x, y = left.rows[a], right.rows[b]
+        if x.is_leaf or y.is_leaf:
+            text = _leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
+            if text is not None:
+                yield Difference(path, *text)
+            continue
+        if sharing:
+            first, second = there.setdefault(x.target, y.target), here.setdefault(y.target, x.target)
+            if first != y.target or second != x.target or x.what != y.what:
+                yield Difference(path, _sharing_text(left, a), _sharing_text(right, b))
+                continue
+        if (x.target, y.target) in pairs:
+            continue
+        pairs.add((x.target, y.target))
+        text = _node_difference(x.value, y.value)
+        if text is not None:
+            yield Difference(path, *text)
+            continue
+        below = dict(right.entries(y.target))
+        children = [(p, below[entry], path + (entry,)) for entry, p in left.entries(x.target)]
+        stack.extend(reversed(children))
+
+
+def _sharing_text(graph: Graph, place: int) -> str:
+    row = graph.rows[place]
+    name = type(row.value).__qualname__
+    return f"{name} of {graph.paths[row.target]!r} once more" if row.what == "ref" else f"{name} of its own"
+
+
+def _both(x: Any, y: Any) -> tuple[str, str]:
+    return _text(x), _text(y)
+
+
+def _text(value: Any) -> str:
+    return describe_value(value)
+
+
+def _leaf_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+    if x is y:
+        return None
+    if type(x) is not type(y) and not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
+        return _both(x, y)
+    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        return _array_difference(x, y, rtol, atol)
+    if _core.flatten(x)[1] != _core.flatten(y)[1]:
+        return _both(x, y)
+    return None
+
+
+def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return _both(x, y)
+    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x, y = jax.random.key_data(x), jax.random.key_data(y)
+    a, b = np.asarray(x), np.asarray(y)
+    if jax.numpy.issubdtype(a.dtype, np.inexact):
+        if a.dtype.kind not in "fc":  # bfloat16 and its like
+            a, b = a.astype(np.float32), b.astype(np.float32)
+        same = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    else:
+        same = a == b
+    if np.all(same):
+        return None
+    count = int(np.size(same) - np.count_nonzero(same))
+    one, other = _both(x, y)
+    if np.size(same) == 1:
+        return f"{one} {a.reshape(())[()]!r}", f"{other} {b.reshape(())[()]!r}"
+    place = tuple(int(i) for i in np.argwhere(~np.asarray(same))[0])
+    where = f"{count} of {np.size(same)} elements differ, the first at {list(place)}"
+    return f"{one} {a[place]!r}", f"{b[place]!r} ({where})"
+
+
+def _node_difference(x: Any, y: Any) -> tuple[str, str] | None:
+    """How two nodes differ in themselves: in their types, their keys, or what they are besides their children."""
+    if type(x) is not type(y):
+        return _text(x), _text(y)
+    keys, others = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
+    if len(keys) != len(others) or set(keys) != set(others):
+        missing, extra = [k for k in keys if k not in others], [k for k in others if k not in keys]
+        return _with_keys(x, missing), _with_keys(y, extra)
+    if type(x).__name__ == "OrderedDict" and keys != others:
+        return "the order " + ", ".join(map(str, keys)), "the order " + ", ".join(map(str, others))
+    # A node without children is compared whole; with children, without them.
+    if not keys and _core.flatten(x)[1] != _core.flatten(y)[1]:
+        return _text(x), _text(y)
+    if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
+        return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
+    if getattr(x, "__code__", None) is not getattr(y, "__code__", None):
+        return _text(x), _text(y)
+    return None
+
+
+def _with_keys(value: Any, only: list[Any]) -> str:
+    name = type(value).__qualname__
+    shown = ", ".join(str(k) for k in only[:6]) + (", ..." if len(only) > 6 else "")
+    return f"{name} with {shown}" if only else f"{name} without"

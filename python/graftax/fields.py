@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes read by their attributes: `register` and `field`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast, overload
+
+from jax import tree_util
+from jax.tree_util import GetAttrKey
+
+from . import _core
+from ._compat import is_tree_node
+from ._errors import REGISTERED_ALREADY, REGISTERED_ITEMS, REGISTERED_NAMES
+from .marks import Static
+from .registry import Description, by_fields, is_frozen
+
+C = TypeVar("C", bound=type)
+
+
+def field(*, static: bool = False, **kwargs: Any) -> Any:
+    """`dataclasses.field`, for fields of a `graftax.Module` or of a class given to `graftax.register`.
+
+    Args:
+        static: the field is part of the structure: no leaf for `jax.tree`, and a new value compiles anew.
+        kwargs: as for `dataclasses.field`; `metadata` is kept.
+
+    Example:
+        >>> class Linear(graftax.Module):
+        ...     weight: jax.Array
+        ...     name: str = graftax.field(static=True, default="linear")
+    """
+    if static:
+        kwargs["metadata"] = {**(kwargs.get("metadata") or {}), "static": True}
+    return dataclasses.field(**kwargs)
+
+
+@overload
+def register(
+    cls: C,
+    *,
+    static: Iterable[str] | None = None,
+    dynamic: Iterable[str] | None = None,
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Any], Any] | None = None,
+) -> C: ...
+@overload
+def register(
+    cls: None = None,
+    *,
+    static: Iterable[str] | None = None,
+    dynamic: Iterable[str] | None = None,
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Any], Any] | None = None,
+) -> Callable[[C], C]: ...
+def register(
+    cls: Any = None,
+    *,
+    static: Iterable[str] | None = None,
+    dynamic: Iterable[str] | None = None,
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
+    unflatten: Callable[[Any, Any], Any] | None = None,
+) -> Any:
+    """Makes a class a node of JAX's trees: it works in `jax.tree`, `jax.jit`, Optax, and stays what it is in graftax.
+
+    Its attributes are its children, those of a dataclass in the order of its fields. An instance is made anew without
+    `__init__` and `__setattr__`: a constructor that checks its arguments is never given the placeholders that
+    `jax.vmap` and `jax.jacobian` put in the place of arrays. A decorator, with and without arguments.
+
+    Args:
+        cls: a class that is not registered with JAX yet.
+        static: attributes that are part of the structure, besides fields declared with `field(static=True)`.
+            Their values may be any that graftax takes for static; they are compared with their types.
+        dynamic: the attributes that are children; all others are static then.
+        flatten: a function from an instance to (children, aux data), instead of the attributes. Needs `unflatten`.
+        unflatten: a function from (aux data, children) to an instance.
+
+    Returns:
+        the class.
+
+    Raises:
+        ValueError: where the class is registered already.
+        TypeError: where it is no class, where it holds items besides attributes (a subclass of list) and no `flatten`
+            is given, or where the arguments contradict each other.
+
+    Example:
+        >>> @graftax.register(static=["name"])
+        ... class Layer:
+        ...     def __init__(self, weight, name):
+        ...         self.weight, self.name = jnp.asarray(weight), name
+        >>> jax.vmap(lambda layer: layer)(Layer(jnp.arange(3.0), "first")).name
+        'first'
+    """
+    if cls is None:
+        return functools.partial(register, static=static, dynamic=dynamic, flatten=flatten, unflatten=unflatten)
+    _check(cls, static, dynamic, flatten, unflatten)
+    if flatten is not None:
+        tree_util.register_pytree_node(cls, flatten, cast("Callable[..., Any]", unflatten))
+        _core.forget_kind(cls)
+        return cls
+    fields = _Fields(cls, frozenset(static or ()), None if dynamic is None else frozenset(dynamic))
+    tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
+    order = _names(cls) or None
+    by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
+    _core.forget_kind(cls)
+    return cls
+
+
+def _check(cls: Any, static: Any, dynamic: Any, flatten: Any, unflatten: Any) -> None:
+    if not isinstance(cls, type):
+        raise TypeError(f"register expects a class, got {cls!r}")
+    if is_tree_node(cls):
+        raise ValueError(REGISTERED_ALREADY.format(cls=cls.__qualname__))
+    if (flatten is None) != (unflatten is None):
+        raise TypeError("register needs flatten= and unflatten= together")
+    if flatten is not None and (static is not None or dynamic is not None):
+        raise TypeError("flatten= says what is static: leave out static= and dynamic=")
+    if static is not None and dynamic is not None:
+        raise TypeError("give static= or dynamic=: what is not the one is the other")
+    for names in (static, dynamic):
+        if isinstance(names, str):
+            raise TypeError(f"give a list of names: [{names!r}]")
+    known = _names(cls)
+    unknown = [name for name in (*(static or ()), *(dynamic or ())) if known and name not in known]
+    if unknown:
+        raise TypeError(REGISTERED_NAMES.format(cls=cls.__qualname__, names=", ".join(map(repr, unknown))))
+    if flatten is None and any(base.__flags__ & _HEAP_TYPE == 0 for base in cls.__mro__[:-1]):
+        raise TypeError(REGISTERED_ITEMS.format(cls=cls.__qualname__))
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def _names(cls: Any) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+
+
+class _Fields:
+    """How instances of one class are opened and made. As a container: the names of what is static."""
+
+    def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None) -> None:
+        declared: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
+        marked = frozenset(name for name, field in declared.items() if field.metadata.get("static", False))
+        self._cls, self._static, self._dynamic = cls, static | marked, dynamic
+        self._declared = _names(cls)
+        bases = [base for base in reversed(cls.__mro__)]
+        found = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
+        self._slots = {name: member for name, member in found}
+        self.some = bool(self._static) or dynamic is not None
+        # Which of the names are children, by all the names that an instance has.
+        self._plans: dict[tuple[str, ...], _Plan] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._static or (self._dynamic is not None and name not in self._dynamic)
+
+    def flatten(self, obj: Any) -> tuple[list[Any], _Plan | _Aux]:
+        values = self._values(obj)
+        plan = self._plan(values)
+        children = [values[name] for name in plan.children]
+        return children, _Aux(plan, tuple(values[name] for name in plan.others)) if plan.others else plan
+
+    def with_keys(self, obj: Any) -> tuple[list[tuple[Any, Any]], _Plan | _Aux]:
+        children, aux = self.flatten(obj)
+        plan = aux.plan if isinstance(aux, _Aux) else aux
+        return list(zip(plan.keys, children, strict=True)), aux
+
+    def unflatten(self, aux: _Plan | _Aux, children: Iterable[Any]) -> Any:
+        obj = object.__new__(self._cls)
+        plan, others = (aux.plan, aux.values) if isinstance(aux, _Aux) else (aux, ())
+        values = dict(zip((*plan.children, *plan.others), (*children, *others), strict=True))
+        for name in plan.names:
+            if name in self._slots:
+                self._slots[name].__set__(obj, values[name])
+            else:
+                obj.__dict__[name] = values[name]
+        return obj
+
+    def _values(self, obj: Any) -> dict[str, Any]:
+        values: dict[str, Any] = getattr(obj, "__dict__", {})
+        if not self._slots:
+            return values
+        values = dict(values)
+        for name, member in self._slots.items():
+            if name != "__weakref__" and name != "__dict__":
+                try:
+                    values[name] = member.__get__(obj)
+                except AttributeError:  # an empty slot
+                    continue
+        return values
+
+    def _plan(self, values: dict[str, Any]) -> _Plan:
+        given = tuple(values)
+        plan = self._plans.get(given)
+        if plan is None:
+            declared = [name for name in self._declared if name in values]
+            names = (*declared, *(name for name in given if name not in self._declared))
+            children = tuple(name for name in names if name not in self)
+            plan = _Plan(names, children, tuple(name for name in names if name in self))
+            if len(self._plans) < 64:  # instances with ever new names are not worth remembering
+                self._plans[given] = plan
+        return plan
+
+
+class _Plan:
+    """The attributes of an instance: which are children, which are not. The aux data of one with children alone."""
+
+    __slots__ = ("children", "keys", "names", "others")
+
+    def __init__(self, names: tuple[str, ...], children: tuple[str, ...], others: tuple[str, ...]) -> None:
+        self.names, self.children, self.others = names, children, others
+        self.keys = tuple(map(GetAttrKey, children))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Plan) and self._key() == other._key())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.names, self.others
+
+    def __reduce__(self) -> Any:
+        return _Plan, (self.names, self.children, self.others)
+
+    def __repr__(self) -> str:
+        return ", ".join(self.names)
+
+
+class _Aux:
+    """The aux data of an instance with static attributes: compared as graftax compares statics, as they were then."""
+
+    __slots__ = ("key", "plan", "values")
+
+    def __init__(self, plan: _Plan, values: tuple[Any, ...]) -> None:
+        self.plan, self.values = plan, values
+        self.key = _core.flatten(Static(values))[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Aux) and self.plan == other.plan and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash((self.plan, self.key))
+
+    def __reduce__(self) -> Any:
+        return _Aux, (self.plan, self.values)
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in zip(self.plan.others, self.values, strict=True)]
+        return ", ".join([*self.plan.children, *shown])
