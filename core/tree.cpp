@@ -273,12 +273,8 @@ class TreeWalk {
     auto count = [&] { return static_cast<uint32_t>(pending_.size() - floor); };
     if (wish_.paths && kind.shape == Shape::registered) {
       auto hold = kind.shared_from_this();
-      Owned opened = open_with_keys(obj);
-      if (opened.get() != Py_None) {
-        push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
-        push_items(PyTuple_GET_ITEM(opened.get(), 1), pending_);
-        return structure_.open(kind, count(), PyTuple_GET_ITEM(opened.get(), 2));
-      }
+      Owned data = open_with_keys(obj, entries, pending_);
+      if (data) return structure_.open(kind, count(), data.get());
     }
     auto hold = kind.shape >= Shape::fields ? kind.shared_from_this() : nullptr;
     Owned data = open_node(obj, kind, pending_);
@@ -404,11 +400,25 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
 
 void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
 
-Owned open_with_keys(PyObject* obj) {
+Owned open_with_keys(PyObject* obj, OwnedList& entries, OwnedList& children) {
   static PyObject* open = check(PyObject_GetAttrString(runtime.trees, "open_with_keys"));
+  if (open == Py_None) return {};
   Owned opened = own(PyObject_CallOneArg(open, obj));
+  auto is_pair = [](PyObject* p) { return PyTuple_Check(p) && PyTuple_GET_SIZE(p) == 2; };
+  auto refuse = [&](PyObject* shown) {
+    raise_error(PyExc_ValueError, std::string("the flatten function with keys of ") + Py_TYPE(obj)->tp_name +
+                                  " must return (pairs of key and child, aux_data), and returned " + short_repr(shown));
+  };
+  if (!is_pair(opened.get())) refuse(opened.get());
+  Owned pairs = own(PySequence_Tuple(PyTuple_GET_ITEM(opened.get(), 0)));
   follow_registry();
-  return opened;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs.get()); ++i) {
+    PyObject* pair = PyTuple_GET_ITEM(pairs.get(), i);
+    if (!is_pair(pair)) refuse(pair);
+    entries.push(PyTuple_GET_ITEM(pair, 0));
+    children.push(PyTuple_GET_ITEM(pair, 1));
+  }
+  return Owned::borrow(PyTuple_GET_ITEM(opened.get(), 1));
 }
 
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children) { return open_node(obj, kind, children); }

@@ -16,10 +16,6 @@ nb::list to_list(OwnedList& items) {
   return out;
 }
 
-void push_items(PyObject* tuple, OwnedList& out) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) out.push(PyTuple_GET_ITEM(tuple, i));
-}
-
 void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const char* name) {
   try {
     take_up_to(prefix.tree, tree.ptr(), out);
@@ -174,12 +170,8 @@ nb::object one_level(nb::handle obj, bool keys) {
   auto hold = kind.shared_from_this();
   OwnedList children, entries;
   if (keys && kind.shape == Shape::registered) {
-    Owned opened = open_with_keys(obj.ptr());
-    if (opened.get() != Py_None) {
-      push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
-      push_items(PyTuple_GET_ITEM(opened.get(), 1), children);
-      return nb::make_tuple(with_paths(entries, children), nb::borrow(PyTuple_GET_ITEM(opened.get(), 2)));
-    }
+    Owned data = open_with_keys(obj.ptr(), entries, children);
+    if (data) return nb::make_tuple(with_paths(entries, children), nb::borrow(data.get()));
   }
   TreeNode n;
   Owned data = open_tree_node(obj.ptr(), kind, children);

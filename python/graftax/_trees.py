@@ -15,13 +15,14 @@ from jax import tree_util
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_tree_node, open_with_key_pairs, tree_functions, treedef_of_node
+from ._compat import data_fields, is_tree_node, tree_functions, treedef_of_node
+from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
 from .registry import dict_key
 
 # What the core reads here besides the functions below.
-__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry"]
+__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_with_keys"]
 
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
@@ -101,16 +102,6 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     if not (generated and plain and only_fields and sorted(fields) == sorted(names)):
         return ()
     return tuple(names.index(name) for name in fields)
-
-
-def open_with_keys(obj: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
-    """(key path entries, children, aux data) of a registered node; None where JAX cannot be asked."""
-    opened = open_with_key_pairs(obj)
-    if opened is None:
-        return None
-    pairs, data = opened
-    keys, children = zip(*pairs, strict=True) if pairs else ((), ())
-    return keys, children, data
 
 
 # ---- treedefs of JAX

@@ -10,7 +10,7 @@ import pytest
 from hazards.watchdog import python
 
 COMMON = """
-    import operator
+    import dataclasses, operator
     from collections import OrderedDict, defaultdict
     import jax, graftax.tree
     def outcome(program, t):
@@ -26,6 +26,9 @@ COMMON = """
             raise n.fail
         return n.children, None
     jax.tree_util.register_pytree_node(Node, opened, lambda data, c: list(c))
+    First, Second = (
+        jax.tree_util.register_dataclass(dataclasses.make_dataclass(name, ["x"])) for name in ("First", "Second")
+    )
     def stop(error):
         raise error
     class Key:
@@ -110,6 +113,12 @@ DIFFERENCES = {
         ("False",),
         "True",
         "!= is the opposite of ==",
+    ),
+    "two dataclasses with equal fields": (
+        "lambda t: t.structure(First(1)) == t.structure(Second(1))",
+        ("True", "False"),
+        "False",
+        "the class is part of the structure",
     ),
     "a deep tree": ("lambda t: len(t.leaves(deep))", RECURSION, "1", "the walk has a stack of its own"),
     "a cycle": (

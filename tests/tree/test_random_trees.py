@@ -151,8 +151,9 @@ MAKERS: list[Make] = [
     lambda c, s, keys: Keyed(c, s),
     lambda c, s, keys: jax.tree_util.Partial(len, *c[1:], k=c[0]),
     lambda c, s, keys: Data(c[0], s, c[-1]),
-    lambda c, s, keys: Slots(w=c[0], n=s, b=c[-1]),
-    lambda c, s, keys: Post(c[0], s, c[-1]),
+    # With data of their own: to JAX two dataclasses of equal data and as many children are one.
+    lambda c, s, keys: Slots(w=c[0], n=("slots", s), b=c[-1]),
+    lambda c, s, keys: Post(c[0], ("post", s), c[-1]),
     lambda c, s, keys: Module(c[0], s, c[-1]),
     lambda c, s, keys: Child(c[0], s, c[-1]),
     lambda c, s, keys: partly(c[0]),
