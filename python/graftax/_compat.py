@@ -121,13 +121,8 @@ def data_fields(flatten: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     return tuple(cells["data_fields"].cell_contents), tuple(cells["meta_fields"].cell_contents)
 
 
-def open_with_key_pairs(obj: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
-    """(pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on."""
-    ask: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
-    if ask is None:
-        return None
-    pairs, data = ask(obj)
-    return list(pairs), data
+# (pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on.
+one_level_with_keys: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
 
 
 def flatten_one_level(tree: Any) -> tuple[Any, Any]:

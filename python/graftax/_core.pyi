@@ -217,7 +217,7 @@ class PyTreeDef:
 
     def children(self) -> list[PyTreeDef]: ...
 
-    def compose(self, inner: PyTreeDef) -> PyTreeDef:
+    def compose(self, inner: Any) -> PyTreeDef:
         """Each leaf replaced by the structure `inner`."""
 
     def from_iterable_tree(self, tree: Any, /) -> Any:
