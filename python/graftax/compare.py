@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from . import _core
+from ._errors import UnsupportedValueError
 from ._trees import describe_value
 from .path import Graph, Path
 
@@ -65,36 +67,48 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
     there: dict[int, int] = {}  # which node of the second graph stands for a node of the first
     here: dict[int, int] = {}
     pairs: set[tuple[int, int]] = set()
-    stack: list[tuple[int, int, Path]] = [(0, 0, Path())]
+    stack: list[tuple[int, int, _Way]] = [(0, 0, None)]
     while stack:
-        a, b, path = stack.pop()
+        a, b, way = stack.pop()
         x, y = left.rows[a], right.rows[b]
         if x.is_leaf or y.is_leaf:
-            text = _leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
+            text = leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
             if text is not None:
-                yield Difference(path, *text)
+                yield Difference(_path(way), *text)
             continue
         if sharing:
             first, second = there.setdefault(x.target, y.target), here.setdefault(y.target, x.target)
             if first != y.target or second != x.target or x.what != y.what:
-                yield Difference(path, _sharing_text(left, a), _sharing_text(right, b))
+                yield Difference(_path(way), _sharing_text(left, a), _sharing_text(right, b))
                 continue
         if (x.target, y.target) in pairs:
             continue
         pairs.add((x.target, y.target))
-        text = _node_difference(x.value, y.value)
+        text = node_difference(x.value, y.value)
         if text is not None:
-            yield Difference(path, *text)
+            yield Difference(_path(way), *text)
             continue
         below = dict(right.entries(y.target))
-        children = [(p, below[entry], path + (entry,)) for entry, p in left.entries(x.target)]
+        children = [(p, below[entry], (way, entry)) for entry, p in left.entries(x.target)]
         stack.extend(reversed(children))
+
+
+# A key entry, and the way to what it is an entry of.
+_Way = tuple["_Way", Any] | None
+
+
+def _path(way: _Way) -> Path:
+    entries: list[Any] = []
+    while way is not None:
+        way, entry = way
+        entries.append(entry)
+    return Path(reversed(entries))
 
 
 def _sharing_text(graph: Graph, place: int) -> str:
     row = graph.rows[place]
     name = type(row.value).__qualname__
-    return f"{name} of {graph.paths[row.target]!r} once more" if row.what == "ref" else f"{name} of its own"
+    return f"{name} of {graph.path(row.target)!r} once more" if row.what == "ref" else f"{name} of its own"
 
 
 def _both(x: Any, y: Any) -> tuple[str, str]:
@@ -105,16 +119,23 @@ def _text(value: Any) -> str:
     return describe_value(value)
 
 
-def _leaf_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[str, str] | None:
+    """How two values differ that are no nodes."""
     if x is y:
         return None
     if type(x) is not type(y) and not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
         return _both(x, y)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return _array_difference(x, y, rtol, atol)
-    if _core.flatten(x)[1] != _core.flatten(y)[1]:
-        return _both(x, y)
-    return None
+    return None if _same_value(x, y) else _both(x, y)
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    """Are these equal as static values? What hides its state (a generator) is equal to itself only."""
+    try:
+        return bool(_core.flatten(x)[1] == _core.flatten(y)[1])
+    except UnsupportedValueError:
+        return False
 
 
 def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
@@ -126,7 +147,10 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     if jax.numpy.issubdtype(a.dtype, np.inexact):
         if a.dtype.kind not in "fc":  # bfloat16 and its like
             a, b = a.astype(np.float32), b.astype(np.float32)
-        same = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        with np.errstate(all="ignore"):
+            same = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    elif a.dtype.kind in "mM":
+        same = (a == b) | (np.isnat(a) & np.isnat(b))
     else:
         same = a == b
     if np.all(same):
@@ -140,7 +164,7 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     return f"{one} {a[place]!r}", f"{b[place]!r} ({where})"
 
 
-def _node_difference(x: Any, y: Any) -> tuple[str, str] | None:
+def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
     """How two nodes differ in themselves: in their types, their keys, or what they are besides their children."""
     if type(x) is not type(y):
         return _text(x), _text(y)
@@ -151,13 +175,28 @@ def _node_difference(x: Any, y: Any) -> tuple[str, str] | None:
     if type(x).__name__ == "OrderedDict" and keys != others:
         return "the order " + ", ".join(map(str, keys)), "the order " + ", ".join(map(str, others))
     # A node without children is compared whole; with children, without them.
-    if not keys and _core.flatten(x)[1] != _core.flatten(y)[1]:
+    if not keys and not _same_value(x, y):
+        return _text(x), _text(y)
+    if keys and not _same_value(_content(x), _content(y)):
         return _text(x), _text(y)
     if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
         return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
     if getattr(x, "__code__", None) is not getattr(y, "__code__", None):
         return _text(x), _text(y)
     return None
+
+
+# Classes derived from these may have attributes beside a content that is no child.
+_CONTENT = (str, bytes, int, float, complex, set, frozenset, bytearray, array.array)
+
+
+def _content(x: Any) -> Any:
+    base: Any = next((base for base in _CONTENT if issubclass(type(x), base)), None)
+    if base is None:
+        return None
+    if base is array.array:
+        return x.typecode, x.tobytes()
+    return base(x) if base in (set, frozenset, bytearray) else base.__getnewargs__(x)[0]
 
 
 def _with_keys(value: Any, only: list[Any]) -> str:

@@ -34,7 +34,7 @@ from ._errors import (
     rename_leaves,
 )
 from ._options import Options, split_patterns
-from .path import matcher
+from .patterns import matcher
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,7 +22,7 @@ from .._errors import (
     WRT_TWICE,
     StructureError,
 )
-from ..path import matcher
+from ..patterns import matcher
 from ._program import Program, name_of, wraps
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
