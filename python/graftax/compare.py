@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import array
+import types
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -173,7 +174,7 @@ def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
         missing, extra = [k for k in keys if k not in others], [k for k in others if k not in keys]
         return _with_keys(x, missing), _with_keys(y, extra)
     if type(x).__name__ == "OrderedDict" and keys != others:
-        return "the order " + ", ".join(map(str, keys)), "the order " + ", ".join(map(str, others))
+        return _order(keys), _order(others)
     # A node without children is compared whole; with children, without them.
     if not keys and not _same_value(x, y):
         return _text(x), _text(y)
@@ -181,7 +182,7 @@ def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
         return _text(x), _text(y)
     if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
         return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
-    if getattr(x, "__code__", None) is not getattr(y, "__code__", None):
+    if isinstance(x, types.FunctionType) and x.__code__ is not y.__code__:
         return _text(x), _text(y)
     return None
 
@@ -201,5 +202,12 @@ def _content(x: Any) -> Any:
 
 def _with_keys(value: Any, only: list[Any]) -> str:
     name = type(value).__qualname__
-    shown = ", ".join(str(k) for k in only[:6]) + (", ..." if len(only) > 6 else "")
-    return f"{name} with {shown}" if only else f"{name} without"
+    return f"{name} with {_names(only)}" if only else f"{name} without"
+
+
+def _order(keys: list[Any]) -> str:
+    return f"the order {_names(keys)}"
+
+
+def _names(entries: list[Any]) -> str:
+    return ", ".join(str(Path((k,))) for k in entries[:6]) + (", ..." if len(entries) > 6 else "")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -204,7 +205,7 @@ def _what(graph: Graph, place: int) -> str:
     if row.what == "ref":
         return f"the {type(row.value).__qualname__} of {graph.path(row.target)!r} once more"
     if row.what == "node":
-        entries = [str(entry).lstrip(".") for entry, _ in graph.entries(place)]
+        entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(place)]
         shown = ", ".join(entries[:6]) + (", ..." if len(entries) > 6 else "")
         return f"a {type(row.value).__qualname__}({shown})"
     if row.aux:
@@ -221,9 +222,13 @@ def _selection(graph: Graph, spec: Any) -> set[int]:
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):
         tops = {graph.rows[p].target for pattern in cast("list[Any]", spec) for p in _matching(graph, pattern)}
         return _below(graph, tops) & set(leaves)
-    if callable(spec):
+    a_tree = type(spec) is type(graph.rows[0].value) and not isinstance(spec, _FUNCTIONS)
+    if callable(spec) and not a_tree:  # a module of bools can be called, too
         return {place for place in leaves if _asked(spec, graph, place)}
     return _by_bools(graph, spec)
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
 def _is_types(spec: Any) -> bool:
