@@ -13,13 +13,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-import zoo
-from zoo import Affine, Box, Frozen, Registered, f32
 
 import graftax
+import oracle
+import zoo
 from graftax.path import Graph
+from zoo import Affine, Box, Frozen, Registered, f32
 
 
 def mutable_ids(x: Any) -> set[int]:
