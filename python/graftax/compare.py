@@ -7,15 +7,15 @@ import array
 import types
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
 from . import _core
-from ._errors import UnsupportedValueError
+from ._errors import UnsupportedValueError, at_path
 from ._trees import describe_value
-from .path import Graph, Path
+from .path import Graph, Path, Row
 
 
 class Difference(NamedTuple):
@@ -73,7 +73,7 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
         a, b, way = stack.pop()
         x, y = left.rows[a], right.rows[b]
         if x.is_leaf or y.is_leaf:
-            text = leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
+            text = _place_difference(x, y, rtol, atol, way)
             if text is not None:
                 yield Difference(_path(way), *text)
             continue
@@ -85,7 +85,7 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
         if (x.target, y.target) in pairs:
             continue
         pairs.add((x.target, y.target))
-        text = node_difference(x.value, y.value)
+        text = _place_difference(x, y, rtol, atol, way)
         if text is not None:
             yield Difference(_path(way), *text)
             continue
@@ -96,6 +96,17 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
 
 # A key entry, and the way to what it is an entry of.
 _Way = tuple["_Way", Any] | None
+
+
+def _place_difference(x: Row, y: Row, rtol: float, atol: float, way: _Way) -> tuple[str, str] | None:
+    try:
+        if not (x.is_leaf or y.is_leaf):
+            return node_difference(x.value, y.value)
+        if x.what != y.what:
+            return _both(x.value, y.value)
+        return leaf_difference(x.value, y.value, rtol, atol)
+    except Exception as error:  # an array that is gone, a tracer
+        raise at_path(error, repr(_path(way)))  # noqa: B904 - it is the same one
 
 
 def _path(way: _Way) -> Path:
@@ -117,7 +128,10 @@ def _both(x: Any, y: Any) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-    return describe_value(value)
+    try:
+        return describe_value(value)
+    except Exception:  # no tree, such as a dict whose keys cannot be sorted, or a class whose flatten fails
+        return _with_keys(value, [entry for entry, _ in _core.children_with_keys(value)])
 
 
 def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[str, str] | None:
@@ -170,8 +184,10 @@ def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
     if type(x) is not type(y):
         return _text(x), _text(y)
     keys, others = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
-    if len(keys) != len(others) or set(keys) != set(others):
-        missing, extra = [k for k in keys if k not in others], [k for k in others if k not in keys]
+    mine, its = ({(entry, *_key_type(entry)) for entry in entries} for entries in (keys, others))
+    if mine != its:
+        missing = [k for k in keys if (k, *_key_type(k)) not in its]
+        extra = [k for k in others if (k, *_key_type(k)) not in mine]
         return _with_keys(x, missing), _with_keys(y, extra)
     if type(x).__name__ == "OrderedDict" and keys != others:
         return _order(keys), _order(others)
@@ -203,6 +219,12 @@ def _content(x: Any) -> Any:
 def _with_keys(value: Any, only: list[Any]) -> str:
     name = type(value).__qualname__
     return f"{name} with {_names(only)}" if only else f"{name} without"
+
+
+def _key_type(entry: Any) -> tuple[type, ...]:
+    """`1` and `True` are one key for a dict, but not here."""
+    key = getattr(entry, "key", None)
+    return (type(key), *map(type, cast("tuple[Any, ...]", key))) if isinstance(key, tuple) else (type(key),)
 
 
 def _order(keys: list[Any]) -> str:
