@@ -121,7 +121,7 @@ def _entry_text(entry: Any) -> str:
 
 _ENTRY = re.compile(
     rf"""\.(?P<name>{NAME})|(?P<first>[^.\[\]]+)|\[<flat\ index\ (?P<flat>\d+)>\]|\[(?P<index>\d+)\]
-    |\[(?P<quoted>{QUOTED})\]|\[(?P<key>[^\[\]]*)\]""",
+    |\[(?P<quoted>{QUOTED})\]|\[(?P<key>(?!['"])[^\[\]]*)\]""",
     re.VERBOSE,
 )
 
@@ -151,8 +151,18 @@ def _entry(found: re.Match[str]) -> Any:
     if found["quoted"] is not None:
         return DictKey(ast.literal_eval(found["quoted"]))
     if found["key"] is not None:
-        return DictKey(found["key"])
+        return DictKey(_literal(found["key"]))
     return GetAttrKey(found["name"] if found["name"] is not None else found["first"])
+
+
+def _literal(text: str) -> Any:
+    """A key as it prints without quotes: None, -1, 2.5, (1, 'x'); or the text."""
+    try:
+        value = ast.literal_eval(text)
+        hash(value)
+    except (ValueError, SyntaxError, TypeError):
+        return text
+    return value
 
 
 def open_node(obj: Any) -> list[tuple[Any, Any]]:
@@ -192,7 +202,7 @@ def same_entry(wanted: Any, entry: Any) -> bool:
     if isinstance(wanted, GetAttrKey) and isinstance(entry, DictKey):
         return entry.key == wanted.name
     if isinstance(wanted, DictKey) and isinstance(entry, DictKey):
-        return isinstance(wanted.key, str) and not isinstance(entry.key, str) and str(entry.key) == wanted.key
+        return isinstance(wanted.key, str) != isinstance(entry.key, str) and str(entry.key) == str(wanted.key)
     return False
 
 
@@ -271,9 +281,19 @@ class Graph:
             at = step[1]
         return at
 
-    def parse(self, text: str) -> Path:
-        """The path of a text, in which `obj` is the root unless the root has something of that name."""
-        return _parsed(text, self._text(text))
+    def place_of(self, text: str) -> int:
+        """The place of the text of a path, in which `obj` is the root unless the root has something of that name.
+
+        Raises:
+            ValueError: where the text is no path.
+            StructureError: where there is no such place.
+        """
+        if self._has_obj():
+            try:
+                return self.place(_parsed(text, text))
+            except StructureError:
+                pass
+        return self.place(_parsed(text, without_root(text)))
 
     def matching(self, text: str) -> list[int]:
         """The places that a pattern means, each once, by whatever way they are reached.
@@ -281,7 +301,10 @@ class Graph:
         Raises:
             ValueError: where the text is no pattern.
         """
-        pattern = Pattern(self._text(text))
+        found = self._matching(Pattern(text)) if self._has_obj() else []
+        return found or self._matching(Pattern(without_root(text)))
+
+    def _matching(self, pattern: Pattern) -> list[int]:
         found = [0] if pattern.ends(pattern.start) else []
         done: dict[int, frozenset[int]] = {}
         stack = [(0, pattern.start)]
@@ -337,9 +360,8 @@ class Graph:
                 return place
         return 0
 
-    def _text(self, text: str) -> str:
-        named = any(_entry_text(entry) in (".obj", "[obj]") for entry, _ in self.entries(0))
-        return text if named else without_root(text)
+    def _has_obj(self) -> bool:
+        return any(_entry_text(entry) in (".obj", "[obj]") for entry, _ in self.entries(0))
 
     def write(self, changes: dict[int, Any]) -> None:
         """Writes values into the nodes themselves.

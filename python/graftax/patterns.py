@@ -39,6 +39,11 @@ _TOKEN = re.compile(
 )
 
 
+def is_pattern(text: str) -> bool:
+    """Has it a `*` outside of quotes?"""
+    return "*" in re.sub(rf"\[(?:{QUOTED})\]", "", text)
+
+
 class Pattern:
     """A pattern, as steps: `*` in a step stands for any characters of one name, key or index, `**` for any steps.
 

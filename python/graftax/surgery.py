@@ -29,6 +29,7 @@ from ._errors import (
 )
 from .compare import leaf_difference, node_difference
 from .path import Graph, Path, open_node
+from .patterns import is_pattern
 
 T = TypeVar("T")
 
@@ -404,7 +405,7 @@ def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
     if isinstance(where, Path):
         return False, [[graph.place(where)]]
     if isinstance(where, str):
-        return "*" in where, [[place] for place in _matching(graph, where)]
+        return is_pattern(where), [[place] for place in _matching(graph, where)]
     if type(where) is tuple and where:
         return True, [group for part in cast("tuple[Any, ...]", where) for group in _located(graph, part)[1]]
     if callable(where):
@@ -416,8 +417,8 @@ def _matching(graph: Graph, pattern: str | Path) -> list[int]:
     """The places that a pattern means, each once."""
     if isinstance(pattern, Path):
         return [graph.place(pattern)]
-    if "*" not in pattern:
-        return [graph.place(graph.parse(pattern))]
+    if not is_pattern(pattern):
+        return [graph.place_of(pattern)]
     found = graph.matching(pattern)
     if not found:
         names = [str(graph.path(place)) for place in range(1, min(len(graph.rows), 200))]
