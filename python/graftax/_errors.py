@@ -417,7 +417,7 @@ NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it
 NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
 OTHER_STRUCTURE = "{name}: the graphs do not have the same structure at {path!r}: {one} there, {other} here."
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
-REGISTERED_NAMES = "{cls} has no field {names}"
+REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."
 REGISTERED_ITEMS = (
     "{cls} holds items besides its attributes, which would be lost. "
     "Give register() flatten= and unflatten= that keep them."

@@ -33,7 +33,8 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
     """Are two object graphs equal: types, keys, values, arrays, and what is shared in them?
 
     Values are compared with their types (`1`, `1.0` and `True` differ), `nan` equals itself, arrays have to have the
-    same shape and dtype. The order of dict keys and attributes does not count, but in an `OrderedDict`.
+    same shape and dtype (0.0 equals -0.0 in them, and weak types do not count). The order of dict keys and attributes
+    does not count, but in an `OrderedDict`.
 
     Args:
         one, other: the roots.
