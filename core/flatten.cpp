@@ -254,11 +254,12 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
       p.track_pc.push_back(pc);
     }
   }
-  if (below.repeated && ++expanded_ > max_expanded)
+  Cursor cursor(obj, kind);
+  bool grows = !options_.everything || cursor.items() + cursor.fields() > 0;  // `()` in many places does not
+  if (below.repeated && grows && ++expanded_ > max_expanded)
     raise_graftax("StructureError", "immutable nodes with arrays are reached again and again: more than " +
                                     std::to_string(max_expanded) + " nodes once expanded. Put one mutable object (a list) "
                                     "around what is shared.");
-  Cursor cursor(obj, kind);
   if (!options_.inputs) {  // two objects with one __dict__, or an object and vars() of it
     PyObject* dict = cursor.shared_dict();
     if (dict) {
@@ -294,7 +295,8 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
       field_keys_.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
   }
-  bool closed = !kind.tracked && with_identity && kind.base != Base::set;
+  // With `everything` each place is one of its own, whatever is equal to it.
+  bool closed = !kind.tracked && with_identity && kind.base != Base::set && !options_.everything;
   // A function among aux data or in a static field is opened like any other: only what is declared static is not.
   if (kind.base == Base::function && !root_is_static()) below.in_static = false;
   if (kind.base == Base::function) below.in_function = true, below.in_dynamic = false;

@@ -318,7 +318,7 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
             index_ = i_++;
             return true;
           }
-        } else if (!kind_->order.empty()) {
+        } else if (!kind_->order.empty() && dict_) {  // slots have an order of their own
           if (next_ordered(child, key)) {
             at_ = Stage::fields;
             index_ = given_ - 1;

@@ -159,12 +159,6 @@ Owned leaf_paths(const Program& p) {
   return Owned::steal(out.release().ptr());
 }
 
-Owned all_paths(const Program& p) {
-  nb::list out;
-  walk(p, [&](uint32_t root, uint32_t, std::vector<Step>& steps) { out.append(nb::steal(path_tuple(p, root, steps).release())); });
-  return Owned::steal(out.release().ptr());
-}
-
 Owned node_path(const Program& p, uint32_t track) {
   if (track >= p.track_pc.size()) throw nb::index_error("there is no such tracked node");
   return path_of(p, p.track_pc[track]);

@@ -23,8 +23,6 @@ Owned path_of(const Program& program, uint32_t pc);
 std::string path_text(const Program& program, uint32_t pc, PyObject* root_names);
 
 Owned leaf_paths(const Program& program);
-// The path of every instruction.
-Owned all_paths(const Program& program);
 // (leaf, path) for every place of a leaf: an array that is one leaf in two places has two.
 Owned leaf_places(const Program& program);
 Owned node_path(const Program& program, uint32_t track);  // of a tracked node

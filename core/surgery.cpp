@@ -6,6 +6,7 @@
 #include "flatten.h"
 #include "parts.h"
 #include "path.h"
+#include "static_key.h"
 #include "unflatten.h"
 
 namespace graftax {
@@ -34,33 +35,38 @@ struct Graph {
   uint32_t end() const { return rec.program.code.empty() ? 0 : rec.program.after(0); }
   const Instr& at(uint32_t pc) const { return rec.program.code[pc]; }
 
-  // Is this node made empty and filled later, or can it take over the attributes of another one?
+  // Is this node made empty and filled later, or can it take over the attributes of another one? A registered class that
+  // holds items besides its attributes (a subclass of list) cannot: what its flatten makes of them is not known.
   bool is_mutable(uint32_t pc) const {
     const Instr& n = at(pc);
     if (n.op != Op::node || n.track == NONE) return false;
-    return is_shell_kind(*n.kind) || (n.kind->base == Base::registered && n.kind->has_fields());
+    if (n.kind->base != Base::registered) return is_shell_kind(*n.kind);
+    return n.kind->has_fields() && n.kind->solid == &PyBaseObject_Type;
   }
 
   // Every node that contains a changed place, by any way; with `up_to_mutable` only as far as the first mutable one,
-  // which is not among them but in `written`.
+  // which is not among them but in `written`. The node that stands at a changed place is none: it is replaced there, and
+  // stays what it is where else it is referred to.
   std::vector<bool> spine(const Changes& changes, bool up_to_mutable, std::vector<uint32_t>* written) const {
-    std::vector<bool> in(end(), false), seen(end(), false);
+    std::vector<bool> in(end(), false);
     std::vector<uint32_t> work;
-    for (const auto& [pc, value] : changes) work.push_back(pc);
+    std::vector<bool> seen(end(), false);
+    auto add_above = [&](uint32_t pc) {
+      uint32_t up = parent[pc];
+      if (up == NONE || seen[up]) return;
+      seen[up] = true;
+      if (up_to_mutable && is_mutable(up)) return written->push_back(up);
+      in[up] = true;
+      work.push_back(up);
+    };
+    for (const auto& [pc, value] : changes) add_above(pc);
     while (!work.empty()) {
       uint32_t pc = work.back();
       work.pop_back();
+      if (!changes.count(pc)) add_above(pc);
       auto [first, last] = refs.equal_range(pc);
-      for (auto it = first; it != last; ++it) work.push_back(it->second);
-      uint32_t up = parent[pc];
-      if (up == NONE || seen[up]) continue;
-      seen[up] = true;
-      if (up_to_mutable && is_mutable(up)) {
-        written->push_back(up);
-        continue;
-      }
-      in[up] = true;
-      work.push_back(up);
+      for (auto it = first; it != last; ++it)
+        if (!changes.count(it->second)) add_above(it->second);
     }
     return in;
   }
@@ -103,7 +109,6 @@ Changes read_changes(const Graph& g, nb::dict given) {
   for (auto [key, value] : given) {
     auto pc = nb::cast<uint32_t>(key);
     if (pc >= g.end()) raise_error(PyExc_IndexError, "no such place in this graph");
-    if (g.at(pc).op == Op::ref) pc = g.rec.program.track_pc[g.at(pc).arg];  // the node itself, wherever it stands
     out[pc] = value.ptr();
   }
   return out;
@@ -144,12 +149,24 @@ void write(Graph& g, nb::dict given) {
     Builder builder(g.rec.program, sources_of(g, &changes));
     for (uint32_t pc : written) {
       Write w{pc, {}, {}};
-      if (g.at(pc).kind->base == Base::registered) w.whole = builder.build(pc);
+      if (g.at(pc).kind->base == Base::registered) {
+        w.whole = builder.build(pc);
+        if (Py_TYPE(w.whole.get()) != g.at(pc).type)
+          raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).type->tp_name + " makes a " + Py_TYPE(w.whole.get())->tp_name +
+                                       ": what it holds cannot be written into the instance that is there");
+      }
       else builder.build_children(pc, w.values);
       writes.push_back(std::move(w));
     }
     builder.drain();
   }
+  // A key's own __hash__ may raise: it does so here, before the first write.
+  const Program& p = g.rec.program;
+  for (const Write& w : writes)
+    for (uint32_t i = 0, keys = p.item_keys(g.at(w.pc)); i < keys; ++i) {
+      Owned key = static_object(p.statics[p.keys[g.at(w.pc).keys + i]]);
+      if (key && !PyUnicode_CheckExact(key.get()) && PyObject_Hash(key.get()) == -1) raise_python();
+    }
   OwnedList graveyard;
   for (Write& w : writes) {
     PyObject* obj = g.rec.live[w.pc];
@@ -158,15 +175,11 @@ void write(Graph& g, nb::dict given) {
   }
 }
 
-// A copy of the whole graph with a new object in the place of every leaf, and what stands at each place in it.
-nb::tuple distinct(Graph& g) {
-  std::vector<bool> all(g.end(), true);
-  Marked marked(g, all);
-  OwnedList leaves;
-  for (size_t i = 0; i < g.rec.leaves.size(); ++i) leaves.push_stolen(own(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type))));
-  Sources sources = sources_of(g, nullptr);
-  sources.leaves = leaves.data();
-  Builder builder(g.rec.program, sources);
+// A copy of the whole graph with other values in some places, and what stands at each place in it.
+nb::tuple twin(Graph& g, nb::dict given) {
+  Changes changes = read_changes(g, given);
+  Marked marked(g, std::vector<bool>(g.end(), true));
+  Builder builder(g.rec.program, sources_of(g, &changes));
   builder.record_built();
   Owned root = builder.build(0);
   builder.drain();
@@ -187,7 +200,6 @@ nb::list rows(const Graph& g) {
     int64_t target = pc;
     if (n.op == Op::leaf) what = n.items ? "value" : "array";
     if (n.op == Op::stat) what = "value";
-    if (n.op == Op::same) what = "value";
     if (n.op == Op::ref) what = "ref", target = g.rec.program.track_pc[n.arg];
     int64_t up = g.parent[pc] == NONE ? -1 : static_cast<int64_t>(g.parent[pc]);
     out.append(nb::make_tuple(what, (n.flags & AUX) != 0, up, target, nb::borrow(g.rec.live[pc])));
@@ -234,19 +246,13 @@ void bind_surgery(nb::module_& m) {
            nb::sig("def __init__(self, obj: object) -> None"))
       .def("rows", &rows, nb::sig("def rows(self) -> list[tuple[str, bool, int, int, Any]]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by place.")
-      .def("paths", [](const Graph& g) { return nb::steal(all_paths(g.rec.program).release()); },
-           nb::sig("def paths(self) -> list[tuple[Any, ...]]"), "The key path of every place.")
-      .def("path", [](const Graph& g, uint32_t pc) {
-        if (pc >= g.end()) raise_error(PyExc_IndexError, "no such place in this graph");
-        return nb::steal(path_of(g.rec.program, pc).release());
-      }, nb::arg("place"), nb::sig("def path(self, place: int) -> tuple[Any, ...]"))
       .def("build", &build, nb::arg("changes"), nb::arg("all") = false,
            nb::sig("def build(self, changes: dict[int, Any], all: bool = False) -> Any"),
            "The root with other values in some places. Nodes that hold none of them stay themselves, or all are made anew.")
       .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> None"),
            "Writes other values into the nodes themselves; immutable ones on the way are made anew.")
-      .def("distinct", &distinct, nb::sig("def distinct(self) -> tuple[Any, list[Any]]"),
-           "A copy with a new object in the place of every leaf, and the object at each place of it.");
+      .def("twin", &twin, nb::arg("changes"), nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
+           "A copy with other values in some places, and the object at each place of it.");
   m.def("children_with_keys", [](nb::handle obj) {
     const Kind& kind = kind_of(obj.ptr());
     nb::list out;

@@ -242,9 +242,6 @@ Builder::Builder(const Program& program, Sources sources) : program_(program), s
   if (sources.live)
     for (size_t t = 0; t < tracked; ++t)
       if (program.code[program.track_pc[t]].flags & HANDED) nodes_.set(t, sources.live[program.track_pc[t]]);
-  if (sources.replaced)
-    for (size_t t = 0; t < tracked; ++t)
-      if (auto it = sources.replaced->find(program.track_pc[t]); it != sources.replaced->end()) nodes_.set(t, it->second);
 }
 
 Owned Builder::construct(uint32_t pc, PyObject** values) {
@@ -258,7 +255,8 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     // Aux data that is a node was rebuilt, too: the recorded treedef has that of the first call.
     const Instr& aux = program_.code[pc + 1];
     // A dict or a list as aux data is filled later than an unflatten would read it: the recorded one serves.
-    bool recorded = n.treedef && (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
+    bool other_aux = sources_.replaced && sources_.replaced->count(pc + 1);
+    bool recorded = n.treedef && !other_aux && (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
                                   (sources_.live && sources_.live[pc + 1] == values[0]));
     if (recorded) return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
     Owned treedef = own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(n.type),

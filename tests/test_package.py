@@ -22,7 +22,20 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
     {"_core"},
-    {"registry", "path", "_errors", "_compat", "_direct", "interop", "marks", "packed", "statics", "_setup", "_trees"},
+    {
+        "registry",
+        "path",
+        "patterns",
+        "_errors",
+        "_compat",
+        "_direct",
+        "interop",
+        "marks",
+        "packed",
+        "statics",
+        "_setup",
+        "_trees",
+    },
     {"graph", "flatform", "tree", "fields", "module", "surgery", "compare", "_difference"},
     {"_options", "_signature", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_call"},

@@ -166,11 +166,6 @@ class Graph:
         (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by place.
         """
 
-    def paths(self) -> list[tuple[Any, ...]]:
-        """The key path of every place."""
-
-    def path(self, place: int) -> tuple[Any, ...]: ...
-
     def build(self, changes: dict[int, Any], all: bool = False) -> Any:
         """
         The root with other values in some places. Nodes that hold none of them stay themselves, or all are made anew.
@@ -181,9 +176,9 @@ class Graph:
         Writes other values into the nodes themselves; immutable ones on the way are made anew.
         """
 
-    def distinct(self) -> tuple[Any, list[Any]]:
+    def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]:
         """
-        A copy with a new object in the place of every leaf, and the object at each place of it.
+        A copy with other values in some places, and the object at each place of it.
         """
 
 def children_with_keys(obj: object) -> list[tuple[Any, Any]]:

@@ -38,7 +38,7 @@ from ._hosts import warn_of_copies
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
 from .packed import is_array_of_handle, is_donated
-from .path import matcher
+from .patterns import matcher
 
 _NUMBERING = threading.Lock()
 _RUNNING = threading.local()

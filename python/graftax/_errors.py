@@ -473,16 +473,30 @@ NOT_MUTABLE = (
     "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "
     "graftax.at(obj)[path].set(value) returns a copy with the new value."
 )
+INSIDE_ANOTHER = (
+    "{path!r} lies in {other!r}, which is replaced as well: the one value would be lost. Set the two one after the "
+    "other, or make the pattern mean one of them."
+)
+TWO_VALUES = (
+    "{path!r} is given two values: it is one place, named twice or reached through a shared object. Name it once."
+)
+NO_POINTING = (
+    "the function given to at() returned the value at {paths}, which stands in several places. To see which one is "
+    "meant, it is called again with other objects there, and failed: {error}. Give it the path instead: "
+    "at(obj)['layers[0].w']"
+)
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 WHERE_ELSEWHERE = (
     "the function given to at() must return parts of the object it is called with. It returned a {found} that is none. "
     "Give it a path instead: at(obj)['layers[0].w']"
 )
-SET_COUNT = "set() was given {given} values for {places} places."
-NOT_SELECTED = "{spec!r} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
+SET_COUNT = "set() takes a sequence with one value for each of the {places} places, got {given}."
+NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
+NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or one for all that contains it."
+NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
 OTHER_STRUCTURE = "{name}: the graphs do not have the same structure at {path!r}: {one} there, {other} here."
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
-REGISTERED_NAMES = "{cls} has no field {names}"
+REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."
 REGISTERED_ITEMS = (
     "{cls} holds items besides its attributes, which would be lost. "
     "Give register() flatten= and unflatten= that keep them."

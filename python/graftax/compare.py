@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import array
+import types
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
 from . import _core
+from ._errors import UnsupportedValueError, at_path
 from ._trees import describe_value
-from .path import Graph, Path
+from .path import Graph, Path, Row
 
 
 class Difference(NamedTuple):
@@ -30,7 +33,8 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
     """Are two object graphs equal: types, keys, values, arrays, and what is shared in them?
 
     Values are compared with their types (`1`, `1.0` and `True` differ), `nan` equals itself, arrays have to have the
-    same shape and dtype. The order of dict keys and attributes does not count, but in an `OrderedDict`.
+    same shape and dtype (0.0 equals -0.0 in them, and weak types do not count). The order of dict keys and attributes
+    does not count, but in an `OrderedDict`.
 
     Args:
         one, other: the roots.
@@ -65,36 +69,59 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
     there: dict[int, int] = {}  # which node of the second graph stands for a node of the first
     here: dict[int, int] = {}
     pairs: set[tuple[int, int]] = set()
-    stack: list[tuple[int, int, Path]] = [(0, 0, Path())]
+    stack: list[tuple[int, int, _Way]] = [(0, 0, None)]
     while stack:
-        a, b, path = stack.pop()
+        a, b, way = stack.pop()
         x, y = left.rows[a], right.rows[b]
         if x.is_leaf or y.is_leaf:
-            text = _leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
+            text = _place_difference(x, y, rtol, atol, way)
             if text is not None:
-                yield Difference(path, *text)
+                yield Difference(_path(way), *text)
             continue
         if sharing:
             first, second = there.setdefault(x.target, y.target), here.setdefault(y.target, x.target)
             if first != y.target or second != x.target or x.what != y.what:
-                yield Difference(path, _sharing_text(left, a), _sharing_text(right, b))
+                yield Difference(_path(way), _sharing_text(left, a), _sharing_text(right, b))
                 continue
         if (x.target, y.target) in pairs:
             continue
         pairs.add((x.target, y.target))
-        text = _node_difference(x.value, y.value)
+        text = _place_difference(x, y, rtol, atol, way)
         if text is not None:
-            yield Difference(path, *text)
+            yield Difference(_path(way), *text)
             continue
         below = dict(right.entries(y.target))
-        children = [(p, below[entry], path + (entry,)) for entry, p in left.entries(x.target)]
+        children = [(p, below[entry], (way, entry)) for entry, p in left.entries(x.target)]
         stack.extend(reversed(children))
+
+
+# A key entry, and the way to what it is an entry of.
+_Way = tuple["_Way", Any] | None
+
+
+def _place_difference(x: Row, y: Row, rtol: float, atol: float, way: _Way) -> tuple[str, str] | None:
+    try:
+        if not (x.is_leaf or y.is_leaf):
+            return node_difference(x.value, y.value)
+        if x.what != y.what:
+            return _both(x.value, y.value)
+        return leaf_difference(x.value, y.value, rtol, atol)
+    except Exception as error:  # an array that is gone, a tracer
+        raise at_path(error, repr(_path(way)))  # noqa: B904 - it is the same one
+
+
+def _path(way: _Way) -> Path:
+    entries: list[Any] = []
+    while way is not None:
+        way, entry = way
+        entries.append(entry)
+    return Path(reversed(entries))
 
 
 def _sharing_text(graph: Graph, place: int) -> str:
     row = graph.rows[place]
     name = type(row.value).__qualname__
-    return f"{name} of {graph.paths[row.target]!r} once more" if row.what == "ref" else f"{name} of its own"
+    return f"{name} of {graph.path(row.target)!r} once more" if row.what == "ref" else f"{name} of its own"
 
 
 def _both(x: Any, y: Any) -> tuple[str, str]:
@@ -102,19 +129,29 @@ def _both(x: Any, y: Any) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-    return describe_value(value)
+    try:
+        return describe_value(value)
+    except Exception:  # no tree, such as a dict whose keys cannot be sorted, or a class whose flatten fails
+        return _with_keys(value, [entry for entry, _ in _core.children_with_keys(value)])
 
 
-def _leaf_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[str, str] | None:
+    """How two values differ that are no nodes."""
     if x is y:
         return None
     if type(x) is not type(y) and not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
         return _both(x, y)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return _array_difference(x, y, rtol, atol)
-    if _core.flatten(x)[1] != _core.flatten(y)[1]:
-        return _both(x, y)
-    return None
+    return None if _same_value(x, y) else _both(x, y)
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    """Are these equal as static values? What hides its state (a generator) is equal to itself only."""
+    try:
+        return bool(_core.flatten(x)[1] == _core.flatten(y)[1])
+    except UnsupportedValueError:
+        return False
 
 
 def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
@@ -126,7 +163,10 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     if jax.numpy.issubdtype(a.dtype, np.inexact):
         if a.dtype.kind not in "fc":  # bfloat16 and its like
             a, b = a.astype(np.float32), b.astype(np.float32)
-        same = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        with np.errstate(all="ignore"):
+            same = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    elif a.dtype.kind in "mM":
+        same = (a == b) | (np.isnat(a) & np.isnat(b))
     else:
         same = a == b
     if np.all(same):
@@ -140,27 +180,57 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     return f"{one} {a[place]!r}", f"{b[place]!r} ({where})"
 
 
-def _node_difference(x: Any, y: Any) -> tuple[str, str] | None:
+def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
     """How two nodes differ in themselves: in their types, their keys, or what they are besides their children."""
     if type(x) is not type(y):
         return _text(x), _text(y)
     keys, others = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
-    if len(keys) != len(others) or set(keys) != set(others):
-        missing, extra = [k for k in keys if k not in others], [k for k in others if k not in keys]
+    mine, its = ({(entry, *_key_type(entry)) for entry in entries} for entries in (keys, others))
+    if mine != its:
+        missing = [k for k in keys if (k, *_key_type(k)) not in its]
+        extra = [k for k in others if (k, *_key_type(k)) not in mine]
         return _with_keys(x, missing), _with_keys(y, extra)
     if type(x).__name__ == "OrderedDict" and keys != others:
-        return "the order " + ", ".join(map(str, keys)), "the order " + ", ".join(map(str, others))
+        return _order(keys), _order(others)
     # A node without children is compared whole; with children, without them.
-    if not keys and _core.flatten(x)[1] != _core.flatten(y)[1]:
+    if not keys and not _same_value(x, y):
+        return _text(x), _text(y)
+    if keys and not _same_value(_content(x), _content(y)):
         return _text(x), _text(y)
     if getattr(x, "maxlen", None) != getattr(y, "maxlen", None) and hasattr(x, "maxlen"):
         return f"maxlen {x.maxlen}", f"maxlen {y.maxlen}"
-    if getattr(x, "__code__", None) is not getattr(y, "__code__", None):
+    if isinstance(x, types.FunctionType) and x.__code__ is not y.__code__:
         return _text(x), _text(y)
     return None
 
 
+# Classes derived from these may have attributes beside a content that is no child.
+_CONTENT = (str, bytes, int, float, complex, set, frozenset, bytearray, array.array)
+
+
+def _content(x: Any) -> Any:
+    base: Any = next((base for base in _CONTENT if issubclass(type(x), base)), None)
+    if base is None:
+        return None
+    if base is array.array:
+        return x.typecode, x.tobytes()
+    return base(x) if base in (set, frozenset, bytearray) else base.__getnewargs__(x)[0]
+
+
 def _with_keys(value: Any, only: list[Any]) -> str:
     name = type(value).__qualname__
-    shown = ", ".join(str(k) for k in only[:6]) + (", ..." if len(only) > 6 else "")
-    return f"{name} with {shown}" if only else f"{name} without"
+    return f"{name} with {_names(only)}" if only else f"{name} without"
+
+
+def _key_type(entry: Any) -> tuple[type, ...]:
+    """`1` and `True` are one key for a dict, but not here."""
+    key = getattr(entry, "key", None)
+    return (type(key), *map(type, cast("tuple[Any, ...]", key))) if isinstance(key, tuple) else (type(key),)
+
+
+def _order(keys: list[Any]) -> str:
+    return f"the order {_names(keys)}"
+
+
+def _names(entries: list[Any]) -> str:
+    return ", ".join(str(Path((k,))) for k in entries[:6]) + (", ..." if len(entries) > 6 else "")

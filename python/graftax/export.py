@@ -39,7 +39,7 @@ from ._errors import (
 )
 from ._options import Options, split_patterns
 from .packed import PackLayout
-from .path import matcher
+from .patterns import matcher
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from jax import tree_util
 from jax.tree_util import GetAttrKey
@@ -96,12 +98,28 @@ def register(
     """
     if cls is None:
         return functools.partial(register, static=static, dynamic=dynamic, flatten=flatten, unflatten=unflatten)
+    static, dynamic = _listed(static), _listed(dynamic)
     _check(cls, static, dynamic, flatten, unflatten)
     if flatten is not None:
         tree_util.register_pytree_node(cls, flatten, cast("Callable[..., Any]", unflatten))
         _core.forget_kind(cls)
         return cls
-    fields = _Fields(cls, frozenset(static or ()), None if dynamic is None else frozenset(dynamic))
+    return register_by_fields(cls, static, dynamic)
+
+
+def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[str] | None) -> C:
+    """`register` without a flatten: by attributes. What base classes were given holds for this one, too."""
+    static, dynamic = _listed(static), _listed(dynamic)
+    _check(cls, static, dynamic, None, None)
+    bases = [given[base] for base in cls.__mro__[1:] if base in given]
+    statics = {*(static or ()), *(name for base in bases for name in base.static)}
+    if dynamic is None and any(base.dynamic is not None for base in bases):
+        above = {name for base in cls.__mro__[1:] for name in _names(base)}
+        dynamic = [name for name in _names(cls) if name not in above]
+    if dynamic is not None:
+        dynamic = ({*dynamic} | {name for base in bases for name in base.dynamic or ()}) - statics
+    fields = _Fields(cls, frozenset(statics), None if dynamic is None else frozenset(dynamic))
+    given[cls] = fields
     tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
     order = _names(cls) or None
     by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
@@ -109,9 +127,15 @@ def register(
     return cls
 
 
+def _listed(names: Iterable[str] | None) -> Iterable[str] | None:
+    return names if names is None or isinstance(names, str) else list(names)
+
+
 def _check(cls: Any, static: Any, dynamic: Any, flatten: Any, unflatten: Any) -> None:
     if not isinstance(cls, type):
         raise TypeError(f"register expects a class, got {cls!r}")
+    if issubclass(cls, enum.Enum):
+        raise TypeError(f"the members of {cls.__qualname__} are values, compared by identity: leave it as it is")
     if is_tree_node(cls):
         raise ValueError(REGISTERED_ALREADY.format(cls=cls.__qualname__))
     if (flatten is None) != (unflatten is None):
@@ -126,7 +150,8 @@ def _check(cls: Any, static: Any, dynamic: Any, flatten: Any, unflatten: Any) ->
     known = _names(cls)
     unknown = [name for name in (*(static or ()), *(dynamic or ())) if known and name not in known]
     if unknown:
-        raise TypeError(REGISTERED_NAMES.format(cls=cls.__qualname__, names=", ".join(map(repr, unknown))))
+        texts = [", ".join(map(repr, names)) for names in (unknown, known)]
+        raise TypeError(REGISTERED_NAMES.format(cls=cls.__qualname__, names=texts[0], known=texts[1]))
     if flatten is None and any(base.__flags__ & _HEAP_TYPE == 0 for base in cls.__mro__[:-1]):
         raise TypeError(REGISTERED_ITEMS.format(cls=cls.__qualname__))
 
@@ -139,23 +164,28 @@ def _names(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
 
 
+given: weakref.WeakKeyDictionary[type, _Fields] = weakref.WeakKeyDictionary()
+
+
 class _Fields:
     """How instances of one class are opened and made. As a container: the names of what is static."""
 
     def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None) -> None:
         declared: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
         marked = frozenset(name for name, field in declared.items() if field.metadata.get("static", False))
-        self._cls, self._static, self._dynamic = cls, static | marked, dynamic
+        # What `Cls[int](...)` leaves on an instance of a generic class.
+        generic = frozenset({"__orig_class__"} if issubclass(cls, Generic) else ())  # type: ignore[arg-type]
+        self._cls, self.static, self.dynamic = cls, static | marked | generic, dynamic
         self._declared = _names(cls)
         bases = [base for base in reversed(cls.__mro__)]
         found = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
         self._slots = {name: member for name, member in found}
-        self.some = bool(self._static) or dynamic is not None
+        self.some = bool(self.static) or dynamic is not None
         # Which of the names are children, by all the names that an instance has.
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._static or (self._dynamic is not None and name not in self._dynamic)
+        return name in self.static or (self.dynamic is not None and name not in self.dynamic)
 
     def flatten(self, obj: Any) -> tuple[list[Any], _Plan | _Aux]:
         values = self._values(obj)

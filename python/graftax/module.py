@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 from typing import Any, dataclass_transform
 
 import jax
 import numpy as np
 
-from .fields import field, register
+from .fields import field, register_by_fields
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field, field))
@@ -23,7 +24,7 @@ class Module:
     no end in a cycle (a `RecursionError`), unless the field that closes it is static.
 
     Keywords of the class statement: `kw_only` as for `dataclasses.dataclass`, `static` and `dynamic` as for
-    `graftax.register`.
+    `graftax.register`; subclasses inherit what they say.
 
     Example:
         >>> class Linear(graftax.Module):
@@ -45,10 +46,21 @@ class Module:
         dataclasses.dataclass(init=not written, repr=False, eq=False, kw_only=kw_only)(cls)
         if not written:
             cls.__init__.__graftax_generated__ = True  # type: ignore[attr-defined]
-        register(cls, static=static, dynamic=dynamic)
+        register_by_fields(cls, static, dynamic)
 
     def __repr__(self) -> str:
-        return _text(self, {}, "", 0)
+        inside = _printing.get()
+        if id(self) in inside:  # reached again by the repr of something else, such as a named tuple
+            return f"<{type(self).__qualname__} that contains this>"
+        token = _printing.set(inside | {id(self)})
+        try:
+            return _text(self, {}, "", 0)
+        finally:
+            _printing.reset(token)
+
+
+# Modules whose repr is on its way.
+_printing: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("graftax_printing", default=frozenset())
 
 
 def _has_generated_init(cls: type) -> bool:
@@ -62,7 +74,7 @@ _MOST = 20  # items of a container
 
 
 def _text(value: Any, seen: dict[int, str], path: str, indent: int) -> str:
-    if isinstance(value, Module):
+    if type(value).__repr__ is Module.__repr__:
         parts = [(f"{name}=", child, f"{path}.{name}") for name, child in _attributes(value).items()]
         return _node(value, type(value).__qualname__ + "(", ")", parts, seen, path, indent)
     if type(value) in (list, tuple):

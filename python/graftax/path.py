@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import ast
 import difflib
-import operator
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
-from ._errors import NOT_MUTABLE, StructureError
+from ._compat import one_level_with_keys
+from ._errors import INSIDE_ANOTHER, NOT_MUTABLE, StructureError
+from .patterns import NAME, QUOTED, Pattern
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
 
@@ -30,7 +30,7 @@ class Path(tuple[Any, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return "".join(f"[{k.key}]" if isinstance(k, DictKey) else str(k) for k in self)
+        return "".join(map(_entry_text, self))
 
     def __repr__(self) -> str:
         return f"obj{self}"
@@ -52,7 +52,8 @@ class Path(tuple[Any, ...]):
     def parse(text: str) -> Path:
         """The path that a text means: what `str` and `repr` of a path print, `layers[0].w`, `['a'][1]`.
 
-        A whole number in brackets is an index, anything else a key; quotes around keys may be left out.
+        A whole number in brackets is an index, or the key of a dict that has it; anything else is a key, and quotes
+        around it may be left out. `obj` in front, which `repr` prints, is left out.
 
         Raises:
             ValueError: where the text is no path.
@@ -61,16 +62,7 @@ class Path(tuple[Any, ...]):
             >>> Path.parse("layers[0].w") == Path([GetAttrKey("layers"), SequenceKey(0), GetAttrKey("w")])
             True
         """
-        entries: list[Any] = []
-        rest = text[3:] if re.match(r"obj(?=$|[.\[])", text) else text
-        at = 0
-        while at < len(rest):
-            found = _ENTRY.match(rest, at)
-            if found is None or (at == 0) < (found["first"] is not None):
-                raise ValueError(f"{text!r} is no path: it makes no sense from {rest[at:]!r} on. Write layers[0].w")
-            entries.append(_entry(found))
-            at = found.end()
-        return Path(entries)
+        return _parsed(text, without_root(text))
 
     def get(self, obj: Any) -> Any:
         """What stands at this place of an object graph.
@@ -101,25 +93,55 @@ class Path(tuple[Any, ...]):
             >>> Path.parse("layers[0].w").matches("layers[*].w")
             True
         """
-        return glob(pattern)(str(self))
+        return Pattern(without_root(pattern)).matches(self)
 
     def _step(self, obj: Any, wanted: Any, depth: int) -> Any:
-        children = _core.children_with_keys(obj)
-        for fits in (operator.eq, same_entry):
-            for entry, child in children:
-                if fits(wanted, entry):
-                    return child
-        raise StructureError(no_such_place(self, depth, obj))
+        if type(obj) is dict and isinstance(wanted, DictKey) and type(wanted.key) is str and wanted.key in obj:
+            return obj[wanted.key]
+        if type(obj) in (list, tuple) and isinstance(wanted, SequenceKey) and 0 <= wanted.idx < len(obj):
+            return obj[wanted.idx]
+        child = _chosen(wanted, open_node(obj))
+        if child is None:
+            raise StructureError(no_such_place(self, depth, obj))
+        return child[1]
 
     def _types(self) -> list[tuple[type, type]]:
         return [(type(k), type(getattr(k, "key", None))) for k in self]
 
 
+# A key that reads as nothing else without its quotes.
+_BARE = re.compile(r"(?!(?:None|True|False)$)[^\W\d][^\[\]'\"*\\\n]*")
+
+
+def _entry_text(entry: Any) -> str:
+    if not isinstance(entry, DictKey):
+        return str(entry)
+    bare = not isinstance(entry.key, str) or _BARE.fullmatch(entry.key)
+    return f"[{entry.key if bare else repr(entry.key)}]"
+
+
 _ENTRY = re.compile(
-    r"""\.(?P<name>[^.\[\]]+)|(?P<first>[^.\[\]]+)|\[<flat\ index\ (?P<flat>\d+)>\]|\[(?P<index>\d+)\]
-    |\[(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|\[(?P<key>[^\[\]]*)\]""",
+    rf"""\.(?P<name>{NAME})|(?P<first>[^.\[\]]+)|\[<flat\ index\ (?P<flat>\d+)>\]|\[(?P<index>\d+)\]
+    |\[(?P<quoted>{QUOTED})\]|\[(?P<key>(?!['"])[^\[\]]*)\]""",
     re.VERBOSE,
 )
+
+
+def without_root(text: str) -> str:
+    """Without the `obj` with which the `repr` of a path begins."""
+    return text[3:] if re.match(r"obj(?=$|[.\[])", text) else text
+
+
+def _parsed(text: str, rest: str) -> Path:
+    entries: list[Any] = []
+    at = 0
+    while at < len(rest):
+        found = _ENTRY.match(rest, at)
+        if found is None or (at > 0 and found["first"] is not None):
+            raise ValueError(f"{text!r} is no path: it makes no sense from {rest[at:]!r} on. Write layers[0].w")
+        entries.append(_entry(found))
+        at = found.end()
+    return Path(entries)
 
 
 def _entry(found: re.Match[str]) -> Any:
@@ -130,8 +152,47 @@ def _entry(found: re.Match[str]) -> Any:
     if found["quoted"] is not None:
         return DictKey(ast.literal_eval(found["quoted"]))
     if found["key"] is not None:
-        return DictKey(found["key"])
+        return DictKey(_literal(found["key"]))
     return GetAttrKey(found["name"] if found["name"] is not None else found["first"])
+
+
+def _literal(text: str) -> Any:
+    """A key as it prints without quotes: None, -1, 2.5, (1, 'x'); or the text."""
+    try:
+        value = ast.literal_eval(text)
+        hash(value)
+    except (ValueError, SyntaxError, TypeError):
+        return text
+    return value
+
+
+def open_node(obj: Any) -> list[tuple[Any, Any]]:
+    """(key entry, child) one level below a node: a class registered with JAX by the names that it gave JAX."""
+    children = _core.children_with_keys(obj)
+    flat = [i for i, (entry, _) in enumerate(children) if isinstance(entry, FlattenedIndexKey)]
+    opened = one_level_with_keys(obj) if flat and one_level_with_keys is not None else None
+    pairs = [] if opened is None else list(opened[0])
+    if len(pairs) == len(flat):
+        for i, (entry, _) in zip(flat, pairs, strict=True):
+            children[i] = (entry, children[i][1])
+    return children
+
+
+def _chosen(wanted: Any, children: list[tuple[Any, Any]]) -> tuple[Any, Any] | None:
+    """The child that an entry of a path means."""
+    for fits in (_is_entry, same_entry):
+        for child in children:
+            if fits(wanted, child[0]):
+                return child
+    if isinstance(wanted, FlattenedIndexKey):  # the number in the place of a name
+        items = [c for c in children if not (isinstance(c[0], GetAttrKey) and c[0].name == "aux_data")]
+        return items[wanted.key] if wanted.key < len(items) and len(items) < len(children) else None
+    return None
+
+
+def _is_entry(wanted: Any, entry: Any) -> bool:
+    # 1 and True are one key for a dict, but not for a path.
+    return wanted == entry and type(getattr(wanted, "key", None)) is type(getattr(entry, "key", None))
 
 
 def same_entry(wanted: Any, entry: Any) -> bool:
@@ -143,13 +204,16 @@ def same_entry(wanted: Any, entry: Any) -> bool:
     if isinstance(wanted, GetAttrKey) and isinstance(entry, DictKey):
         return entry.key == wanted.name
     if isinstance(wanted, DictKey) and isinstance(entry, DictKey):
-        return isinstance(wanted.key, str) and not isinstance(entry.key, str) and str(entry.key) == wanted.key
+        return isinstance(wanted.key, str) != isinstance(entry.key, str) and str(entry.key) == str(wanted.key)
     return False
+
+
+_NAMES = 500  # that a message looks through for one that is close
 
 
 def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
     """Says how far a path leads, and what is there instead."""
-    texts = [keystr((entry,)) for entry, _ in _core.children_with_keys(obj)]
+    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES]]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
     here = (
         f"the {type(obj).__qualname__} at {keystr(tuple(path[:depth]))}" if depth else f"this {type(obj).__qualname__}"
@@ -158,39 +222,6 @@ def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
         f"It has {', '.join(close)}{', ...' if len(texts) > len(close) else ''}." if close else "It has nothing below."
     )
     return f"there is no {keystr(tuple(path))}: {here} has no {keystr((path[depth],))}. {has}"
-
-
-_STEP = re.compile(r"\*\*|\*|[^*]+")
-
-
-def glob(pattern: str) -> Callable[[str], bool]:
-    """A test of the text of a path. Quotes around keys may be left out; a name that comes first is a key, too."""
-    first = re.match(r"(\*(?!\*)|[^.\[\]*])+(?=$|[.\[])", pattern)
-    name, rest = (_expression(first[0]), pattern[first.end() :]) if first else ("", pattern.removeprefix("."))
-    compiled = re.compile((rf"(?:{name}|\[{name}\])" if name else "") + _expression(rest), re.DOTALL)
-    return lambda path: compiled.fullmatch(_bare(path).removeprefix(".")) is not None
-
-
-def _bare(text: str) -> str:
-    return text.replace("'", "").replace('"', "")
-
-
-def _expression(pattern: str) -> str:
-    wild: dict[str, str] = {"**": r".*", "*": r"[^.\[\]]*"}
-    return "".join(wild[p] if p in wild else re.escape(p) for p in cast("list[str]", _STEP.findall(_bare(pattern))))
-
-
-def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """A test of key paths as messages print them (`state.layers[0].w`, `params['w']`).
-
-    A pattern covers a path and everything below it. `*` stands for one name, key or index, `**` for any number of
-    steps: `model.layers[*].bias`, `**.bias`. Quotes around keys may be left out.
-    """
-    parts = [_expression(pattern) for pattern in patterns]
-    if not parts:
-        return lambda path: False
-    compiled = re.compile(rf"(?:{'|'.join(parts)})(?:[.\[].*)?", re.DOTALL)
-    return lambda path: compiled.fullmatch(_bare(path)) is not None
 
 
 class Graph:
@@ -203,15 +234,20 @@ class Graph:
     def __init__(self, obj: Any) -> None:
         self.core = _core.Graph(obj)
         self.rows = [Row(*row) for row in self.core.rows()]
-        self._paths: list[Path] | None = None
         self._children: dict[int, list[int]] | None = None
+        self._entries: dict[int, list[tuple[Any, int]]] = {}
+        self._entry: dict[int, Any] = {}
 
-    @property
-    def paths(self) -> list[Path]:
-        """The path of every place."""
-        if self._paths is None:
-            self._paths = [Path(path) for path in self.core.paths()]
-        return self._paths
+    def path(self, place: int) -> Path:
+        """The path of a place."""
+        steps: list[Any] = []
+        while place:
+            up = self.rows[place].parent
+            if place not in self._entry:
+                self.entries(up)
+            steps.append(self._entry[place])
+            place = up
+        return Path(reversed(steps))
 
     def children(self, place: int) -> list[int]:
         """The places one level below a node."""
@@ -223,11 +259,14 @@ class Graph:
 
     def entries(self, place: int) -> list[tuple[Any, int]]:
         """(key entry, place) one level below a node."""
-        below = self.children(place)
-        if not below:
-            return []
-        entries = (entry for entry, _ in _core.children_with_keys(self.rows[place].value))
-        return list(zip(entries, below, strict=True))
+        known = self._entries.get(place)
+        if known is None:
+            below = self.children(place)
+            opened = open_node(self.rows[place].value) if below else []
+            known = [(entry, child) for (entry, _), child in zip(opened, below, strict=True)]
+            self._entries[place] = known
+            self._entry.update((child, entry) for entry, child in known)
+        return known
 
     def place(self, path: tuple[Any, ...]) -> int:
         """The place of a path, which may lead through references.
@@ -237,13 +276,94 @@ class Graph:
         """
         at = 0
         for depth, wanted in enumerate(path):
-            below = self.entries(at)
-            exact = [place for entry, place in below if entry == wanted]
-            step = next(iter(exact or [place for entry, place in below if same_entry(wanted, entry)]), None)
+            node = self.rows[at].target
+            step = _chosen(wanted, self.entries(node))
             if step is None:
-                raise StructureError(no_such_place(path, depth, self.rows[at].value))
-            at = self.rows[step].target
+                raise StructureError(no_such_place(path, depth, self.rows[node].value))
+            at = step[1]
         return at
+
+    def place_of(self, text: str) -> int:
+        """The place of the text of a path, in which `obj` is the root unless the root has something of that name.
+
+        Raises:
+            ValueError: where the text is no path.
+            StructureError: where there is no such place.
+        """
+        if self._has_obj():
+            try:
+                return self.place(_parsed(text, text))
+            except StructureError:
+                pass
+        return self.place(_parsed(text, without_root(text)))
+
+    def matching(self, text: str) -> list[int]:
+        """The places that a pattern means, each once, by whatever way they are reached.
+
+        Raises:
+            ValueError: where the text is no pattern.
+        """
+        found = self._matching(Pattern(text)) if self._has_obj() else []
+        return found or self._matching(Pattern(without_root(text)))
+
+    def _matching(self, pattern: Pattern) -> list[int]:
+        found = [0] if pattern.ends(pattern.start) else []
+        done: dict[int, frozenset[int]] = {}
+        stack = [(0, pattern.start)]
+        while stack:
+            node, states = stack.pop()
+            known = done.get(node, frozenset())
+            states = states - known
+            if not states:
+                continue
+            done[node] = known | states
+            for entry, place in self.entries(node):
+                after = pattern.after(states, entry)
+                if pattern.ends(after):
+                    found.append(place)
+                if after and not self.rows[place].is_leaf:
+                    stack.append((self.rows[place].target, after))
+        return sorted(set(found))
+
+    def refers(self) -> dict[int, list[int]]:
+        """Where else the nodes stand."""
+        found: dict[int, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            if row.what == "ref":
+                found.setdefault(row.target, []).append(number)
+        return found
+
+    def refuse_nested(self, changes: dict[int, Any]) -> None:
+        """Raises where one of several changes would be lost, because all that leads to it is replaced, too.
+
+        Raises:
+            ValueError: with the paths of both.
+        """
+        if len(changes) < 2:
+            return
+        reached, opened = {0}, set[int]()
+        stack = [0]
+        while stack:
+            place = stack.pop()
+            node = self.rows[place].target
+            if place in changes or node in opened:
+                continue
+            opened.add(node)
+            reached.update(self.children(node))
+            stack += self.children(node)
+        for place in changes:
+            if place not in reached:
+                other = self._replaced(place, changes)
+                raise ValueError(INSIDE_ANOTHER.format(path=self.path(place), other=self.path(other)))
+
+    def _replaced(self, place: int, changes: dict[int, Any]) -> int:
+        while (place := self.rows[place].parent) > 0:
+            if place in changes:
+                return place
+        return 0
+
+    def _has_obj(self) -> bool:
+        return any(_entry_text(entry) in (".obj", "[obj]") for entry, _ in self.entries(0))
 
     def write(self, changes: dict[int, Any]) -> None:
         """Writes values into the nodes themselves.
@@ -256,7 +376,9 @@ class Graph:
         except TypeError as error:
             if "no mutable object" not in str(error):
                 raise
-            paths = ", ".join(repr(self.paths[place]) for place in changes)
+            paths = ", ".join(repr(self.path(place)) for place in list(changes)[:4]) + (
+                ", ..." if len(changes) > 4 else ""
+            )
             raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__)) from None
 
 

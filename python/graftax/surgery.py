@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import jax
@@ -12,8 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
-from ._errors import NO_PLACE, NOT_SELECTED, OTHER_STRUCTURE, SET_COUNT, WHERE_ELSEWHERE, StructureError
-from .path import Graph, Path, glob
+from ._errors import (
+    NO_BOOL,
+    NO_PLACE,
+    NO_POINTING,
+    NO_SUCH_BOOL,
+    NOT_SELECTED,
+    OTHER_STRUCTURE,
+    SET_COUNT,
+    TWO_VALUES,
+    WHERE_ELSEWHERE,
+    StructureError,
+    at_path,
+)
+from .compare import leaf_difference, node_difference
+from .path import Graph, Path, open_node
+from .patterns import is_pattern
 
 T = TypeVar("T")
 
@@ -129,6 +145,9 @@ def combine(*graphs: Any) -> Any:
         for place, there in _side_by_side("combine", first, other):
             if first.rows[place].value is None and place not in found and other.rows[there].value is not None:
                 found[place] = other.rows[there].value
+    nodes = {place: value for place, value in found.items() if not Graph(value).rows[0].is_leaf}
+    if nodes:  # all below a None: a copy, so that the result has nothing in common with what it is made of
+        found |= dict(zip(nodes, _core.Graph(list(nodes.values())).build({}, all=True), strict=True))
     return first.core.build(found, all=True)
 
 
@@ -139,6 +158,10 @@ def _side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, in
     while stack:
         a, b = stack.pop()
         x, y = one.rows[a], other.rows[b]
+        if x.aux and x.is_leaf and y.is_leaf:  # a part of the structure
+            if leaf_difference(x.value, y.value) is not None:
+                raise _other_structure(name, one, other, a, b)
+            continue
         if (x.is_leaf and (y.is_leaf or x.value is None)) or (y.is_leaf and y.value is None):
             yield a, b
             continue
@@ -154,6 +177,10 @@ def _side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, in
         pairs = _paired(left, right)
         if pairs is None:
             raise _other_structure(name, one, other, a, b)
+        differs = node_difference(x.value, y.value)
+        if differs is not None:
+            text = OTHER_STRUCTURE.format(name=name, path=one.path(a), one=differs[0], other=differs[1])
+            raise StructureError(text)
         stack.extend(reversed(pairs))
 
 
@@ -171,34 +198,53 @@ def _paired(left: list[tuple[Any, int]], right: list[tuple[Any, int]]) -> list[t
 
 def _other_structure(name: str, one: Graph, other: Graph, a: int, b: int) -> StructureError:
     texts = [_what(graph, place) for graph, place in ((one, a), (other, b))]
-    return StructureError(OTHER_STRUCTURE.format(name=name, path=one.paths[a], one=texts[0], other=texts[1]))
+    return StructureError(OTHER_STRUCTURE.format(name=name, path=one.path(a), one=texts[0], other=texts[1]))
 
 
 def _what(graph: Graph, place: int) -> str:
     row = graph.rows[place]
     if row.what == "ref":
-        return f"the {type(row.value).__qualname__} of {graph.paths[row.target]!r} once more"
+        return f"the {type(row.value).__qualname__} of {graph.path(row.target)!r} once more"
     if row.what == "node":
-        entries = [str(entry).lstrip(".") for entry, _ in graph.entries(place)]
+        entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(place)]
         shown = ", ".join(entries[:6]) + (", ..." if len(entries) > 6 else "")
         return f"a {type(row.value).__qualname__}({shown})"
+    if row.aux:
+        return _short(row.value)
     return "None" if row.value is None else f"a {type(row.value).__qualname__}"
 
 
 def _selection(graph: Graph, spec: Any) -> set[int]:
     leaves = [place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
-    if isinstance(spec, type) or (
-        isinstance(spec, tuple) and spec and all(isinstance(t, type) for t in cast(Any, spec))
-    ):
-        return {place for place in leaves if isinstance(graph.rows[place].value, cast(Any, spec))}
+    if _is_types(spec):
+        return {place for place in leaves if isinstance(graph.rows[place].value, spec)}
     if isinstance(spec, (str, Path)):
         spec = [spec]
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):
-        tops = {place for pattern in cast("list[Any]", spec) for place in _matching(graph, pattern)}
+        tops = {graph.rows[p].target for pattern in cast("list[Any]", spec) for p in _matching(graph, pattern)}
         return _below(graph, tops) & set(leaves)
-    if callable(spec):
-        return {place for place in leaves if spec(graph.rows[place].value)}
+    a_tree = type(spec) is type(graph.rows[0].value) and not isinstance(spec, _FUNCTIONS)
+    if callable(spec) and not a_tree:  # a module of bools can be called, too
+        return {place for place in leaves if _asked(spec, graph, place)}
     return _by_bools(graph, spec)
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+
+
+def _is_types(spec: Any) -> bool:
+    """Is it what `isinstance` takes: a type, a union or a tuple of them?"""
+    if isinstance(spec, tuple):
+        return bool(spec) and all(map(_is_types, cast("tuple[Any, ...]", spec)))
+    return isinstance(spec, (type, types.UnionType))
+
+
+def _asked(function: Callable[[Any], Any], graph: Graph, place: int) -> Any:
+    """What a function of the caller's says of a part, as a bool; an error in it gets the path."""
+    try:
+        return bool(function(graph.rows[place].value))
+    except Exception as error:
+        raise at_path(error, repr(graph.path(place)))  # noqa: B904 - it is the same one
 
 
 def _below(graph: Graph, tops: set[int]) -> set[int]:
@@ -217,7 +263,7 @@ def _by_bools(graph: Graph, spec: Any) -> set[int]:
     """The leaves for which a prefix tree of bools says True."""
     chosen: set[int] = set()
     stack: list[tuple[int, Any]] = [(0, spec)]
-    seen: set[tuple[int, int]] = set()
+    seen: dict[tuple[int, int], Any] = {}  # with what was seen: its id is not given to another object meanwhile
     while stack:
         place, wanted = stack.pop()
         if isinstance(wanted, (bool, np.bool_)):
@@ -227,17 +273,29 @@ def _by_bools(graph: Graph, spec: Any) -> set[int]:
         place = graph.rows[place].target
         if (place, id(wanted)) in seen:
             continue
-        seen.add((place, id(wanted)))
-        below = dict((entry, child) for entry, child in _core.children_with_keys(wanted))
-        entries = graph.entries(place)
-        if wanted is None or not below or graph.rows[place].is_leaf:
-            raise StructureError(NOT_SELECTED.format(spec=wanted, path=graph.paths[place]))
+        seen[place, id(wanted)] = wanted
+        if wanted is None and graph.rows[place].value is None:  # what a map over the graph leaves there
+            continue
+        asked = open_node(wanted)
+        below, entries = dict(asked), graph.entries(place)
+        if (not below and (entries or not _core.Graph(wanted).rows()[0][0] == "node")) or graph.rows[place].is_leaf:
+            raise StructureError(NOT_SELECTED.format(spec=_short(wanted), path=graph.path(place)))
+        known = {entry for entry, _ in entries}
+        for entry in below:
+            if entry not in known:
+                raise StructureError(NO_SUCH_BOOL.format(path=graph.path(place) + (entry,)))
         for entry, child in entries:
             if entry in below:
-                stack.append((child, below[entry]))
+                if not graph.rows[child].aux:
+                    stack.append((child, below[entry]))
             elif not graph.rows[child].aux:
-                raise StructureError(NOT_SELECTED.format(spec=wanted, path=graph.paths[child]))
+                raise StructureError(NO_BOOL.format(path=graph.path(child)))
     return {place for place in chosen if graph.rows[place].is_leaf}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # ---- places
@@ -274,17 +332,17 @@ class Places(Generic[T]):
 
     def __init__(self, obj: T, where: Any) -> None:
         self._graph = Graph(obj)
-        self._several, self._places = _located(self._graph, where)
+        self._several, self._groups = _located(self._graph, where)
         self._where = where
 
     @property
     def paths(self) -> list[Path]:
-        """Where they are: for an object that stands in several places, the first."""
-        return [self._graph.paths[place] for place in self._places]
+        """Where they are. What a function pointed at may stand in several places: then it is one path for each."""
+        return [self._graph.path(place) for place in self._places]
 
     def get(self) -> Any:
         """The value, or a list of them for a pattern or several places."""
-        values = [self._graph.rows[place].value for place in self._places]
+        values = [self._graph.rows[group[0]].value for group in self._groups]
         return values if self._several else values[0]
 
     def set(self, value: Any) -> T:
@@ -296,92 +354,124 @@ class Places(Generic[T]):
         return self._graph.core.build(self._values(value))
 
     def apply(self, function: Callable[[Any], Any]) -> T:
-        """A copy with `function(value)` in each of the places."""
-        rows = self._graph.rows
-        return self._graph.core.build({place: function(rows[place].value) for place in self._places})
+        """A copy with `function(value)` in each of the places. It is called once for each object."""
+        return self._graph.core.build(self._applied(function))
 
     def update(self, value: Any) -> None:
         """As `set`, in place. Immutable objects on the way are made anew inside the mutable one that holds them."""
         self._graph.write(self._values(value))
 
+    @property
+    def _places(self) -> list[int]:
+        return list(dict.fromkeys(place for group in self._groups for place in group))
+
     def _values(self, value: Any) -> dict[int, Any]:
         if not self._several or isinstance(self._where, (str, Path)):
-            return dict.fromkeys(self._places, value)
-        values = list(value)
-        if len(values) != len(self._places):
-            raise ValueError(SET_COUNT.format(given=len(values), places=len(self._places)))
-        return dict(zip(self._places, values, strict=True))
+            values = [value] * len(self._groups)
+        else:
+            values = list(cast("Iterable[Any]", value)) if isinstance(value, Iterable) else None
+            given = f"a {type(value).__qualname__}" if values is None else f"{len(values)} values"
+            if values is None or len(values) != len(self._groups):
+                raise ValueError(SET_COUNT.format(given=given, places=len(self._groups)))
+        changes: dict[int, Any] = {}
+        for group, new in zip(self._groups, values, strict=True):
+            for place in group:
+                if changes.setdefault(place, new) is not new:
+                    raise ValueError(TWO_VALUES.format(path=self._graph.path(place)))
+        self._graph.refuse_nested(changes)
+        return changes
+
+    def _applied(self, function: Callable[[Any], Any]) -> dict[int, Any]:
+        rows = self._graph.rows
+        self._graph.refuse_nested(dict.fromkeys(self._places))
+        made: dict[int, Any] = {}
+        changes: dict[int, Any] = {}
+        for place in self._places:
+            target = rows[place].target
+            if target not in made:
+                try:
+                    made[target] = function(rows[place].value)
+                except Exception as error:
+                    raise at_path(error, repr(self._graph.path(place)))  # noqa: B904 - it is the same one
+            changes[place] = made[target]
+        return changes
 
     def __repr__(self) -> str:
-        return f"<places {', '.join(map(repr, self.paths))}>"
+        return f"<places {', '.join(map(repr, self.paths[:8]))}{', ...' if len(self._places) > 8 else ''}>"
 
 
-def _located(graph: Graph, where: Any) -> tuple[bool, list[int]]:
-    """(are these several, the places)."""
+def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
+    """(are these several, for each its places: one, or all places of an object that a function pointed at)."""
     if isinstance(where, Path):
-        return False, [graph.place(where)]
+        return False, [[graph.place(where)]]
     if isinstance(where, str):
-        return "*" in where, _matching(graph, where)
-    if isinstance(where, tuple) and type(where) is tuple:
-        return True, [place for part in cast("tuple[Any, ...]", where) for place in _located(graph, part)[1]]
+        return is_pattern(where), [[place] for place in _matching(graph, where)]
+    if type(where) is tuple and where:
+        return True, [group for part in cast("tuple[Any, ...]", where) for group in _located(graph, part)[1]]
     if callable(where):
         return _pointed_at(graph, where)
-    raise TypeError(f"at() takes a path, a pattern or a function, got {type(where).__qualname__}: {where!r}")
+    raise TypeError(f"at() takes a path, a pattern, a function or a tuple of those, got {where!r}")
 
 
 def _matching(graph: Graph, pattern: str | Path) -> list[int]:
     """The places that a pattern means, each once."""
     if isinstance(pattern, Path):
         return [graph.place(pattern)]
-    if "*" not in pattern:
-        return [graph.place(Path.parse(pattern))]
-    fits = glob(pattern)
-    found = {graph.rows[place].target: None for place, path in enumerate(graph.paths) if fits(str(path))}
-    found |= {place: None for place, path in _by_other_ways(graph) if fits(str(path))}
+    if not is_pattern(pattern):
+        return [graph.place_of(pattern)]
+    found = graph.matching(pattern)
     if not found:
-        names = [str(path) for path in graph.paths[1:]]
+        names = [str(graph.path(place)) for place in range(1, min(len(graph.rows), 200))]
         near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:5]
-        near_text = f"It has {', '.join(near)}{', ...' if len(names) > len(near) else ''}."
+        near_text = f"It has {', '.join(near)}{', ...' if len(graph.rows) - 1 > len(near) else ''}."
         cls = type(graph.rows[0].value).__qualname__
-        raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=near_text))
-    return sorted(found)
+        raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=near_text if near else "It has no parts."))
+    return found
 
 
-def _by_other_ways(graph: Graph) -> Iterator[tuple[int, Path]]:
-    """Places below a node that is referred to, by the path through the reference."""
-    for number, row in enumerate(graph.rows):
-        if row.what != "ref":
-            continue
-        cut = len(graph.paths[row.target])
-        stack = list(graph.children(row.target))
-        while stack:
-            place = stack.pop()
-            yield graph.rows[place].target, graph.paths[number] + graph.paths[place][cut:]
-            stack += graph.children(place)
+def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[list[int]]]:
+    """The places of what `where` returns, by identity.
 
-
-def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[int]]:
-    """The places of what `where` returns, by identity: where that is not enough, in a copy without equal leaves."""
+    One immutable value may stand in several places (a small number, None, an array twice): `where` is called again
+    with a graph that has another object in each of these, and all else as it was.
+    """
     result = where(graph.rows[0].value)
-    places = _by_identity([(row.value, row.target) for row in graph.rows], result)
-    if any(len(found) != 1 for found in places[1]):
-        root, built = graph.core.distinct()
-        objects = [(value, row.target) for value, row in zip(built, graph.rows, strict=True) if row.what != "ref"]
-        places = _by_identity(objects, where(root))
-    several, candidates = places
-    for found in candidates:
-        if len(found) != 1:
-            raise StructureError(WHERE_ELSEWHERE.format(found=type(result).__qualname__))
-    return several, [found[0] for found in candidates]
+    several, parts = _parts(graph, result)
+    known: dict[int, list[int]] = {}
+    for place, row in enumerate(graph.rows):
+        if row.what != "ref":
+            known.setdefault(id(row.value), []).append(place)
+    groups = [known.get(id(part), []) for part in parts]
+    if not all(groups):
+        raise StructureError(WHERE_ELSEWHERE.format(found=type(parts[groups.index([])]).__qualname__))
+    doubtful = {place: object() for group in groups if len(group) > 1 for place in group}
+    if doubtful:
+        paths = ", ".join(repr(graph.path(place)) for place in list(doubtful)[:4])
+        whole = {place for place in doubtful if graph.children(place)}  # these are made anew anyway
+        marks = {place: mark for place, mark in doubtful.items() if place not in whole}
+        root, built = graph.core.twin(marks)
+        places = {id(built[place] if place in whole else marks[place]): place for place in doubtful}
+        try:
+            again = where(root)
+        except Exception as error:
+            raise StructureError(NO_POINTING.format(paths=paths, error=f"{type(error).__name__}: {error}")) from error
+        pointed = list(again) if several else [again]
+        if len(pointed) != len(parts):
+            raise StructureError(NO_POINTING.format(paths=paths, error=f"it returned {len(pointed)} parts"))
+        for i, part in enumerate(pointed):
+            if len(groups[i]) > 1:
+                if id(part) not in places:
+                    raise StructureError(WHERE_ELSEWHERE.format(found=type(parts[i]).__qualname__))
+                groups[i] = [places[id(part)]]
+    refers = graph.refers()
+    return several, [[group[0], *refers.get(group[0], ())] for group in groups]
 
 
-def _by_identity(objects: Sequence[tuple[Any, int]], result: Any) -> tuple[bool, list[list[int]]]:
-    known: dict[int, dict[int, None]] = {}
-    for value, place in objects:
-        known.setdefault(id(value), {})[place] = None
-    if id(result) not in known and isinstance(result, (tuple, list)):
-        return True, [list(known.get(id(part), {})) for part in cast("list[Any]", result)]
-    return False, [list(known.get(id(result), {}))]
+def _parts(graph: Graph, result: Any) -> tuple[bool, list[Any]]:
+    """What a function pointed at: one part of the graph, or a tuple or list of such, which is no part itself."""
+    if isinstance(result, (tuple, list)) and result and not any(row.value is result for row in graph.rows):
+        return True, list(cast("list[Any]", result))
+    return False, [result]
 
 
 class Found(NamedTuple):
@@ -408,14 +498,18 @@ def find(obj: Any, what: Any) -> list[Found]:
     graph = Graph(obj)
     if isinstance(what, (str, Path)):
         try:
-            places: Sequence[int] = _matching(graph, what)
+            places = list(dict.fromkeys(graph.rows[place].target for place in _matching(graph, what)))
         except StructureError:
             return []
     else:
-        by_type = isinstance(what, (type, tuple))
-        parts = [(place, row.value) for place, row in enumerate(graph.rows) if row.what != "ref"]
-        places = [place for place, value in parts if (isinstance(value, what) if by_type else what(value))]
-    return [Found(graph.paths[place], graph.rows[place].value) for place in places]
+        parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]
+        if _is_types(what):
+            places = [place for place in parts if isinstance(graph.rows[place].value, what)]
+        elif callable(what):
+            places = [place for place in parts if _asked(what, graph, place)]
+        else:
+            raise TypeError(f"find() takes a type or several, a pattern, or a function of a part, got {what!r}")
+    return [Found(graph.path(place), graph.rows[place].value) for place in places]
 
 
 class Shared(NamedTuple):
@@ -440,4 +534,4 @@ def shared(obj: Any) -> list[Shared]:
         elif row.what == "array":
             places.setdefault(id(row.value), []).append(place)
     found = [found for found in places.values() if len(found) > 1]
-    return [Shared(graph.rows[same[0]].value, [graph.paths[place] for place in same]) for same in sorted(found)]
+    return [Shared(graph.rows[same[0]].value, [graph.path(place) for place in same]) for same in sorted(found)]

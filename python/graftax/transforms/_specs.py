@@ -23,7 +23,7 @@ from .._errors import (
     TWO_ENTRIES,
     StructureError,
 )
-from ..path import matcher
+from ..patterns import matcher
 
 _LEAF, _REF, _NODE = 0, 2, 4  # operations of a GraphDef's state
 _NO_TRACK = 2**32 - 1

@@ -25,7 +25,7 @@ from .._errors import (
     WRT_TYPE,
     WRT_UNUSED,
 )
-from ..path import matcher
+from ..patterns import matcher
 from ._program import Program, name_of, wraps
 from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing, some
 
