@@ -8,6 +8,7 @@
 #include "active.h"
 #include "binding.h"
 #include "direct.h"
+#include "treekind.h"
 
 namespace graftax {
 
@@ -340,6 +341,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   if (settings.disable_jit.now().get() == Py_True) return call_unjitted(self, args, nargs, kwnames);
   rebind_replaced_defaults(self);
+  if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
   const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
   Roots roots;

@@ -6,6 +6,7 @@
 #include "parts.h"
 #include "path.h"
 #include "static_key.h"
+#include "treekind.h"
 
 namespace graftax {
 
@@ -453,6 +454,7 @@ bool Recorder::root_has(RootFlag flag) const {
 }
 
 void Recorder::root(PyObject* obj) {
+  if (registry_has_grown()) follow_registry();
   try {
     if (root_has(GLOBAL_ROOT) && PyFunction_Check(obj)) emit(Op::stat, add_identity(out_.program, obj), obj);
     else visit(obj, {root_is_static(), root_has(DYNAMIC_ROOT)});

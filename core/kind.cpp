@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "treekind.h"
 #include "type_table.h"
 
 namespace graftax {
@@ -255,6 +256,7 @@ Owned sample_of(PyTypeObject* type) {
 
 const Kind& kind_of(PyObject* obj) {
   if (const Kind* known = known_kind(Py_TYPE(obj))) return *known;
+  follow_registry();  // a kind is never older than what the registry was looked at for
   auto kind = std::make_shared<Kind>();
   kind->type = Py_TYPE(obj);
   if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
@@ -272,7 +274,10 @@ const Kind& text_array_kind() {
   return **text;
 }
 
-void forget_kind(PyTypeObject* type) { Kinds::forget(type); }
+void forget_kind(PyTypeObject* type) {
+  if (const Kind* known = known_kind(type)) known->stale = true;
+  Kinds::forget(type);
+}
 
 const Kind& kind_of_type(PyTypeObject* type) {
   if (!PyType_Check(reinterpret_cast<PyObject*>(type))) raise_error(PyExc_TypeError, "expected a class");

@@ -69,6 +69,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool sentinel = false;     // the class has no methods: an instance without fields counts by identity
   bool shape = false;        // a jax.ShapeDtypeStruct: a leaf where nothing is run
   bool dynamic = false;      // Python numbers below it are traced
+  mutable bool stale = false;  // its type was registered, or described anew, since: what was recorded with it matches nothing
   bool expires = false;      // the one change it knows marks it as used up: by value nothing is lost with that
   bool immortal_value = false;     // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell

@@ -101,7 +101,7 @@ class Replayer {
 
   bool match_node(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
-    if (Py_TYPE(obj) != in.type) return false;
+    if (Py_TYPE(obj) != in.type || in.kind->stale) return false;
     if (in.whole == obj) return true;
     const Kind& kind = *in.kind;
     if (in.flags & TARGET) {

@@ -7,12 +7,12 @@
 
 namespace graftax {
 
+PyObject* jax_registry = nullptr;
+Py_ssize_t registered_types = 0;
+
 namespace {
 
 using TreeKinds = TypeTable<TreeKind>;
-
-PyObject* jax_registry = nullptr;  // JAX's dict from types to functions, or null
-Py_ssize_t registered = 0;         // its size when it was looked at last
 
 std::vector<PyObject*> interned(PyObject* names) {
   std::vector<PyObject*> out;
@@ -101,21 +101,23 @@ const TreeKind& tree_kind_of(PyTypeObject* type) {
   return TreeKinds::remember(type, std::move(kind));
 }
 
-void set_jax_registry(PyObject* registry) { jax_registry = registry; }
+void set_jax_registry(PyObject* registry) {
+  jax_registry = registry;
+  registered_types = registry ? PyDict_GET_SIZE(registry) : 0;
+}
 
 void follow_registry() {
   if (!jax_registry) {  // no way to tell
     TreeKinds::forget_all();
     return;
   }
-  Py_ssize_t size = PyDict_GET_SIZE(jax_registry);
-  if (size == registered) return;
+  if (!registry_has_grown()) return;
   PyObject *type, *functions;
   Py_ssize_t pos = 0, seen = 0;
   OwnedList fresh;
   while (PyDict_Next(jax_registry, &pos, &type, &functions))
-    if (seen++ >= registered && PyType_Check(type)) fresh.push(type);
-  registered = size;
+    if (seen++ >= registered_types && PyType_Check(type)) fresh.push(type);
+  registered_types = seen;
   for (size_t i = 0; i < fresh.size(); ++i) {
     auto* t = reinterpret_cast<PyTypeObject*>(fresh[i]);
     TreeKinds::forget(t);

@@ -46,6 +46,12 @@ const TreeKind& tree_kind_of(PyTypeObject* type);
 // The same without Python; null where nobody asked before.
 const TreeKind* known_tree_kind(PyTypeObject* type);
 
+// JAX's dict from types to functions, or null; its size when it was looked at last.
+extern PyObject* jax_registry;
+extern Py_ssize_t registered_types;
+
+inline bool registry_has_grown() { return jax_registry && PyDict_GET_SIZE(jax_registry) != registered_types; }
+
 // Looks whether JAX's registry has grown since, and forgets what was known of the types that are new there. One load
 // when it has not. To be called before a walk.
 void follow_registry();

@@ -48,8 +48,10 @@ def copy(obj: T, *, arrays: bool = False) -> T:
         UnsupportedValueError: for a value that hides state, at its path.
 
     Example:
-        >>> twin = graftax.copy(model)
-        >>> twin.layers[0].w = new  # `model` stays as it is
+        >>> layer = {"w": [1]}
+        >>> twin = graftax.copy({"a": layer, "b": layer})
+        >>> twin["a"] is twin["b"], twin["a"] is layer
+        (True, False)
     """
     leaves, graphdef = _core.flatten(obj)
     if arrays:
@@ -79,8 +81,9 @@ def update(obj: T, source: Any) -> T:
         TypeError: where no mutable object holds a leaf. Use `graftax.combine`.
 
     Example:
-        >>> params, rest = graftax.partition(model, "**.w")
-        >>> graftax.update(model, jax.tree.map(lambda w: w * 0.9, params))
+        >>> model = {"w": 1.0, "name": "first"}
+        >>> graftax.update(model, {"w": 2.0, "name": None}) is model, model
+        (True, {'w': 2.0, 'name': 'first'})
     """
     graph, other = Graph(obj), Graph(source)
     changes: dict[int, Any] = {}
@@ -115,9 +118,11 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
         StructureError: where a pattern matches nothing, or a tree of bools does not fit.
 
     Example:
-        >>> arrays, rest = graftax.partition(model, jax.Array)
-        >>> graftax.equal(graftax.combine(arrays, rest), model)
-        True
+        >>> numbers, rest = graftax.partition({"w": 1.0, "name": "first"}, float)
+        >>> numbers, rest
+        ({'w': 1.0, 'name': None}, {'w': None, 'name': 'first'})
+        >>> graftax.combine(numbers, rest)
+        {'w': 1.0, 'name': 'first'}
     """
     graph = Graph(obj)
     chosen = _selection(graph, spec)
@@ -309,8 +314,11 @@ def at(obj: T) -> At[T]:
     it returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Example:
-        >>> graftax.at(model)["layers[*].w"].apply(lambda w: 0.5 * w)  # a copy; `model` stays as it is
-        >>> graftax.at(model)[lambda m: m.head.bias].set(None)
+        >>> model = {"layers": [{"w": 1.0}, {"w": 2.0}]}
+        >>> graftax.at(model)["layers[*][w]"].apply(lambda w: 10 * w)  # a copy; `model` stays as it is
+        {'layers': [{'w': 10.0}, {'w': 20.0}]}
+        >>> graftax.at(model)[lambda m: m["layers"][0]].set(None)
+        {'layers': [None, {'w': 2.0}]}
     """
     return At(obj)
 
@@ -492,8 +500,8 @@ def find(obj: Any, what: Any) -> list[Found]:
         (path, value) pairs in the order of the walk, each object once.
 
     Example:
-        >>> [str(path) for path, layer in graftax.find(model, Linear)]
-        ['.layers[0]', '.layers[1]']
+        >>> [(str(path), value) for path, value in graftax.find({"a": 1, "b": [2.0, "x"]}, (int, float))]
+        [('[a]', 1), ('[b][0]', 2.0)]
     """
     graph = Graph(obj)
     if isinstance(what, (str, Path)):
@@ -523,6 +531,7 @@ def shared(obj: Any) -> list[Shared]:
     """What is reached more than once: mutable objects, and arrays. Cycles are among them.
 
     Example:
+        >>> layer = [1]
         >>> [[str(p) for p in paths] for value, paths in graftax.shared({"a": layer, "b": layer})]
         [['[a]', '[b]']]
     """

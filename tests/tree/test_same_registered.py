@@ -208,9 +208,6 @@ def test_a_class_registered_late_is_a_node_of_graphs_too():
     assert "CustomNode" in str(graftax.flatten(obj)[1]) and "CustomNode" not in before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="graphs do not look whether JAX's registry has grown; a recorded call keeps its kinds"
-)
 def test_a_class_registered_late_is_a_node_in_a_compiled_function():
     cls = plain()
     obj = cls(jnp.ones(2), [jnp.zeros(1)])
