@@ -41,6 +41,13 @@ bool numpy_is_dynamic(PyObject* obj, bool refuse) {
   return true;
 }
 
+// Text, bytes and dates: what no transform maps. (JAX maps its zeros of no dtype, which are no numbers either.)
+static bool is_text_array(PyObject* obj) {
+  if (numpy_is_dynamic(obj, false)) return false;
+  Owned kind = own(PyObject_GetAttrString(own(PyObject_GetAttrString(obj, "dtype")).get(), "kind"));
+  return PyUnicode_CompareWithASCIIString(kind.get(), "V") != 0;
+}
+
 // ---- record
 
 std::string Recorder::here() const {
@@ -74,7 +81,8 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
       if (!stack_.empty()) stack_.back().closed = false;
       return;
     }
-    if (kind.base == Base::numpy) {  // a constant that the function made: a fresh copy for each call
+    bool as_array = options_.inputs->arrays && !in_static && kind.base == Base::numpy && !is_text_array(obj);
+    if (kind.base == Base::numpy && !as_array) {  // a constant that the function made: a fresh copy for each call
       emit(Op::stat, add_static(out_.program, obj, kind, true), obj);
       if (!stack_.empty()) stack_.back().closed = false;
       return;
@@ -170,7 +178,7 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Base::array: return add_leaf(obj, kind, below.in_static);
     case Base::numpy:
       if (numpy_is_dynamic(obj, true)) {
-        if (!below.in_static || options_.inputs) return add_leaf(obj, kind, false);
+        if (!below.in_static || options_.inputs) return add_leaf(obj, kind, below.in_static);
         return add_static_leaf(obj, kind);
       }
       if (Py_TYPE(obj) == runtime.ndarray_type && !below.in_static) return open(obj, text_array_kind(), below, true);
@@ -178,7 +186,7 @@ void Recorder::visit(PyObject* obj, Below below) {
       return add_static_leaf(obj, kind);
     case Base::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
-      if (kind.shape && options_.shapes && !below.in_static) return add_leaf(obj, kind, false);
+      if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT)) return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
         check_opaque(obj);
       return add_static_leaf(obj, kind);

@@ -16,12 +16,14 @@ struct Inputs {
   IdTable* leaves = nullptr;  // tracer -> leaf index
   IdTable* keys = nullptr;    // objects that are keys already
   const Program* program = nullptr;  // what the inputs were recorded as
+  bool arrays = false;               // NumPy arrays are leaves, not constants
 };
 
 enum RootFlag : uint8_t {
   STATIC_ROOT = 1,  // no array may be below it
   GLOBAL_ROOT = 2,  // a function in it counts by identity
   DYNAMIC_ROOT = 4, // Python numbers in it are traced
+  CAPTURED_ROOT = 8, // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
 };
 
 struct RecordOptions {

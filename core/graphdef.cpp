@@ -419,6 +419,8 @@ void bind_graphdef(nb::module_& m) {
            "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
       .def("_leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
            nb::sig("def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
+      .def("_node_path", [](const GraphDef& g, uint32_t track) { return nb::steal(node_path(g.program, track).release()); },
+           nb::arg("track"), nb::sig("def _node_path(self, track: int) -> tuple[Any, ...]"))
       .def("fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
            nb::sig("def fingerprint(self) -> str"),
            "A text that equal structures share in every process: classes and functions count by qualified name.")

@@ -79,7 +79,7 @@ void bind_unflatten(nb::module_& m) {
     return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(nb::tuple(roots));
   }, nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
      nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any"),
-     "Builds the graph; with leaves_only, what else JAX counts as a leaf (a string, a function, a config) is None.");
+     "Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.");
 }
 
 void bind_kinds(nb::module_& m) {

@@ -159,6 +159,11 @@ Owned leaf_paths(const Program& p) {
   return Owned::steal(out.release().ptr());
 }
 
+Owned node_path(const Program& p, uint32_t track) {
+  if (track >= p.track_pc.size()) throw nb::index_error("there is no such tracked node");
+  return path_of(p, p.track_pc[track]);
+}
+
 Owned leaf_places(const Program& p) {
   nb::list out;
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
@@ -169,6 +174,11 @@ Owned leaf_places(const Program& p) {
 
 Owned instructions(const Program& p) {
   nb::list out;
+  // Where a reference leads has been spelled already, except in a dict key or a set element.
+  auto path_at = [&](uint32_t pc) {
+    if (pc < out.size()) return nb::borrow(PyTuple_GET_ITEM(out[pc].ptr(), 0));
+    return nb::steal(path_of(p, pc).release());
+  };
   auto value_of = [&](uint32_t id) {
     Owned value = static_object(p.statics[id]);
     return value ? nb::steal(value.release()) : nb::none();
@@ -181,12 +191,12 @@ Owned instructions(const Program& p) {
       case Op::leaf: out.append(nb::make_tuple(path, "leaf", nb::none(), n.arg)); break;
       case Op::stat: out.append(nb::make_tuple(path, "static", nb::none(), value_of(n.arg))); break;
       case Op::ref: {
-        nb::object first = nb::steal(path_of(p, p.track_pc[n.arg]).release());
+        nb::object first = path_at(p.track_pc[n.arg]);
         out.append(nb::make_tuple(path, "ref", nb::none(), first));
         break;
       }
       case Op::same: {
-        nb::object first = nb::steal(path_of(p, n.arg).release());
+        nb::object first = path_at(n.arg);
         out.append(nb::make_tuple(path, "same", nb::none(), first));
         break;
       }

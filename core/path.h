@@ -25,6 +25,7 @@ std::string path_text(const Program& program, uint32_t pc, PyObject* root_names)
 Owned leaf_paths(const Program& program);
 // (leaf, path) for every place of a leaf: an array that is one leaf in two places has two.
 Owned leaf_places(const Program& program);
+Owned node_path(const Program& program, uint32_t track);  // of a tracked node
 Owned instructions(const Program& program);
 
 }  // namespace graftax

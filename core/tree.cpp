@@ -64,6 +64,7 @@ Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
                                   " must return a tuple (children, aux_data) whose children can be iterated over, and "
                                   "returned " + short_repr(pair.get()));
   }
+  follow_registry();  // flatten may have registered the types of its children
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(listed.get()); ++i) children.push(PyTuple_GET_ITEM(listed.get(), i));
   return Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1));
 }
@@ -201,6 +202,7 @@ class TreeWalk {
     } else {
       answer = own(PyObject_CallOneArg(wish_.is_leaf, obj));
     }
+    follow_registry();
     if (answer.get() == Py_True) return true;
     if (answer.get() != Py_False && answer.get() != Py_None)
       raise_error(PyExc_ValueError, "is_leaf must return a bool, and returned " + short_repr(answer.get()));
@@ -269,15 +271,10 @@ class TreeWalk {
   uint32_t open_with_entries(PyObject* obj, const TreeKind& kind, OwnedList& entries) {
     size_t floor = pending_.size();
     auto count = [&] { return static_cast<uint32_t>(pending_.size() - floor); };
-    if (wish_.paths && kind.shape == Shape::registered && kind.keys != Asked::no) {
+    if (wish_.paths && kind.shape == Shape::registered) {
       auto hold = kind.shared_from_this();
-      Owned opened = own(PyObject_CallMethod(runtime.trees, "open_with_keys", "O", obj));
-      if (opened.get() != Py_None) {
-        push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
-        push_items(PyTuple_GET_ITEM(opened.get(), 1), pending_);
-        return structure_.open(kind, count(), PyTuple_GET_ITEM(opened.get(), 2));
-      }
-      kind.keys = Asked::no;
+      Owned data = open_with_keys(obj, entries, pending_);
+      if (data) return structure_.open(kind, count(), data.get());
     }
     auto hold = kind.shape >= Shape::fields ? kind.shared_from_this() : nullptr;
     Owned data = open_node(obj, kind, pending_);
@@ -306,8 +303,17 @@ class TreeWalk {
     return static_cast<uint32_t>(n);
   }
 
-  // A node that is open already contains itself: a tree has no end then.
+  // A node that is open already contains itself: a tree has no end then. Nor does one that flatten functions make as
+  // they go: its nodes are held by this walk alone, and by one another. Its memory would be the machine's.
   void refuse_cycles() const {
+    size_t made = 0;
+    for (const Open& o : open_) {
+      Py_ssize_t refs = Py_REFCNT(o.obj.get());
+      made = refs == 1 || (refs == 2 && made) ? made + 1 : 0;
+    }
+    if (made >= deep)
+      raise_error(PyExc_RecursionError, "this is no tree: the flatten function of " + short_repr_of_type(open_.back().obj.get()) +
+                                        " makes new nodes without end, " + std::to_string(open_.size()) + " levels of them.");
     std::unordered_map<PyObject*, size_t> seen;
     for (size_t i = 0; i < open_.size(); ++i) {
       auto [before, fresh] = seen.emplace(open_[i].obj.get(), i);
@@ -363,6 +369,7 @@ bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
       }
       return true;
     default: {
+      auto hold = kind.shared_from_this();
       Owned data = open_node(obj, kind, pending);
       if (pending.size() - floor != n.arity) return false;
       if (data.get() != n.data) {
@@ -392,6 +399,27 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
 }
 
 void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
+
+Owned open_with_keys(PyObject* obj, OwnedList& entries, OwnedList& children) {
+  static PyObject* open = check(PyObject_GetAttrString(runtime.trees, "open_with_keys"));
+  if (open == Py_None) return {};
+  Owned opened = own(PyObject_CallOneArg(open, obj));
+  auto is_pair = [](PyObject* p) { return PyTuple_Check(p) && PyTuple_GET_SIZE(p) == 2; };
+  auto refuse = [&](PyObject* shown) {
+    raise_error(PyExc_ValueError, std::string("the flatten function with keys of ") + Py_TYPE(obj)->tp_name +
+                                  " must return (pairs of key and child, aux_data), and returned " + short_repr(shown));
+  };
+  if (!is_pair(opened.get())) refuse(opened.get());
+  Owned pairs = own(PySequence_Tuple(PyTuple_GET_ITEM(opened.get(), 0)));
+  follow_registry();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs.get()); ++i) {
+    PyObject* pair = PyTuple_GET_ITEM(pairs.get(), i);
+    if (!is_pair(pair)) refuse(pair);
+    entries.push(PyTuple_GET_ITEM(pair, 0));
+    children.push(PyTuple_GET_ITEM(pair, 1));
+  }
+  return Owned::borrow(PyTuple_GET_ITEM(opened.get(), 1));
+}
 
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children) { return open_node(obj, kind, children); }
 

@@ -20,6 +20,10 @@ void walk_tree(PyObject* tree, const TreeWish& wish);
 // The children of one node, pushed in order; the result is its data, empty where its shape has none.
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);
 
+// Pushes the key path entries and children of a registered node; the result is its data. Empty, and nothing is pushed,
+// where JAX cannot be asked for the entries.
+Owned open_with_keys(PyObject* obj, OwnedList& entries, OwnedList& children);
+
 // Thrown where a tree is not what the structure says; the message is made by whoever was asked.
 struct Mismatch {};
 

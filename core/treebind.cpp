@@ -16,10 +16,6 @@ nb::list to_list(OwnedList& items) {
   return out;
 }
 
-void push_items(PyObject* tuple, OwnedList& out) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) out.push(PyTuple_GET_ITEM(tuple, i));
-}
-
 void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const char* name) {
   try {
     take_up_to(prefix.tree, tree.ptr(), out);
@@ -78,28 +74,35 @@ nb::tuple flatten_with_path(nb::handle tree, nb::handle is_leaf, bool takes_path
   return nb::make_tuple(with_paths(paths, leaves), std::move(def));
 }
 
-// The leaves given to unflatten: a list or tuple as it is, else listed. Their number is checked.
-Owned listed(const TreeDef& def, nb::handle leaves) {
-  bool fast = PyList_CheckExact(leaves.ptr()) || PyTuple_CheckExact(leaves.ptr());
-  Owned items = fast ? Owned::borrow(leaves.ptr()) : own(PySequence_List(leaves.ptr()));
-  Py_ssize_t given = PySequence_Fast_GET_SIZE(items.get()), wanted = def.tree.leaves;
-  if (given != wanted)
-    raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") + " leaves for this PyTreeDef: expected " +
-                                  std::to_string(wanted) + ", got " + std::to_string(given));
-  return items;
-}
+// The leaves given to unflatten, and their number checked. A tuple is as it is; the items of anything else are held here:
+// user code that runs while the tree is built may change a list.
+class GivenLeaves {
+ public:
+  GivenLeaves(const TreeDef& def, nb::handle leaves) {
+    bool fast = PyList_CheckExact(leaves.ptr()) || PyTuple_CheckExact(leaves.ptr());
+    items_ = fast ? Owned::borrow(leaves.ptr()) : own(PySequence_List(leaves.ptr()));
+    Py_ssize_t given = PySequence_Fast_GET_SIZE(items_.get()), wanted = def.tree.leaves;
+    if (given != wanted)
+      raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") + " leaves for this PyTreeDef: expected " +
+                                    std::to_string(wanted) + ", got " + std::to_string(given));
+    size_ = static_cast<size_t>(given);
+    PyObject** first = PySequence_Fast_ITEMS(items_.get());
+    if (!PyList_Check(items_.get())) return;
+    held_.reserve(size_);
+    for (size_t i = 0; i < size_; ++i) held_.push(first[i]);
+  }
+  PyObject* const* data() const { return PyList_Check(items_.get()) ? held_.data() : PySequence_Fast_ITEMS(items_.get()); }
+  size_t size() const { return size_; }
+
+ private:
+  Owned items_;
+  OwnedList held_;
+  size_t size_ = 0;
+};
 
 nb::object unflatten(const TreeDef& def, nb::handle leaves) {
-  Owned items = listed(def, leaves);
-  OwnedList held;  // user code that runs while the tree is built may change the list
-  auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get()));
-  PyObject** given = PySequence_Fast_ITEMS(items.get());
-  if (!def.tree.kinds.empty() && PyList_Check(items.get())) {
-    held.reserve(n);
-    for (size_t i = 0; i < n; ++i) held.push(given[i]);
-    given = held.data();
-  }
-  return nb::steal(build(def.tree, given, build_tree_node).release());
+  GivenLeaves given(def, leaves);
+  return nb::steal(build(def.tree, given.data(), build_tree_node).release());
 }
 
 nb::object tree_unflatten(nb::handle treedef, nb::handle leaves) {
@@ -109,17 +112,18 @@ nb::object tree_unflatten(nb::handle treedef, nb::handle leaves) {
 }
 
 nb::object walk(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::handle leaves) {
-  Owned items = listed(def, leaves);
+  GivenLeaves given(def, leaves);
   OwnedList values;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
-    PyObject* leaf = PySequence_Fast_GET_ITEM(items.get(), i);
-    if (f_leaf.is_none()) values.push(leaf);
-    else values.push_stolen(own(PyObject_CallOneArg(f_leaf.ptr(), Owned::borrow(leaf).get())));
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (f_leaf.is_none()) values.push(given.data()[i]);
+    else values.push_stolen(own(PyObject_CallOneArg(f_leaf.ptr(), given.data()[i])));
   }
   auto make = [&](const TreeNode& n, PyObject* const* children) {
-    Owned given = tuple_of(children, n.arity);
-    nb::object data = nb::steal(PySequence_GetItem(node_data(n).ptr(), 1));
-    return own(PyObject_CallFunctionObjArgs(f_node.ptr(), given.get(), data.ptr(), nullptr));
+    Owned items = tuple_of(children, n.arity);
+    nb::object pair = node_data(n);
+    // JAX keeps the class of a named tuple where others have their data.
+    PyObject* data = PyTuple_GET_ITEM(pair.ptr(), n.shape == Shape::namedtuple ? 0 : 1);
+    return own(PyObject_CallFunctionObjArgs(f_node.ptr(), items.get(), data, nullptr));
   };
   return nb::steal(build(def.tree, values.data(), make).release());
 }
@@ -139,20 +143,22 @@ Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) 
 
 nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf) {
   follow_registry();
-  nb::object hold = nb::cast(TreeDef{});
-  auto& def = nb::cast<TreeDef&>(hold);
+  TreeDef walked;
   std::vector<OwnedList> columns(1 + nb::len(rest));
-  walk_tree(tree.ptr(), {&def.tree, &columns[0], nullptr, or_null(is_leaf), false});
+  walk_tree(tree.ptr(), {&walked.tree, &columns[0], nullptr, or_null(is_leaf), false});
+  nb::object hold = nb::cast(std::move(walked));  // not before: the collector shows it to anybody
+  auto& def = nb::cast<TreeDef&>(hold);
   for (size_t k = 1; k < columns.size(); ++k) flatten_up_to(def, rest[k - 1], columns[k], "tree.map");
   return nb::steal(mapped(f, def, columns).release());
 }
 
 nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf, bool takes_path) {
   follow_registry();
-  nb::object hold = nb::cast(TreeDef{});
-  auto& def = nb::cast<TreeDef&>(hold);
+  TreeDef walked;
   std::vector<OwnedList> columns(2 + nb::len(rest));
-  walk_tree(tree.ptr(), {&def.tree, &columns[1], &columns[0], or_null(is_leaf), takes_path});
+  walk_tree(tree.ptr(), {&walked.tree, &columns[1], &columns[0], or_null(is_leaf), takes_path});
+  nb::object hold = nb::cast(std::move(walked));
+  auto& def = nb::cast<TreeDef&>(hold);
   for (size_t k = 2; k < columns.size(); ++k) flatten_up_to(def, rest[k - 2], columns[k], "tree.map_with_path");
   return nb::steal(mapped(f, def, columns).release());
 }
@@ -164,12 +170,8 @@ nb::object one_level(nb::handle obj, bool keys) {
   auto hold = kind.shared_from_this();
   OwnedList children, entries;
   if (keys && kind.shape == Shape::registered) {
-    Owned opened = own(PyObject_CallMethod(runtime.trees, "open_with_keys", "O", obj.ptr()));
-    if (opened.get() != Py_None) {
-      push_items(PyTuple_GET_ITEM(opened.get(), 0), entries);
-      push_items(PyTuple_GET_ITEM(opened.get(), 1), children);
-      return nb::make_tuple(with_paths(entries, children), nb::borrow(PyTuple_GET_ITEM(opened.get(), 2)));
-    }
+    Owned data = open_with_keys(obj.ptr(), entries, children);
+    if (data) return nb::make_tuple(with_paths(entries, children), nb::borrow(data.get()));
   }
   TreeNode n;
   Owned data = open_tree_node(obj.ptr(), kind, children);
@@ -228,7 +230,7 @@ Example:
     >>> graftax.tree.flatten({"b": 1, "a": [2, 3]})
     ([2, 3, 1], PyTreeDef({'a': [*, *], 'b': *}))
 )doc");
-  m.def("tree_unflatten", &tree_unflatten, nb::arg("treedef"), nb::arg("leaves"),
+  m.def("tree_unflatten", &tree_unflatten, nb::arg("treedef").none(), nb::arg("leaves"),
         nb::sig("def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any"), R"doc(Builds a tree from its structure and leaves.
 
 Args:

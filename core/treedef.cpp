@@ -89,7 +89,12 @@ bool same_shape(const TreeNode& a, const TreeNode& b) {
 bool same_data(const TreeNode& a, const TreeNode& b) {
   if (!a.data || !b.data) return false;
   int equal = PyObject_RichCompareBool(a.data, b.data, Py_EQ);
-  check(equal);
+  if (equal < 0) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) raise_python();
+    nb::python_error cause;
+    nb::raise_from(cause, PyExc_ValueError, "the node data of two trees cannot be compared: == raised an error for those of a %s. "
+                   "Arrays are no node data: make them children.", a.kind->type->tp_name);
+  }
   return equal != 0;
 }
 
@@ -98,17 +103,17 @@ bool same_data(const TreeNode& a, const TreeNode& b) {
 bool operator==(const Structure& a, const Structure& b) {
   if (&a == &b) return true;
   if (a.nodes.size() != b.nodes.size() || a.leaves != b.leaves) return false;
-  if (a.hash != -1 && b.hash != -1 && a.hash != b.hash) return false;
   size_t n = a.nodes.size();
   PyObject *x_data = nullptr, *y_data = nullptr;  // the pair that was equal last
   for (size_t i = 0; i < n; ++i) {
     const TreeNode &x = a.nodes[i], &y = b.nodes[i];
     if (x.next != y.next || !same_shape(x, y)) return false;
     if (x.data == y.data || (x.data == x_data && y.data == y_data)) continue;
+    PyObject *x_new = x.data, *y_new = y.data;
     if (!same_data(x, y)) return false;
-    x_data = x.data;
-    y_data = y.data;
     if (a.nodes.size() != n || b.nodes.size() != n) return false;  // collected meanwhile
+    x_data = x_new;
+    y_data = y_new;
   }
   return true;
 }
@@ -287,12 +292,26 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
   return out;
 }
 
+// Node data with what stands for an absent field replaced: that is one object in each process, and no pickle keeps it.
+Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
+  if (!data) return Owned::borrow(Py_None);
+  if (kind.shape != Shape::fields || !kind.absent) return Owned::borrow(data);
+  nb::object trees = nb::borrow(runtime.trees), mark = trees.attr("Mark").attr("ABSENT");
+  nb::object absent = nb::borrow(kind.absent.get());
+  nb::object out = back ? trees.attr("replaced")(nb::handle(data), mark, absent) : trees.attr("replaced")(nb::handle(data), absent, mark);
+  return Owned::steal(out.release().ptr());
+}
+
 // (shape, arity, type, data) of each record.
 nb::list state_of(const TreeDef& def) {
   nb::list out;
   for (const TreeNode& n : def.tree.nodes) {
-    nb::object type = n.kind ? nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)) : nb::none();
-    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, type, n.data ? nb::borrow(n.data) : nb::none()));
+    if (!n.kind) {
+      out.append(nb::make_tuple(0, n.arity, nb::none(), nb::none()));
+      continue;
+    }
+    nb::object data = nb::steal(with_mark(*n.kind, n.data, false).release());
+    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data));
   }
   return out;
 }
@@ -318,9 +337,10 @@ TreeDef from_state(nb::list state) {
       if (static_cast<int>(kind.shape) != shape)
         raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
       bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
-      if (!empty) check_data(kind, data, arity);
+      Owned read = empty ? Owned() : with_mark(kind, data, true);
+      if (!empty) check_data(kind, read.get(), arity);
       if (!open.empty()) --open.back().second;
-      open.emplace_back(out.tree.open(kind, arity, empty ? nullptr : data), arity);
+      open.emplace_back(out.tree.open(kind, arity, read.get()), arity);
       run = false;
     }
     while (!open.empty() && open.back().second == 0) {
@@ -365,7 +385,12 @@ PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
   if (op != Py_EQ && op != Py_NE) Py_RETURN_NOTIMPLEMENTED;
   return at_border<PyObject*>(nullptr, [&]() -> PyObject* {
     if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
-    if (!nb::isinstance<TreeDef>(other)) Py_RETURN_NOTIMPLEMENTED;
+    if (!nb::isinstance<TreeDef>(other)) {
+      if (op == Py_EQ) Py_RETURN_NOTIMPLEMENTED;
+      int equal = PyObject_RichCompareBool(self, other, Py_EQ);  // JAX's own != says False to what is no treedef of its own
+      check(equal);
+      return Py_NewRef(equal ? Py_False : Py_True);
+    }
     bool equal = nb::inst_ptr<TreeDef>(self)->tree == nb::inst_ptr<TreeDef>(other)->tree;
     return Py_NewRef(equal == (op == Py_EQ) ? Py_True : Py_False);
   });
@@ -398,7 +423,10 @@ void bind_treedef(nb::module_& m) {
       .def_prop_ro("num_nodes", [](const TreeDef& d) { return d.tree.num_nodes(); }, "Nodes and leaves.")
       .def("is_leaf", [](const TreeDef& d) { return d.tree.is_leaf(); }, "Is this the structure of one leaf?")
       .def("children", &children, nb::sig("def children(self) -> list[PyTreeDef]"))
-      .def("compose", &composed, nb::arg("inner"), "Each leaf replaced by the structure `inner`.")
+      .def("compose", [](const TreeDef& d, nb::handle inner) {
+        nb::object ours = as_treedef(inner);
+        return composed(d, nb::cast<const TreeDef&>(ours));
+      }, nb::arg("inner").none(), nb::sig("def compose(self, inner: Any) -> PyTreeDef"), "Each leaf replaced by the structure `inner`.")
       .def("from_iterable_tree", [](nb::handle self, nb::handle tree) {
         return nb::borrow(runtime.trees).attr("from_iterable_tree")(self, tree);
       }, nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),

@@ -78,11 +78,12 @@ int compare_integers(PyObject* a, PyObject* b) {
 Owned sorted_by_themselves(PyObject* dict, OwnedList& values) {
   Owned keys = own(PyDict_Keys(dict));
   if (PyList_Sort(keys.get()) < 0) {
-    if (!PyErr_ExceptionMatches(PyExc_TypeError)) raise_python();
-    Owned type, error, trace;
-    PyErr_Clear();
-    raise_error(PyExc_ValueError, "a dict in a tree needs keys that can be sorted, and " + short_repr(keys.get(), 200) +
-                                  " cannot: give them one type, or use an OrderedDict, whose order counts as it is");
+    // As JAX: its C++ opens dicts, its Python defaultdicts. What is no Exception stops everything, here too.
+    if (!PyDict_CheckExact(dict) || !PyErr_ExceptionMatches(PyExc_Exception)) raise_python();
+    nb::python_error cause;
+    std::string shown = short_repr(keys.get(), 200);
+    nb::raise_from(cause, PyExc_ValueError, "a dict in a tree needs keys that can be sorted, and %s cannot: give them one type, "
+                   "or use an OrderedDict, whose order counts as it is", shown.c_str());
   }
   Owned out = own(PySequence_Tuple(keys.get()));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(out.get()); ++i) {
@@ -148,8 +149,10 @@ PyObject* key_class(const char* name) { return PyObject_GetAttrString(runtime.tr
 Owned index_entry(PyObject* cls, std::vector<PyObject*>& kept, uint32_t i) {
   constexpr uint32_t most_kept = 1024;
   while (kept.size() <= i && i < most_kept) {
-    Owned number = own(PyLong_FromSize_t(kept.size()));
-    kept.push_back(own(PyObject_CallOneArg(cls, number.get())).release());
+    size_t next = kept.size();
+    Owned number = own(PyLong_FromSize_t(next));
+    Owned entry = own(PyObject_CallOneArg(cls, number.get()));
+    if (kept.size() == next) kept.push_back(entry.release());  // else the collector ran, and code that made it too
   }
   if (i < kept.size()) return Owned::borrow(kept[i]);
   Owned number = own(PyLong_FromUnsignedLong(i));
@@ -195,7 +198,11 @@ void child_entries(const TreeNode& n, OwnedList& entries) {
     case Shape::namedtuple:
     case Shape::fields: {
       std::vector<PyObject*>& kept = n.kind->entries;
-      while (kept.size() < n.kind->children.size()) kept.push_back(attribute_entry(n.kind->children[kept.size()]).release());
+      while (kept.size() < n.kind->children.size()) {
+        size_t next = kept.size();
+        Owned entry = attribute_entry(n.kind->children[next]);
+        if (kept.size() == next) kept.push_back(entry.release());
+      }
       if (kept.size() != n.arity)
         raise_error(PyExc_ValueError, std::string("the fields of ") + n.kind->type->tp_name + " do not name its children");
       for (PyObject* entry : kept) entries.push(entry);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "treekind.h"
 
+#include <array>
+
 #include "type_table.h"
 
 namespace graftax {
@@ -40,7 +42,8 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   auto kind = std::make_shared<TreeKind>();
   kind->type = type;
   auto* cls = reinterpret_cast<PyObject*>(type);
-  Owned answer = own(PyObject_CallMethod(runtime.trees, "describe", "O", cls));
+  Owned describe = own(PyObject_GetAttrString(runtime.trees, "describe"));
+  Owned answer = own(PyObject_CallOneArg(describe.get(), cls));
   PyObject* a = answer.get();
   if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 8)
     raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of eight");
@@ -58,6 +61,12 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     else if (type == runtime.defaultdict_type) kind->shape = Shape::defaultdict;
     else if (at(1) == Py_None) kind->shape = Shape::namedtuple;
     else kind->shape = Shape::registered;
+    if (kind->shape < Shape::namedtuple) {  // one for ever: structures do not hold it
+      static std::array<std::shared_ptr<TreeKind>, static_cast<size_t>(Shape::namedtuple)> builtin;
+      std::shared_ptr<TreeKind>& known = builtin[static_cast<size_t>(kind->shape)];
+      if (!known) known = std::move(kind);
+      return known;
+    }
     kind->children = interned(at(3));
     return kind;
   }
@@ -80,8 +89,8 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
 
 const TreeKind* known_tree_kind(PyTypeObject* type) {
   const TreeKind* kind = TreeKinds::find(type);
-  // A class that was changed since is looked at anew.
-  if (kind && kind->shape == Shape::fields && kind->version != type->tp_version_tag) return nullptr;
+  // A class that was changed since is looked at anew; one that was changed too often has no version any more.
+  if (kind && kind->shape == Shape::fields && (kind->version != type->tp_version_tag || kind->version == 0)) return nullptr;
   return kind;
 }
 

@@ -21,14 +21,11 @@ enum class Shape : uint8_t {
 
 inline bool is_dict_shape(Shape s) { return s == Shape::dict || s == Shape::odict || s == Shape::defaultdict; }
 
-enum class Asked : uint8_t { not_yet, yes, no };
-
 struct TreeKind : std::enable_shared_from_this<TreeKind> {
   Shape shape = Shape::leaf;
   PyTypeObject* type = nullptr;  // kept alive by JAX's registry, or by whoever holds a node of it
   Owned flatten;                 // registered, fields: the functions that JAX has
   Owned unflatten;
-  mutable Asked keys = Asked::not_yet;  // registered: does JAX have key path entries for the children?
   // fields (and the names of a named tuple)
   std::vector<PyObject*> children;  // names, interned and kept for ever
   std::vector<PyObject*> others;    // names of what is data

@@ -142,6 +142,24 @@ void write_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject*
   }
 }
 
+// Is the first part of such a node its function, or the name of one, without which it cannot be made?
+bool begins_with_what_it_calls(Base base) {
+  return base == Base::partial || base == Base::method || base == Base::builtin;
+}
+
+// Does JAX look into an instance of this class?
+bool opened_by_jax(const Kind& kind, PyTypeObject* type) {
+  switch (kind.base) {
+    case Base::list: return type == &PyList_Type;
+    case Base::dict: return type == &PyDict_Type;
+    case Base::odict: return type == runtime.odict_type;
+    case Base::defaultdict: return type == runtime.defaultdict_type;
+    case Base::tuple: return type == &PyTuple_Type || PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "_fields");
+    case Base::none: return !kind.handed && kind.solid == &PyBaseObject_Type;
+    default: return kind.base == Base::registered;
+  }
+}
+
 }  // namespace
 
 void move_fields(PyObject* from, PyObject* to, const Kind& kind) {
@@ -269,8 +287,28 @@ void Builder::push(uint32_t at, Owned obj) {
   values_.push_stolen(std::move(obj));
 }
 
-// With `leaves_only`: would JAX count this as a leaf, or is it an object that JAX does not open and that holds no array?
-bool Builder::dropped(const Instr& n) const {
+// Is there an array below the node at `pc`, in it or behind a reference?
+bool Builder::holds_array(uint32_t pc) const {
+  std::vector<uint32_t> todo = {pc};
+  std::vector<bool> seen(program_.code.size());
+  while (!todo.empty()) {
+    uint32_t from = todo.back();
+    todo.pop_back();
+    if (seen[from]) continue;
+    for (uint32_t at = from; at < program_.after(from); ++at) {
+      seen[at] = true;
+      const Instr& n = program_.code[at];
+      if (n.op == Op::leaf) return true;
+      if (n.op == Op::ref) todo.push_back(program_.track_pc[n.arg]);
+      if (n.op == Op::same) todo.push_back(n.arg);
+    }
+  }
+  return false;
+}
+
+// With `leaves_only`: would JAX count this as a leaf, and does it hold no array?
+bool Builder::dropped(uint32_t pc) const {
+  const Instr& n = program_.code[pc];
   if (!sources_.leaves_only || n.flags & AUX) return false;
   if (n.op == Op::stat) {
     const Static& s = program_.statics[n.arg];
@@ -280,14 +318,14 @@ bool Builder::dropped(const Instr& n) const {
     return !obj || PyObject_IsTrue(own(PyObject_CallMethod(runtime.registry, "is_leaf", "O", obj.get())).get()) == 1;
   }
   Base base = n.kind->base;
-  bool container = base == Base::list || base == Base::tuple || base == Base::dict || base == Base::odict ||
-                   base == Base::defaultdict || base == Base::deque;
-  return ((n.flags & HANDED) && !container) || n.own != NONE || base == Base::set || base == Base::buffer || base == Base::value;
+  if (n.own != NONE || base == Base::set || base == Base::buffer || base == Base::value) return true;
+  if (opened_by_jax(*n.kind, n.type)) return false;
+  return base != Base::cell && !holds_array(pc);
 }
 
-void Builder::node(uint32_t pc, uint32_t at) {
+void Builder::node(uint32_t pc, uint32_t at, bool needed) {
   const Instr& n = program_.code[pc];
-  if (dropped(n)) return push(at, Owned::borrow(Py_None));
+  if (!needed && dropped(pc)) return push(at, Owned::borrow(Py_None));
   if (sources_.live && (n.flags & HANDED)) return push(at, Owned::borrow(sources_.live[pc]));
   if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
   if (n.own != NONE) {  // counts by identity: it is itself
@@ -347,14 +385,14 @@ Owned Builder::context(const Static& s) {
   return Owned::borrow(context_.get());
 }
 
-void Builder::value(uint32_t pc) {
+void Builder::value(uint32_t pc, bool needed) {
   if (sources_.replaced)
     if (auto it = sources_.replaced->find(pc); it != sources_.replaced->end()) return push(pc, Owned::borrow(it->second));
   const Instr& n = program_.code[pc];
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
     case Op::stat: {
-      if (dropped(n)) return push(pc, Owned::borrow(Py_None));
+      if (!needed && dropped(pc)) return push(pc, Owned::borrow(Py_None));
       const Static& s = program_.statics[n.arg];
       if (s.how == How::context) return push(pc, context(s));
       if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
@@ -364,9 +402,9 @@ void Builder::value(uint32_t pc) {
         obj = own(PyObject_CallMethod(obj.get(), "copy", nullptr));
       return push(pc, std::move(obj));
     }
-    case Op::ref: return node(program_.track_pc[n.arg], pc);
-    case Op::same: return node(n.arg, pc);
-    case Op::node: return node(pc, pc);
+    case Op::ref: return node(program_.track_pc[n.arg], pc, needed);
+    case Op::same: return node(n.arg, pc, needed);
+    case Op::node: return node(pc, pc, needed);
     case Op::input: return push(pc, Owned::borrow(sources_.input_nodes[n.arg]));
     case Op::forward: return push(pc, Owned::borrow(sources_.input_leaves[n.arg]));
   }
@@ -409,7 +447,7 @@ void Builder::run(size_t floor) {
     --top.left;
     uint32_t child = top.child;
     top.child = program_.after(child);
-    value(child);
+    value(child, child == top.pc + 1 && begins_with_what_it_calls(program_.code[top.pc].kind->base));
   }
 }
 

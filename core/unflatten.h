@@ -15,7 +15,7 @@ struct Sources {
   PyObject* const* input_nodes = nullptr;     // Op::input
   PyObject* const* input_leaves = nullptr;    // Op::forward
   PyObject* const* live = nullptr;            // by instruction: statics and handed-over nodes as the caller's own
-  bool leaves_only = false;                   // None in place of every leaf of JAX's tree that is no Op::leaf
+  bool leaves_only = false;                   // None in place of every leaf of JAX's tree that holds no Op::leaf
   const std::unordered_map<uint32_t, PyObject*>* replaced = nullptr;  // by instruction: another value in its place
 };
 
@@ -44,13 +44,15 @@ class Builder {
   };
 
   void run(size_t floor);
-  void value(uint32_t pc);           // pushes the value of instruction pc, or a frame that will
-  void node(uint32_t pc, uint32_t at);
+  // Pushes the value of instruction pc, or a frame that will. What is needed is never dropped.
+  void value(uint32_t pc, bool needed = false);
+  void node(uint32_t pc, uint32_t at, bool needed);
   void push(uint32_t at, Owned obj);
   void finish_frame(const Frame& frame);
   Owned construct(uint32_t pc, PyObject** values);
   Owned context(const Static& s);
-  bool dropped(const Instr& n) const;
+  bool dropped(uint32_t pc) const;
+  bool holds_array(uint32_t pc) const;
 
   const Program& program_;
   Sources sources_;

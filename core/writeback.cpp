@@ -283,7 +283,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
   }
 }
 
-nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated) {
+nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays) {
   const Program& p = recording_.program;
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
     if (donated[i]) donated_.push_back(tracers_[i]);
@@ -335,7 +335,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
-  Inputs inputs{&*nodes, &*leaves, &*keys, &p};
+  Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays};
   Recorder recorder({nullptr, nullptr, &inputs, false, false, nullptr});
   recorder.root(result.ptr());
 
@@ -565,8 +565,9 @@ void bind_writeback(nb::module_& m) {
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),
-           nb::sig("def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool]) -> "
-                   "tuple[Outcome, list[Any], list[str], bool]"))
+           nb::arg("arrays") = false,
+           nb::sig("def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = "
+                   "False) -> tuple[Outcome, list[Any], list[str], bool]"))
       .def("restore", &Trace::restore)
       .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))
       .def("close", &Trace::close);

@@ -37,7 +37,8 @@ class Trace {
   // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,
   // whether a change cannot be seen in the result).
   // Without `forward`, an untouched input leaf in the result is an output like any other.
-  nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated);
+  // With `arrays`, a NumPy array that the function made is an output too, not a constant.
+  nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays);
   // Puts handed-over nodes back to what they were.
   void restore();
   // Do the caller's own objects still look as they did when the trace began?

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python block of the documentation runs and gives what it shows; so does every example. Links lead somewhere."""
+"""Every Python block of the documentation runs and gives what it shows; so does every example, and each docstring's.
+
+Links lead somewhere.
+"""
 
 import ast
+import doctest
 import re
 import runpy
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -20,7 +26,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 
 
@@ -31,7 +37,7 @@ def name_of(path):
 def python_blocks(page):
     """(its line in the page, the code) of every Python block."""
     text = page.read_text(encoding="utf-8")
-    return [(text.count("\n", 0, m.start(1)) + 1, m[1]) for m in BLOCK.finditer(text)]
+    return [(text.count("\n", 0, m.start(2)) + 1, textwrap.dedent(m[2])) for m in BLOCK.finditer(text)]
 
 
 BLOCKS = [
@@ -52,6 +58,34 @@ def test_a_block_of_the_docs_runs_and_gives_what_it_shows(page, line, code, monk
 @pytest.mark.parametrize(("page", "line", "code"), BLOCKS)
 def test_a_block_of_the_docs_shows_a_result(page, line, code):
     assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code)))
+
+
+def fences(page):
+    """The lines that open a block, whatever its language."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if re.match(r"\s*(```|~~~)", line)]
+    return lines[::2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_of_python_is_overlooked(page):
+    of_python = [line for line in fences(page) if re.match(r"\s*(```|~~~)\s*\{?\.?py", line, re.IGNORECASE)]
+    assert len(of_python) == len(python_blocks(page)), of_python
+
+
+DOCUMENTED = {name: value for name, value in vars(graftax).items() if name[0] != "_" and ">>>" in (value.__doc__ or "")}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_example_in_a_docstring_gives_what_it_shows(name):
+    names = {"graftax": graftax, "jax": jax, "jnp": jnp, "np": np}
+    test = doctest.DocTestParser().get_doctest(DOCUMENTED[name].__doc__, names, name, None, None)
+    said = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_the_docstrings_of_the_transforms_have_examples():
+    assert {"value_and_grad", "vmap", "scan", "cond", "while_loop", "custom_vjp", "checkpoint"} <= {*DOCUMENTED}
 
 
 def test_the_readme_has_its_blocks():

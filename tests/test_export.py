@@ -275,3 +275,152 @@ def test_a_function_of_jax_in_a_model_is_saved_by_name():
     result, activation = again(mlp, f32(1, 2))
     np.testing.assert_allclose(result, mlp(f32(1, 2)), rtol=1e-6)
     assert activation is jax.nn.relu
+
+
+# ---- packed state
+
+
+def packed(scale=1.0, size=3, **more):
+    return graftax.pack({"w": jnp.ones(size) * scale, "b": jnp.zeros(2), "name": "net", "log": [], **more})
+
+
+def train(net, rate):
+    net["w"] = net["w"] + rate
+    net["b"] = net["b"] + net["w"].sum()
+    net["log"].append(net["b"][0])
+    return {"out": net["w"] * 2, "name": net["name"]}
+
+
+def test_packed_state_is_an_argument_and_takes_its_changes_back():
+    exported = reloaded(graftax.export(train)(packed(), f32(1)))
+    handle, plain = packed(2.0), packed(2.0).unpack()
+    kept = copy.copy(handle)
+    found, expected = exported(handle, f32(1)), train(plain, f32(1))
+    inside = handle.unpack()
+    assert found["out"].tolist() == expected["out"].tolist() and found["name"] == "net"
+    assert [inside["w"].tolist(), inside["b"].tolist()] == [plain["w"].tolist(), plain["b"].tolist()]
+    assert [float(x) for x in inside["log"]] == [float(x) for x in plain["log"]]
+    assert kept.unpack()["w"].tolist() == [2, 2, 2]  # nothing is donated
+
+
+def test_packed_state_below_an_argument_and_twice():
+    def both(a, b):
+        train(a, f32(1)[0])
+        return train(b["inside"].unpack() if "inside" in b else b, f32(1)[0])["out"]
+
+    exported = reloaded(graftax.export(both)(packed(), {"inside": packed()}))
+    assert exported(packed(), {"inside": packed(4.0)}).tolist() == [10, 10, 10]
+    shared, again = packed(), packed()
+    exported = reloaded(graftax.export(both)(shared, shared))
+    assert exported(again, again).tolist() == graftax.jit(both)(shared, shared).tolist() == [6, 6, 6]
+    assert again.unpack()["w"].tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda: packed(size=4), r"float32\[3\] inside at \['w'\], given float32\[4\]"),
+        (lambda: packed(more=1), r"nothing inside at \['more'\], given 1"),
+        (lambda: packed().unpack(), "net: expected Packed, given dict"),
+    ],
+)
+def test_other_packed_state_is_refused_with_the_place_inside(given, words):
+    exported = graftax.export(train)(packed(), f32(1))
+    with pytest.raises(graftax.StructureError, match=words):
+        exported(given(), f32(1))
+
+
+def test_a_handle_that_is_captured_is_part_of_the_program():
+    handle = packed(3.0)
+    exported = reloaded(graftax.export(lambda x: handle.unpack()["w"] * x)(f32(2)))
+    handle.update({"w": f32(0)})
+    assert exported(f32(2)).tolist() == [6, 6, 6]
+    with pytest.raises(graftax.MutationError, match="closure handle, which it captures"):
+        graftax.export(lambda x: handle.update({"w": x}))(f32(2))
+
+
+def test_shapes_in_packed_state_are_refused():
+    handle = graftax.pack({"w": jax.ShapeDtypeStruct((3,), jnp.float32), "b": jnp.zeros(2)})
+    with pytest.raises(graftax.StructureError, match=r"net\['w'\], a jax.ShapeDtypeStruct inside of packed state"):
+        graftax.export(lambda net: net["b"])(handle)
+
+
+# ---- symbolic shapes
+
+
+def symbolic(text, *more):
+    return jax.ShapeDtypeStruct((*jax.export.symbolic_shape(text), *more), jnp.float32)
+
+
+def grow(net):
+    net["x"], net["calls"] = net["x"] + 1, net["calls"] + 1
+    return net
+
+
+def looped(x):
+    w = {"w": jnp.ones(2), "seen": jnp.zeros(())}
+
+    def step(carry, row):
+        w["seen"] = w["seen"] + row.sum()
+        return carry + row, carry * w["w"]
+
+    last, rows = graftax.scan(step, jnp.zeros(2), x)
+    doubled = graftax.map(lambda row: {"row": row * 2}, x)["row"]
+    chosen = graftax.cond(x.sum() > 0, lambda x: {"a": x}, lambda x: {"a": -x}, x)["a"]
+    mapped = graftax.vmap(lambda row: row @ w["w"])(x)
+    halved = [
+        graftax.while_loop(lambda s: s["x"].sum() > 1, lambda s: {"x": s["x"] / 2}, {"x": x}, max_steps=m)["x"]
+        for m in (None, 9)
+    ]
+    counted = graftax.fori_loop(0, 3, lambda i, s: {"x": s["x"] + i}, {"x": x})["x"]
+    return [last, rows, doubled, chosen, mapped, *halved, counted, w["seen"]]
+
+
+def test_symbolic_shapes_stand_for_all():
+    exported = reloaded(graftax.export(grow)({"x": symbolic("b", 2), "calls": 0}))
+    for size in (1, 3):
+        net = {"x": jnp.zeros((size, 2)), "calls": 0}
+        assert exported(net) is net and net["x"].tolist() == [[1, 1]] * size and net["calls"] == 1
+    with pytest.raises(ValueError, match=r"net.*\['x'\]"):
+        exported({"x": jnp.zeros((3, 3)), "calls": 0})
+    shape = symbolic("b")
+    with pytest.raises(ValueError, match=r"scope[\s\S]*from a\['x'\]"):
+        graftax.export(lambda a, b: a["x"] + b)({"x": shape}, symbolic("b"))
+    pair = reloaded(graftax.export(lambda a, b: a["x"] + b)({"x": shape}, shape))
+    with pytest.raises(ValueError, match=r"b.shape\[0\]"):
+        pair({"x": jnp.zeros(3)}, jnp.zeros(4))
+
+
+def test_loops_and_branches_run_over_symbolic_shapes():
+    exported = reloaded(graftax.export(looped)(symbolic("b", 2)))
+    for size in (1, 4):
+        x = jnp.arange(2.0 * size).reshape(size, 2)
+        for found, expected in zip(exported(x), looped(x), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("f", "place"),
+    [
+        (lambda d: {"n": d["x"].shape[0]}, r"\['n'\]"),
+        (lambda d: [d["x"].shape[0] * 2 + 1], r"\[0\]"),
+        (lambda d: d.update(n=d["x"].shape[0]), r"\['n'\]"),
+    ],
+)
+def test_a_symbolic_dimension_in_the_result_is_an_error(f, place):
+    with pytest.raises(graftax.StructureError, match=rf"symbolic dimension .* at {place}[\s\S]*jnp.asarray"):
+        graftax.export(f)({"x": symbolic("b"), "n": 0})
+    mended = graftax.export(lambda d: {"n": jnp.asarray(d["x"].shape[0])})({"x": symbolic("b"), "n": 0})
+    assert mended({"x": jnp.zeros(5), "n": 0})["n"] == 5
+
+
+def test_a_callback_in_an_exported_function_is_named():
+    def watched(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(NotImplementedError) as caught:
+        graftax.export(watched)(f32(1))
+    assert any(
+        "watched calls a function on the host" in note and "jax.debug.print" in note for note in caught.value.__notes__
+    )

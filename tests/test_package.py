@@ -37,7 +37,7 @@ LAYERS = [
         "_trees",
     },
     {"graph", "flatform", "tree", "fields", "module", "surgery", "compare", "_difference"},
-    {"_options", "_signature", "_dispatch", "_aot", "_advice", "_table"},
+    {"_options", "_signature", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_call"},
     {"_check", "_jit", "export", "transforms"},
     {"serial", "sharding", "show", "explain"},

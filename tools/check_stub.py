@@ -34,6 +34,18 @@ PATTERNS = r"""
 
 ^graftax\._core\.Caller\.__call__$:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+^graftax\._core\.PyTreeDef\.__eq__$:
+    def __eq__(self, other: object, /) -> bool: ...
+
+^graftax\._core\.PyTreeDef\.__ne__$:
+    def __ne__(self, other: object, /) -> bool: ...
+
+^graftax\._core\.PyTreeDef\.__hash__$:
+    def __hash__(self) -> int: ...
+
+^graftax\._core\.PyTreeDef\.__(lt|le|gt|ge)__$:
+
 """
 
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
+import types
+import weakref
 from typing import Any
 
 import jax
 from jax._src import config as _config
+from jax._src import core as _jax_core
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax.tree_util import PyTreeDef
@@ -61,6 +65,19 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
 
 
+def is_dimension(cls: type) -> bool:
+    """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
+    return cls.__module__.endswith("export.shape_poly")
+
+
+# NumPy arrays that know their JAX type, as which JAX 0.9 and later return derivatives by integers.
+typed_array_types: tuple[type, ...] = ()
+with contextlib.suppress(ImportError, AttributeError):
+    typed_array_types = (importlib.import_module("jax._src.literals").TypedNdArray,)
+
+# `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
+inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
+
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 
@@ -104,13 +121,8 @@ def data_fields(flatten: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     return tuple(cells["data_fields"].cell_contents), tuple(cells["meta_fields"].cell_contents)
 
 
-def open_with_key_pairs(obj: Any) -> tuple[list[tuple[Any, Any]], Any] | None:
-    """(pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on."""
-    ask: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
-    if ask is None:
-        return None
-    pairs, data = ask(obj)
-    return list(pairs), data
+# (pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on.
+one_level_with_keys: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
 
 
 def flatten_one_level(tree: Any) -> tuple[Any, Any]:
@@ -136,3 +148,43 @@ def _one_level(name: str, tree: Any) -> tuple[Any, Any]:
     if opened is None:
         raise ValueError(f"a leaf has no children: {type(tree).__qualname__}")
     return opened
+
+
+def equations() -> list[Any]:
+    """Those that the program has which is traced now. Nothing public tells.
+
+    JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
+    """
+    trace: Any = getattr(_jax_core.trace_ctx, "trace", None)
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
+
+
+def host_functions(since: int) -> list[Any]:
+    """The functions with side effects that `equations()[since:]` call on the host."""
+    found: list[Any] = []
+    strong = [at for at in equations()[since:] if type(at) is not weakref.ref]
+    todo: list[Any] = [at() if isinstance(at, types.FunctionType) else at for at in strong]
+    while todo:
+        equation = todo.pop()
+        if not equation.effects:
+            continue
+        host = equation.params.get("callback")
+        if host is not None:
+            found.append(_called_by(host))
+            continue
+        for value in equation.params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
+                jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
+                if isinstance(jaxpr, _jax_core.Jaxpr):
+                    todo += jaxpr.eqns
+    return found
+
+
+def _called_by(callback: Any) -> Any:
+    """The user's function behind the flat one that a callback's equation holds."""
+    cells = getattr(callback, "__closure__", None) or ()
+    names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
+    inner = dict(zip(names, cells, strict=True)).get("callback")
+    return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents

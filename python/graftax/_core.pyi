@@ -62,6 +62,8 @@ class GraphDef:
 
     def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]: ...
 
+    def _node_path(self, track: int) -> tuple[Any, ...]: ...
+
     def fingerprint(self) -> str:
         """
         A text that equal structures share in every process: classes and functions count by qualified name.
@@ -95,7 +97,7 @@ def replay(graphdef: GraphDef, obj: object) -> list[Any] | None:
 
 def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
     """
-    Builds the graph; with leaves_only, what else JAX counts as a leaf (a string, a function, a config) is None.
+    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
     """
 
 class Outcome:
@@ -144,7 +146,7 @@ class Trace:
 
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
 
-    def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool]) -> tuple[Outcome, list[Any], list[str], bool]: ...
+    def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = False) -> tuple[Outcome, list[Any], list[str], bool]: ...
 
     def restore(self) -> None: ...
 
@@ -210,7 +212,7 @@ class PyTreeDef:
 
     def children(self) -> list[PyTreeDef]: ...
 
-    def compose(self, inner: PyTreeDef) -> PyTreeDef:
+    def compose(self, inner: Any) -> PyTreeDef:
         """Each leaf replaced by the structure `inner`."""
 
     def from_iterable_tree(self, tree: Any, /) -> Any:

@@ -11,6 +11,7 @@ from jax.tree_util import GetAttrKey, SequenceKey, keystr
 
 from . import _core
 from ._errors import GraftaxError
+from .packed import PackLayout
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SHOWN = 80  # characters of a value
@@ -296,10 +297,24 @@ def _same_value(a: Any, b: Any) -> bool:
 
 
 def _values(expected: Any, given: Any) -> tuple[str, str]:
+    if isinstance(expected, PackLayout) and isinstance(given, PackLayout):
+        return _packed(expected, given)
     one, other = show(expected), show(given)
     if one == other or type(expected) is not type(given):
         return f"{one} ({type(expected).__qualname__})", f"{other} ({type(given).__qualname__})"
     return one, other
+
+
+def _packed(expected: PackLayout, given: PackLayout) -> tuple[str, str]:
+    """What is inside of two handles, where that differs first."""
+    if not too_deep(expected.graphdef, given.graphdef):
+        for d in differences(expected.graphdef, given.graphdef, ("",)):
+            return f"{d.expected} inside at {d.path}", d.given
+        shapes = given.shapes
+        for path, shape in expected.shapes.items():
+            if shapes.get(path, shape) != shape:
+                return f"{shape} inside at {keystr(path)}", shapes[path]
+    return "packed state", "packed state that lies in its buffers in another way"
 
 
 def _apart(one: str, other: str, e: _Node, g: _Node) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import types
 import warnings
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
+from ._compat import equations
 from ._difference import place_name
 from ._errors import (
     ATTRIBUTE_SET,
@@ -32,6 +34,7 @@ from ._errors import (
     StructureError,
     rename_leaves,
 )
+from ._hosts import warn_of_copies
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
 from .packed import is_array_of_handle, is_donated
@@ -129,7 +132,7 @@ def flat_function(
 def place_of(function: types.FunctionType, packed: bool = False) -> types.FunctionType:
     """A function of leaves that does nothing, with `function`'s name and place in its source: what JAX's messages name.
 
-    It holds nothing of the user's but those three facts.
+    It holds nothing of the user's but those three facts. As for JAX, a wrapper's are those of the function in it.
     """
 
     def nothing(*leaves: Any) -> None:
@@ -138,6 +141,9 @@ def place_of(function: types.FunctionType, packed: bool = False) -> types.Functi
     def nothing_packed(leaves: Any) -> None:
         del leaves
 
+    with contextlib.suppress(ValueError):  # a circle
+        inner = inspect.unwrap(function)
+        function = inner if isinstance(inner, types.FunctionType) else function
     code = function.__code__
     where = (nothing_packed if packed else nothing).__code__.replace(
         co_filename=code.co_filename,
@@ -190,8 +196,11 @@ def run_trace(
     by_value: bool,
     forward: bool,
     donated: Sequence[bool] = (),
+    arrays: bool = False,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots rebuilt around `leaves`, whatever happens leaves the caller's objects as they were.
+
+    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -200,8 +209,10 @@ def run_trace(
         values = tracing.rebuild(leaves)
         running: list[Any] = _RUNNING.__dict__.setdefault("traces", [])
         running.append((roots, values))
+        since = len(equations())
         try:
-            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated)
+            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated, arrays)
+            warn_of_copies(name, running, since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
                 rename_leaves(error, tracing.leaf_paths())

@@ -95,6 +95,11 @@ CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument."
 )
+CHANGED_WHILE = (
+    "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
+    "thread, by a host function, or by a derivative rule that reaches it through its own closure. Pass it to the "
+    "function as an argument; let only the host function name what the host function changes."
+)
 NO_SHARDING = (
     "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
     "entry for each part: None leaves a part to JAX."
@@ -142,6 +147,18 @@ CAPTURED_SHARED = (
     "{name} is given {one}, which it also captures as {other}: one object now, and two for every call of the exported "
     "function. Pass a copy, or let the function use its argument."
 )
+PACKED_SHAPE = (
+    "{name} is exported for {path}, a jax.ShapeDtypeStruct inside of packed state, where it is no array. Pack arrays "
+    "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
+)
+SYMBOLIC = (
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. What is no "
+    "array is the same for every shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+)
+NO_CALLBACKS = (
+    "{name} calls a function on the host, which is no part of an exported program. Take callbacks, jax.debug.print and "
+    "progress= out of it, or compile it where it runs."
+)
 NOT_SAVED = (
     "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
     "top of a module."
@@ -185,13 +202,26 @@ PACK_RESHAPED = (
 )
 PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
-NO_SUCH_OPERAND = "{name} is given no argument {which!r}; it is given {operands}."
+NO_SUCH_OPERAND = (
+    "{name} is given no argument {which!r}; it is given {operands}. A number counts positional arguments; wrt= takes "
+    "the names of all that are given."
+)
+WRT_TYPE = (
+    "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
+    "wrt= positions, names, patterns of key paths, or a predicate of arrays."
+)
+TANGENT_COUNT = (
+    "{name}: there are {count} primals and {given} tangents. Give one graph of tangents for each; None stands for zero."
+)
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
-    "{name}: there is no array of a floating dtype to differentiate in {where}. Python numbers inside of an argument "
-    "are static: make them arrays (jnp.asarray), or name another argument with argnums= or wrt=."
+    "{name}: there is no array of a floating dtype to differentiate in {where}. Integers have no derivative (pass 3.0 "
+    "for 3, or allow_int=True for zeros of no dtype), and Python numbers inside of an argument are static: make them "
+    "arrays (jnp.asarray), or name another argument with argnums= or wrt=."
 )
-NOT_WITH_AUX = "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}."
+NOT_WITH_AUX = (
+    "{name}: with has_aux=True the function returns a pair (value, aux); it returned {found}. Write return value, aux."
+)
 NOT_SCALAR = (
     "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
     "for what else there is, or use jacrev for the derivative of more than one number."
@@ -199,7 +229,24 @@ NOT_SCALAR = (
 OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
 OTHER_TANGENT = (
     "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
-    "array, in a graph of the same structure; None stands for zero."
+    "array, in a graph of the same structure, with None for zero: here at {expected}."
+)
+NO_TANGENT = (
+    "{name}: there is no {what} for {path}. A {what} stands in the place of each floating array, in a graph of the "
+    "same structure; None, or a static, stands for zero."
+)
+NOT_PRIMALS = (
+    "{name}: {option} is {given}. Both are tuples with one element for each positional argument: "
+    "jvp(f, (x, y), (tangent_of_x, tangent_of_y))."
+)
+WRT_UNUSED = "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. There is: {paths}."
+WRT_AND_ARGNUMS = (
+    "{name}: argnums={argnums!r} and wrt={wrt!r} both say what to differentiate. Give one of them; wrt= takes "
+    "positions, too."
+)
+NO_REVERSE = (
+    "A graftax.while_loop(..., max_steps=n), which makes at most n steps, can be differentiated in reverse mode, and "
+    "so can a graftax.fori_loop with Python numbers as bounds."
 )
 LOOP_STRUCTURE = (
     "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
@@ -231,12 +278,23 @@ NOT_A_TEST = (
     "{name}: cond_fun has to return a scalar boolean array, and returned {found}. Compare (x > 0), and make one of "
     "several with .any() or .all()."
 )
+WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 NOT_SLICED = (
     "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or "
     "the closure; a Python number in xs is the same in each step."
 )
 OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
-NO_LENGTH = "{name}: xs holds no array, so the number of steps is not known: pass length=."
+NO_LENGTH = (
+    "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
+    "(jnp.arange(n) for a range)."
+)
+WRONG_LENGTH = "{name}: length={given!r}: expected a whole number of steps, 0 or more."
+NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
+RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
+RETURNS_NONE = (
+    "{name}: the function returns None, which would be the next step's {carry}. Return what the next step is to be "
+    "given, also where it is the object that was changed in place."
+)
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"
 NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
 WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {given}."
@@ -247,7 +305,8 @@ BRANCH_STRUCTURE = (
 )
 BRANCH_RESULTS = (
     "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given "
-    "what {other} does.) Only arrays can depend on the branch: return the same structure from each."
+    "what {other} does.) Only arrays can depend on the branch: return the same structure from each, and an array "
+    "(jnp.asarray) for a number that differs."
 )
 BRANCH_TYPES = (
     "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape "
@@ -261,6 +320,7 @@ BRANCH_REPLACED = (
     "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
     "after the other branches. Change the object and keep it, or leave it as it is."
 )
+NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {given!r}."
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 UNSEEN = (
     "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
@@ -273,17 +333,22 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the host function returned something else than result_shape says:\n{differences}\nThe compiled code is "
-    "made for result_shape: arrays stand where it has shapes, all else has to be equal."
+    "{name}: the host function returned something else than result_shape_dtypes says:\n{differences}\nThe compiled "
+    "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
 )
 CALLBACK_SHAPE = (
-    "{name}: the host function returned {given} at {path}, and result_shape says {expected}. Return that, for example "
-    "np.asarray(value, dtype), or correct result_shape."
+    "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "
+    "example np.asarray(value, dtype), or correct result_shape_dtypes."
 )
 CAPTURED_COPY = (
     "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "
     "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
     "the host function name the object: write it as a function of its own, outside of the compiled one."
+)
+COPY_CHANGED = (
+    "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
+    "reaches it too: the change would be lost. Let only the host function name the object: write it as a function of "
+    "its own, outside of {name}. With graftax.io_callback in place of JAX's callbacks a change of a copy is an error."
 )
 NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
 OF_CAPTURED = (
@@ -302,6 +367,12 @@ RULE_RETURNS = (
     "{name}: its rule has to return the value that the function returns, and returned another:\n{differences}\n"
     "(expected is what the function returns.)"
 )
+WRITTEN_BY_HOST = (
+    "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its "
+    "rule speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
+    "arguments."
+)
+NO_SUCH_NONDIFF = "{name}: nondiff_argnums has {which}, and the call has {count} arguments. Positions begin at 0."
 RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 RETURNS_ARGUMENT = (
@@ -370,6 +441,14 @@ RETURNED_OTHERWISE = (
     "{option} asks for {asked!r} there. Give {entry!r} for it in {option}, or return a copy or the arrays alone."
 )
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
+NOT_INFERRED = (
+    "{name}: in_specs can be inferred along explicit mesh axes only, and {axis!r} is of type {type}. Give in_specs, or "
+    "make the mesh with axis_types=(jax.sharding.AxisType.Explicit, ...)."
+)
+PARTS_INFERRED = (
+    "{name}: {path} is sharded as {spec}, of which the part along {names} cannot be told alone: give in_specs, or "
+    "reshard it (jax.sharding.reshard)."
+)
 DIFFERS_BY_SHARD = (
     "{name} changes {path} to something that differs along the mesh axis {axis!r}, over which {path} is replicated. "
     "Reduce it (jax.lax.pmean, psum), return it as part of the result, or shard the object with in_specs."

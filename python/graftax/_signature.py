@@ -187,9 +187,11 @@ class Signature:
     def root_flags(
         self, layout: tuple[Any, ...], static: Sequence[int | str], dynamic: Sequence[int | str] = ()
     ) -> list[int]:
-        """What the core is told of each root: declared static (1), a global (2), with traced numbers (4)."""
+        """For the core, of each root: declared static (1), a global (2), with traced numbers (4), captured (8)."""
         pairs = zip(self.flags(layout, static), self.flags(layout, dynamic), strict=True)
         flags = [int(s) + 4 * int(d) for s, d in pairs]
+        for i in range(self.arguments(layout), len(flags)):
+            flags[i] |= 8
         for i in range(len(flags) - len(self.globals), len(flags)):
             flags[i] |= 2
         return flags

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 from collections import OrderedDict, defaultdict
@@ -14,13 +15,14 @@ from jax import tree_util
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_tree_node, open_with_key_pairs, tree_functions, treedef_of_node
+from ._compat import data_fields, is_tree_node, tree_functions, treedef_of_node
+from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
 from .registry import dict_key
 
 # What the core reads here besides the functions below.
-__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry"]
+__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_with_keys"]
 
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
@@ -51,8 +53,9 @@ def describe(cls: Any) -> TreeDescription:
     functions = tree_functions(cls)
     if functions is None:
         names: Any = getattr(cls, "_fields", None)
-        if issubclass(cls, tuple) and names is not None:
-            return TreeDescription("node", None, _is_plain_namedtuple(cls), tuple(names))
+        if hasattr(cls, "_fields") and issubclass(cls, tuple):
+            children = tuple(map(str, names)) if isinstance(names, tuple) else ()
+            return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
         # Registered where nothing can be read: through what is public.
         return TreeDescription("node", tree_util.default_registry.flatten_one_level, functools.partial(_rebuild, cls))
     flatten, unflatten = functions
@@ -77,7 +80,8 @@ def _is_plain_namedtuple(cls: Any) -> bool:
     """Does the class make instances as `collections.namedtuple` wrote it, and nothing else happens?"""
     new = cls.__new__
     written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
-    return written and cls.__init__ is object.__init__ and new.__code__.co_argcount == 1 + len(cls._fields)
+    called = type(cls).__call__ is type.__call__ and cls.__init__ is object.__init__
+    return written and called and new.__code__.co_argcount == 1 + len(cls._fields)
 
 
 def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
@@ -85,7 +89,7 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     init, parameters = vars(cls).get("__init__"), vars(cls).get("__dataclass_params__")
     if parameters is None or not parameters.init or not isinstance(init, types.FunctionType):
         return ()
-    generated = init.__code__.co_filename == "<string>" and init.__code__.co_name == "__init__"
+    generated = init.__code__.co_qualname == "__create_fn__.<locals>.__init__"
     plain = cls.__new__ is object.__new__ and not hasattr(cls, "__post_init__") and type(cls).__call__ is type.__call__
     frozen_setattr = "__setattr__" in vars(cls) and parameters.frozen
     plain = plain and (cls.__setattr__ is object.__setattr__ or frozen_setattr)
@@ -98,18 +102,6 @@ def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     if not (generated and plain and only_fields and sorted(fields) == sorted(names)):
         return ()
     return tuple(names.index(name) for name in fields)
-
-
-def open_with_keys(obj: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
-    """(key path entries, children, aux data) of a registered node; None where JAX has only numbers for its children."""
-    opened = open_with_key_pairs(obj)
-    if opened is None:
-        return None
-    pairs, data = opened
-    keys, children = zip(*pairs, strict=True) if pairs else ((), ())
-    if keys and all(isinstance(key, FlattenedIndexKey) for key in keys):
-        return None
-    return keys, children, data
 
 
 # ---- treedefs of JAX
@@ -171,6 +163,20 @@ def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
 
 def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
     return from_jax(tree_util.PyTreeDef.deserialize_using_proto(registry, data))
+
+
+class Mark(enum.Enum):
+    """Stands in a pickled treedef for what stands for a field that is absent."""
+
+    ABSENT = "absent"
+
+
+def replaced(data: Any, old: Any, new: Any) -> Any:
+    """Node data with one object replaced, in tuples of any depth."""
+    if type(data) is tuple:
+        items: tuple[Any, ...] = data
+        return tuple(replaced(item, old, new) for item in items)
+    return new if data is old else data
 
 
 def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
@@ -254,7 +260,10 @@ def _shape_text(cls: type, data: Any, count: int) -> str:
 
 def describe_value(value: Any) -> str:
     """What a value is, as messages print it: a node by its shape, a leaf by itself."""
-    level = _core.tree_one_level(value)
+    try:
+        level = _core.tree_one_level(value)
+    except Exception:  # whatever its flatten function raises: it is the wrong type anyway
+        return f"{type(value).__qualname__} {_short(value)}"
     if level is not None:
         return _shape_text(type(value), level[1], len(level[0]))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from . import _core
 from ._aot import matched, own_copies
 from ._call import Jitted
+from ._compat import is_dimension
 from ._difference import describe, show
 from ._dispatch import Plan, build_entry, leaf_names
 from ._errors import (
@@ -25,8 +26,11 @@ from ._errors import (
     CAPTURED_CHANGED,
     CAPTURED_RETURNED,
     CAPTURED_SHARED,
+    NO_CALLBACKS,
     NOT_EXPORTED,
     NOT_SAVED,
+    PACKED_SHAPE,
+    SYMBOLIC,
     GraftaxError,
     MutationError,
     StructureError,
@@ -34,6 +38,7 @@ from ._errors import (
     rename_leaves,
 )
 from ._options import Options, split_patterns
+from .packed import PackLayout
 from .patterns import matcher
 
 P = ParamSpec("P")
@@ -170,6 +175,8 @@ def export(
 
     Raises:
         MutationError: where the function changes something that it captures.
+        StructureError: where what it returns holds a symbolic dimension, or an object that it captures.
+        NotImplementedError: JAX's, where it calls a function on the host.
 
     Example:
         >>> exported = graftax.export(lambda config, x: x * config["rate"])({"rate": 2}, jnp.ones(3))
@@ -194,6 +201,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     signature = _signature_of(jitted._function, skip)
     given, given_layout, given_names = _roots(signature, args, kwargs)
     _refuse_sharing(plan.name, graphdef, names, range(skip, arguments))
+    _refuse_packed_shapes(plan.name, graphdef, names)
     flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
     how = (flags, split_patterns(options.dynamic)[1])
     dynamic = plan.dynamic_path
@@ -214,12 +222,21 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
 
     flat.__name__ = flat.__qualname__ = plan.name
     program = jax.export.export(jax.jit(flat), platforms=platforms, disabled_checks=disabled_checks)
-    exported = _core.run_active(jitted, roots, entry.outcomes, program, *own_leaves)
+    try:
+        exported = _core.run_active(jitted, roots, entry.outcomes, program, *own_leaves)
+    except ValueError as error:  # of shapes that do not fit
+        rename_leaves(error, leaf_names(own_graphdef, given_names), flat="args")
+        raise
+    except NotImplementedError as error:
+        if "callback" in str(error):
+            error.add_note(NO_CALLBACKS.format(name=plan.name))
+        raise
     outcome, returned = found[-1]
     for i in returned:
         leaf_at[i] = _RETURNED
     node_at = _node_places(graphdef, roots, own_graphdef, given)
     _refuse_captured(plan.name, graphdef, names, outcome, node_at)
+    _refuse_dimensions(plan.name, outcome)
     parts = (plan.name, signature, own_graphdef, given_layout, outcome, tuple(leaf_at), tuple(node_at), how)
     return Exported(parts, exported)
 
@@ -313,6 +330,25 @@ def _refuse_sharing(name: str, graphdef: _core.GraphDef, names: tuple[str, ...],
         if op == "ref" and (_root_of(path) in arguments) != (_root_of(first) in arguments):
             one, other = sorted((path, first), key=lambda p: _root_of(p) not in arguments)
             raise StructureError(CAPTURED_SHARED.format(name=name, one=_at(one, names), other=_at(other, names)))
+
+
+def _refuse_packed_shapes(name: str, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
+    """A shape stands for an array, but a handle packs arrays only."""
+    for path, op, _, layout in graphdef.instructions():
+        if op == "static" and isinstance(layout, PackLayout):
+            inside = layout.graphdef.instructions()
+            for below, kind, _, value in inside:
+                if kind == "static" and isinstance(value, jax.ShapeDtypeStruct):
+                    place = _at(path, names).removesuffix("._layout") + jax.tree_util.keystr(below)
+                    raise StructureError(PACKED_SHAPE.format(name=name, path=place))
+
+
+def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:
+    """A symbolic dimension has a value where the program runs; what is no array is the same for every call."""
+    for path, _, cls, _ in outcome.instructions():
+        if cls is not None and is_dimension(cls):
+            place = jax.tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
+            raise StructureError(SYMBOLIC.format(name=name, path=place))
 
 
 def _refuse_captured(

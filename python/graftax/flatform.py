@@ -30,7 +30,8 @@ def to_dict(obj: object) -> dict[Path, Any]:
     Example:
         >>> x = [1, 2]
         >>> graftax.to_dict({"a": x, "b": x})
-        {obj.__class__: dict, obj[a].__class__: list, obj[a][0]: 1, obj[a][1]: 2, obj[b]: Ref(obj[a])}
+        {obj.__class__: <class 'dict'>, obj[a].__class__: <class 'list'>, obj[a][0]: 1, obj[a][1]: 2,
+         obj[b]: Ref(obj[a])}
     """
     leaves, graphdef = _core.flatten(obj)
     out: dict[Path, Any] = {}

@@ -39,7 +39,10 @@ class Dynamic(Generic[T]):
         >>> @graftax.jit
         ... def f(x, rate):
         ...     return x * rate.value
-        >>> f(jnp.ones(2), graftax.Dynamic(0.1)), f(jnp.ones(2), graftax.Dynamic(0.2))  # compiled once
+        >>> for rate in (0.5, 2.0):
+        ...     y = f(jnp.ones(2), graftax.Dynamic(rate))
+        >>> y, f.cache_info().traces
+        (Array([2., 2.], dtype=float32), 1)
     """
 
     __slots__ = ("__weakref__", "value")

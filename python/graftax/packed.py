@@ -94,6 +94,16 @@ class PackLayout:
     def __deepcopy__(self, memo: object) -> PackLayout:
         return self
 
+    @property
+    def shapes(self) -> dict[tuple[Any, ...], str]:
+        """By key path, what the arrays in the buffers are."""
+        paths = self.graphdef.leaf_paths()
+        return {
+            paths[leaf]: f"{buffer.dtype}{list(shape)}"
+            for buffer in self.buffers
+            for leaf, shape in zip(buffer.leaves, buffer.shapes, strict=True)
+        }
+
     def __repr__(self) -> str:
         return f"PackLayout({self.graphdef!r}, {len(self.buffers)} buffers, {len(self.apart)} arrays apart)"
 

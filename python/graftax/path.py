@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
-from ._compat import open_with_key_pairs
+from ._compat import one_level_with_keys
 from ._errors import INSIDE_ANOTHER, NOT_MUTABLE, StructureError
 from .patterns import NAME, QUOTED, Pattern
 
@@ -22,7 +22,8 @@ class Path(tuple[Any, ...]):
     """A place in an object graph: a tuple of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
 
     Example:
-        >>> str(Path([DictKey("a"), SequenceKey(0), GetAttrKey("w")]))
+        >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+        >>> str(graftax.Path([DictKey("a"), SequenceKey(0), GetAttrKey("w")]))
         '[a][0].w'
     """
 
@@ -169,9 +170,10 @@ def open_node(obj: Any) -> list[tuple[Any, Any]]:
     """(key entry, child) one level below a node: a class registered with JAX by the names that it gave JAX."""
     children = _core.children_with_keys(obj)
     flat = [i for i, (entry, _) in enumerate(children) if isinstance(entry, FlattenedIndexKey)]
-    opened = open_with_key_pairs(obj) if flat else None
-    if opened is not None and len(opened[0]) == len(flat):
-        for i, (entry, _) in zip(flat, opened[0], strict=True):
+    opened = one_level_with_keys(obj) if flat and one_level_with_keys is not None else None
+    pairs = [] if opened is None else list(opened[0])
+    if len(pairs) == len(flat):
+        for i, (entry, _) in zip(flat, pairs, strict=True):
             children[i] = (entry, children[i][1])
     return children
 

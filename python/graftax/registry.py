@@ -41,7 +41,7 @@ import numpy as np
 from jax import tree_util
 
 from . import _core, interop, statics
-from ._compat import is_registered_static, ref_types, treedef_of_node
+from ._compat import is_registered_static, ref_types, treedef_of_node, typed_array_types
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
 from .packed import Packed, PackLayout
@@ -123,6 +123,7 @@ _OPAQUE = (
 
 _BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
 
+_NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
 _SUBCLASS_OF_ARRAY = (
     "inside a compiled program it would be a plain array, without what the subclass adds. "
     "Pass numpy.asarray(...) of it."
@@ -177,7 +178,7 @@ def describe(obj: Any, solid: type) -> Description:
         if isinstance(obj, types_refused):
             return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
-        if isinstance(obj, np.ndarray) and cls not in (np.ndarray, np.memmap, np.recarray):
+        if isinstance(obj, np.ndarray) and cls not in _NUMPY:
             return Description("refused", reason=_SUBCLASS_OF_ARRAY)
         return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=statics.numpy_value)
     if isinstance(obj, jax.ShapeDtypeStruct):
@@ -280,7 +281,7 @@ _STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uui
 
 def numpy_role(dtype: np.dtype[Any]) -> bool | str:
     """True for a dtype that is traced, False for one that is static by value, a message for one that is refused."""
-    if dtype.kind in "USMm":
+    if dtype.kind in "USMm" or dtype == jax.dtypes.float0:
         return False
     if dtype.hasobject or dtype.fields is not None:
         return f"a NumPy array of dtype {dtype} cannot be traced. Pass its columns or elements one by one."

@@ -64,8 +64,10 @@ def exception_value(error: BaseException) -> tuple[Any, ...]:
 
 
 def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, Any]:
-    """A new NumPy array of text, bytes or dates from (dtype, shape, bytes)."""
+    """A new NumPy array of text, bytes or dates, or JAX's zeros of no dtype, from (dtype, shape, bytes)."""
     dtype, shape, data = content
+    if dtype == "|V0":
+        return np.zeros(shape, jax.dtypes.float0)
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 

@@ -454,7 +454,11 @@ def test_a_missing_tangent_is_zero():
         (lambda: grad(lambda d: d, argnums=2)(1.0), ValueError, "is given no argument 2; it is given d"),
         (lambda: grad(lambda d: d, wrt="x")(1.0), ValueError, "is given no argument 'x'"),
         (lambda: grad(lambda d: d, wrt=(0, "d"))(1.0), ValueError, "names an argument twice"),
-        (lambda: grad(lambda d: d, wrt="e.x")(1.0), TypeError, "no array of a floating dtype to differentiate in e.x"),
+        (
+            lambda: grad(lambda d: d, wrt="e.x")(1.0),
+            ValueError,
+            "'e.x' of wrt= covers no floating array .* There is: no array",
+        ),
         (lambda: grad(lambda d: d, has_aux=True)(1.0), TypeError, r"has_aux=True the function returns a pair"),
         (lambda: grad(lambda a, b: a)(1.0), TypeError, "missing 1 required positional argument: 'b'"),
         (lambda: grad(3), TypeError, "callable"),
@@ -466,7 +470,7 @@ def test_a_missing_tangent_is_zero():
         (
             lambda: jvp(lambda d: d["x"], ({"x": jnp.ones(2)},), ({"z": jnp.ones(2)},)),
             graftax.StructureError,
-            r"tangent at \[0\]\['z'\], where nothing",
+            r"tangent at d\['z'\], where nothing.*here at d\['x'\]",
         ),
         (
             lambda: vjp(lambda d: {"y": d["x"]}, {"x": jnp.ones(2)})[1]({"y": jnp.ones(3)}),

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -214,3 +220,136 @@ def test_an_error_of_the_host_function_is_shown():
 
     with pytest.raises(Exception, match="missing"):
         jax.block_until_ready(graftax.jit(lambda x: pure_callback(fail, SCALAR, {"x": x}))(1.0))
+
+
+# ---- JAX's own callbacks
+
+
+def told(run: Callable[[], Any]) -> list[str]:
+    """The warnings of a run."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+        jax.effects_barrier()
+    return [str(w.message) for w in caught if w.category is graftax.LostChangeWarning]
+
+
+def by_debug(host: Callable[..., Any], x: Any) -> None:
+    jax.debug.callback(host, x)
+
+
+def by_io(host: Callable[..., Any], x: Any) -> None:
+    jax.experimental.io_callback(host, None, x)
+
+
+def by_ordered_io(host: Callable[..., Any], x: Any) -> None:
+    jax.experimental.io_callback(host, None, x, ordered=True)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.w, self.seen, self.count = jnp.ones(()), [], 0
+
+    def note(self, x: Any) -> None:
+        self.keep(x)
+
+    def keep(self, x: Any) -> None:
+        self.count += 1
+
+    def show(self, x: Any) -> None:
+        print(self.count, self.seen)
+
+
+def hosts_that_write() -> dict[str, Callable[[Any], tuple[Callable[..., Any], str]]]:
+    """From an object of the compiled function to a host function that changes it, and what messages call it."""
+
+    def assigning(r: Any) -> Any:
+        def host(x: Any) -> None:
+            r.count = 1
+
+        return host
+
+    def storing(r: Any) -> Any:
+        return lambda x: r.seen.__setitem__(slice(None), [1])
+
+    def deleting(r: Any) -> Any:
+        def host(x: Any) -> None:
+            del r.seen[:]
+
+        return host
+
+    def inner(r: Any) -> Any:
+        def add() -> None:
+            r.seen.append(1)
+
+        return lambda x: add()
+
+    return {
+        "assigning": lambda r: (assigning(r), "closure r"),
+        "storing": lambda r: (storing(r), "closure r"),
+        "deleting": lambda r: (deleting(r), "closure r"),
+        "inner": lambda r: (inner(r), "closure add"),
+        "method": lambda r: (r.note, "what note is bound to"),
+        "builtin method": lambda r: (r.seen.append, "what append is bound to"),
+        "partial": lambda r: (functools.partial(lambda r, x: r.seen.append(x), r), "what it is bound to"),
+    }
+
+
+@pytest.mark.parametrize("call", [by_debug, by_io, by_ordered_io])
+@pytest.mark.parametrize("kind", list(hosts_that_write()))
+def test_a_change_that_a_callback_of_jax_would_lose_earns_a_warning(kind: str, call: Any):
+    recorder = Recorder()
+
+    def program(recorder: Any, x: Any) -> Any:
+        host, _ = hosts_that_write()[kind](recorder)
+        call(host, x)
+        return x
+
+    [message] = told(lambda: graftax.jit(program)(recorder, 1.0))
+    for word in ("program: its host function", hosts_that_write()[kind](recorder)[1], "graftax.io_callback"):
+        assert word in message, message
+    assert (recorder.seen, recorder.count) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f: f,
+        lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+        lambda f: lambda x: graftax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+        lambda f: lambda x: jax.lax.cond(x > 0, f, lambda x: x, x),
+        lambda f: lambda x: graftax.cond(x > 0, f, lambda x: x, x),
+        lambda f: lambda x: graftax.vmap(f)(jnp.stack([x, x])).sum(),
+        lambda f: lambda x: jax.jit(f)(x),
+        lambda f: lambda x: graftax.checkpoint(f)(x),
+        lambda f: lambda x: graftax.value_and_grad(f)(x)[0],
+    ],
+)
+def test_the_warning_comes_from_inside_of_other_transforms(around: Any):
+    recorder = Recorder()
+
+    def noting(x: Any) -> Any:
+        jax.debug.callback(lambda x: recorder.seen.append(1), x)
+        return x * recorder.w
+
+    assert len(set(told(lambda: graftax.jit(around(noting))(jnp.ones(()))))) == 1
+    assert recorder.seen == []
+
+
+def test_a_host_function_that_reads_or_has_its_own_objects_earns_no_warning(capsys: pytest.CaptureFixture[str]):
+    recorder, log = Recorder(), []
+
+    def own(x: Any) -> None:
+        log.append(float(x))
+
+    @graftax.jit
+    def program(x: Any) -> Any:
+        jax.debug.callback(lambda x: print(recorder.count, [y + 1 for y in recorder.seen]), x)
+        jax.debug.callback(recorder.show, x)
+        jax.debug.callback(own, x)
+        jax.debug.print("{}", x)
+        return x * recorder.w
+
+    assert not told(lambda: program(jnp.ones(())))
+    assert log == [1.0]
+    assert capsys.readouterr().out.count("0 []") == 2

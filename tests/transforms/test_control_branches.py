@@ -302,3 +302,22 @@ def test_without_jit_only_the_chosen_one_runs():
         values = jax.vmap(lambda p: graftax.cond(p, lambda: 1.0, lambda: 2.0))(jnp.array([True, False]))
     assert ran == ["yes", "last"]
     assert values.tolist() == [1, 2]
+
+
+@BOTH
+@JITS
+def test_a_branch_makes_numpy_arrays(jit: Any, pred: bool):
+    def f(pred: Any, x: Any) -> Any:
+        return graftax.cond(pred, lambda x: {"y": np.ones(2, np.float32)}, lambda x: {"y": x * 2}, x)["y"]
+
+    assert jnp.array_equal(jit(f)(jnp.asarray(pred), jnp.arange(2.0)), [1.0, 1.0] if pred else [0.0, 2.0])
+    chosen = jit(lambda i: graftax.switch(i, [lambda: np.zeros(2), lambda: np.ones(2)]))(jnp.asarray(int(pred)))
+    assert chosen.sum() == 2 * int(pred)
+
+
+def test_a_step_makes_a_numpy_array():
+    def step(state: Any) -> Any:
+        return {"n": state["n"] + 1, "x": np.full(2, 3, np.float32)}
+
+    last = graftax.while_loop(lambda s: s["n"] < 4, step, {"n": jnp.zeros((), int), "x": jnp.zeros(2)})
+    assert last["n"] == 4 and jnp.array_equal(last["x"], [3.0, 3.0])

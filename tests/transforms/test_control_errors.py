@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -65,6 +66,14 @@ def changing_and_moving() -> Any:
         return (carry[1], carry[0]), None
 
     return graftax.scan(step, ({"v": ZERO}, {"v": ZERO}), XS)
+
+
+def exchanging_inside() -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        carry["a"], carry["b"] = carry["b"], carry["a"]
+        return carry, None
+
+    return graftax.scan(step, {"a": [ZERO], "b": [ZERO]}, XS)
 
 
 def sharing_in_the_end() -> Any:
@@ -167,6 +176,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
     (exchanging, graftax.StructureError, ["the object at closure b in the place of closure a", "copy.copy"]),
     (changing_and_replacing, graftax.StructureError, ["changes the object at carry['a'] in place", "second step"]),
     (changing_and_moving, graftax.StructureError, ["changes the object at carry[0] in place"]),
+    (exchanging_inside, graftax.StructureError, ["the object at carry['b'] in the place of carry['a']", "copy.copy"]),
     (sharing_in_the_end, graftax.StructureError, ["carry['a'] and carry['b']: expected two objects, given one object"]),
     (changing_test, graftax.MutationError, ["cond_fun must not change anything, and changed s"]),
     (assigning_a_global, graftax.MutationError, ["assigns the global NUMBER"]),
@@ -199,6 +209,34 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
     (lambda: graftax.scan(lambda c, x: (c, None), ZERO, XS, 4), ValueError, ["3 rows and length=4 means 4"]),
     (lambda: graftax.scan(lambda c, x: (c, None), ZERO, [jnp.ones(())]), ValueError, ["xs[0] is a scalar"]),
     (lambda: graftax.scan(lambda c, x: (c, None), ZERO), ValueError, ["pass length="]),
+    *(
+        (
+            lambda n=n: graftax.scan(lambda c, x: (c, None), ZERO, length=n),  # type: ignore[misc]
+            ValueError,
+            [f"length={n!r}", "whole number of steps"],
+        )
+        for n in (-1, 2.5, "3")
+    ),
+    (
+        lambda: graftax.scan(lambda c, x: (c.update(a=x), None), {"a": ZERO}, XS),
+        graftax.StructureError,
+        ["returns None, which would be the next step's c", "changed in place"],
+    ),
+    (
+        lambda: graftax.while_loop(lambda s: s["a"].sum() < 3, lambda s: s.update(a=s["a"] + 1), {"a": ZERO}),
+        graftax.StructureError,
+        ["while_loop of", "next step's s"],
+    ),
+    (
+        lambda: graftax.associative_scan(lambda a, b: a, {"p": XS, "q": XS[:2]}),
+        ValueError,
+        ["elems['q'] has 2 elements along axis 0 and elems['p'] has 3"],
+    ),
+    (
+        lambda: graftax.associative_scan(lambda a, b: a, {"p": XS, "q": ZERO}, axis=1),
+        ValueError,
+        ["elems['q'] has the shape (2,), and no axis 1"],
+    ),
     (lambda: graftax.scan(3, ZERO, XS), TypeError, ["scan expects a callable, and was given 3"]),  # type: ignore[arg-type]
     (lambda: graftax.scan(lambda c: (c, None), ZERO, XS), TypeError, ["positional argument"]),
     (
@@ -212,6 +250,14 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
         ["cond_fun has to return a scalar boolean array, and returned bool[2]", ".any()"],
     ),
     (lambda: graftax.while_loop(lambda s: None, lambda s: s, ZERO), TypeError, ["returned NoneType"]),
+    *(
+        (
+            lambda m=m: graftax.while_loop(lambda s: s < 3, lambda s: s + 1, 0, max_steps=m),  # type: ignore[misc]
+            TypeError,
+            ["while_loop of", f"max_steps={m!r}", "whole number"],
+        )
+        for m in (2.5, -1, "3")
+    ),
     (
         lambda: graftax.fori_loop(0, 3, lambda i, v: {**v, "b": i}, {"a": ZERO}),
         graftax.StructureError,
@@ -319,3 +365,35 @@ def test_an_exception_in_a_step_leaves_the_callers_objects_as_they_were(wrap: An
         with pytest.raises(KeyError, match="mine"):
             wrap(run)(box)
         assert (box.w.tolist(), box.n, list(LOG)) == ([0, 0], 1, ["sum"])
+
+
+def test_a_whole_number_of_steps_may_be_written_as_any_number():
+    for n in (3, 3.0, np.int64(3), jnp.asarray(3), True):
+        assert graftax.scan(lambda c, x: (c + 1, None), jnp.asarray(0), length=n)[0] == int(n)
+
+
+def test_no_tracer_outlives_its_trace():
+    state = {"a": ZERO}
+
+    def step(carry: Any, x: Any) -> Any:
+        state["a"] = state["a"] + x
+        graftax.cond(x.sum() > 0, lambda: state.update(a=state["a"] * 2), lambda: None)
+        return carry + state["a"], x
+
+    with jax.checking_leaks():
+        looped = graftax.scan(step, ZERO, XS)[0]
+    assert looped.tolist() == [22, 22] and state["a"].tolist() == [14, 14]
+
+
+def test_no_tracer_outlives_its_trace_under_jit():
+    """Of loops that go through at once: JAX's checker takes a trace that an exception ends for a leak."""
+
+    def run(state: Any) -> Any:
+        mapped = graftax.map(lambda x: x * 2, XS)
+        waited = graftax.while_loop(lambda s: s["x"].sum() < 9, lambda s: {"x": s["x"] + 1}, {"x": ZERO}, max_steps=9)
+        chosen = graftax.switch(1, [lambda s: s["a"], lambda s: -s["a"]], state)
+        return graftax.scan(lambda c, x: (c + x, x), state["a"], mapped)[0], waited["x"], chosen
+
+    with jax.checking_leaks():
+        looped, waited, chosen = graftax.jit(run)({"a": ZERO + 1})
+    assert (looped.tolist(), waited.tolist(), chosen.tolist()) == ([7, 7], [5, 5], [-1, -1])

@@ -475,7 +475,7 @@ def test_a_wrong_rule_for_tangents_is_named(rule, message):
         (lambda kept, c: {"x": c}, "tuple of 1 cotangents"),
         (lambda kept, c: ({"x": c}, None), "tuple of 1 cotangents.*2 of them"),
         (lambda kept, c: ({"x": jnp.ones(3)},), r"cotangent at d\['x'\] has to be float32\[\], and is float32\[3\]"),
-        (lambda kept, c: ({"y": c},), r"there is a cotangent at \[0\]\['y'\]"),
+        (lambda kept, c: ({"y": c},), r"there is a cotangent at d\['y'\].*here at d\['x'\]"),
     ],
 )
 def test_a_wrong_rule_for_cotangents_is_named(bwd, message):

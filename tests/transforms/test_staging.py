@@ -105,3 +105,15 @@ def test_a_static_argument_of_make_jaxpr_holds_no_array():
 def test_axis_names_are_known_to_make_jaxpr():
     show = make_jaxpr(lambda x: jax.lax.psum(x["a"], "i"), axis_env=[("i", 4)])
     assert "psum" in str(show({"a": jnp.ones(2)}))
+
+
+def test_a_captured_shape_is_itself():
+    spec = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+    def f(x, like):
+        assert type(spec) is jax.ShapeDtypeStruct and isinstance(like, jax.core.Tracer)
+        return x + jnp.ones(spec.shape, spec.dtype)
+
+    assert len(make_jaxpr(f)(jnp.ones(2), spec).jaxpr.invars) == 2
+    assert eval_shape(f, jnp.ones(2), spec).shape == (2,)
+    assert graftax.jit(f).eval_shape(jnp.ones(2), spec).shape == (2,)

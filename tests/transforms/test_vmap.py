@@ -264,3 +264,28 @@ def test_sharing_in_the_result_is_kept() -> None:
         out = graftax.vmap(twice, out_axes=spec)(XS)
         assert out["a"] is out["b"][0] is out["b"][1].s
         assert out["a"][0].shape == (2, 3)
+
+
+def test_a_numpy_array_that_the_function_makes_has_the_axis_as_well():
+    def f(d):
+        d["n"], d["rows"] = np.zeros(2), [np.arange(3), "text"]
+        return {"x": d["x"], "row": np.ones(2, np.float32), "one": np.float32(2), "words": np.array(["a", "b"])}
+
+    for outer in (lambda f: f, graftax.jit):
+        d = {"x": jnp.ones(3), "n": np.ones(3)}
+        out = outer(graftax.vmap(f, out_axes={"x": 0, "row": 1, "one": 0, "words": 0}))(d)
+        assert (out["row"].shape, out["one"].tolist(), out["words"].tolist()) == ((2, 3), [2, 2, 2], ["a", "b"])
+        assert (d["n"].shape, d["rows"][0].tolist(), d["rows"][1]) == ((3, 2), [[0, 1, 2]] * 3, "text")
+    expected = jax.vmap(lambda x: (x, np.ones(2), np.float32(2)), out_axes=(0, 1, 0))(jnp.ones(3))
+    assert [x.shape for x in expected[1:]] == [out["row"].shape, out["one"].shape]
+    assert graftax.vmap(lambda x: np.ones(2), out_axes=None)(jnp.ones(3)).shape == (2,)
+
+
+def test_derivatives_by_integers_have_the_axis_as_well():
+    def of(library):
+        return library.vmap(library.grad(lambda p: (p["w"] * p["n"]).sum(), allow_int=True))
+
+    found, expected = (of(m)({"w": jnp.ones(2), "n": jnp.arange(2)}) for m in (graftax, jax))
+    assert found["n"].shape == expected["n"].shape and found["n"].dtype == expected["n"].dtype
+    kept = graftax.jit(lambda zeros: {"zeros": zeros["n"]})(found)["zeros"]
+    assert kept.dtype == jax.dtypes.float0 and kept.shape == (2,)

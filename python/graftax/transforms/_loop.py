@@ -21,11 +21,13 @@ from .._errors import (
     MOVED,
     NO_CHANGES,
     NOT_A_TEST,
+    RETURNS_NONE,
     TRACED_NUMBERS,
     MutationError,
     StructureError,
     rename_leaves,
 )
+from ._known import Known
 from ._program import Program
 from ._state import (
     After,
@@ -73,16 +75,29 @@ class Loop:
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
+        self.known: Known[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Known()
 
     def run(self, attempt: Callable[[Steps], Any]) -> tuple[Any, Any]:
         """(the carry, built, with what changed written back; what the attempt that went through returned)."""
+        known = self.known = Known.of(self.name, self.functions)
+        guessed = known.found is not None
         while True:
+            if known.found is not None:
+                self.carried, self.dynamic, self.copied = (set(known.found[0]), set(known.found[1]), known.found[2])
             steps = Steps(self)
             try:
                 value = attempt(steps)
             except Again:
+                known.found = (frozenset(self.carried), frozenset(self.dynamic), self.copied)
                 continue
-            except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+            except Exception as error:
+                if guessed and (self.dynamic or self.copied):  # it may be no trace of the same code
+                    guessed = False
+                    known.forget()
+                    self.carried, self.dynamic, self.copied = set(), set(), frozenset()
+                    continue
+                if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
+                    raise
                 rename_leaves(error, [steps.paths[i] for i in steps.at], "carried")
                 rename_leaves(error, self.rows, "rows[0]")
                 rename_leaves(error, self.rows, "rows")
@@ -114,7 +129,7 @@ class Steps:
         ]
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
-        self._after: After | None = None
+        self._left: tuple[list[int], _core.Outcome] | None = None  # the place of each output leaf of the last trace
 
     def named(self, flat: Callable[..., Any], like: types.FunctionType) -> Callable[..., Any]:
         """`flat` under the user's name and place, with the parameters of `like`: what JAX's messages name."""
@@ -140,20 +155,24 @@ class Steps:
         loop, program = self.loop, self.program
 
         def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            return with_copies(with_arrays(body(functions, operands)), loop.copied)
+            result = body(functions, operands)
+            if result is None and loop.carry is not None and loop.operands[loop.carry] is not None:
+                raise StructureError(RETURNS_NONE.format(name=loop.name, carry=program.names[loop.carry] or "carry"))
+            return with_copies(with_arrays(result), loop.copied)
 
         def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
             at = loop.carry
             return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
 
         leaves = self._leaves(carry)
-        outcome, out = program.trace(leaves, run)
+        with loop.known.tracing():
+            outcome, out = program.trace(leaves, run, arrays=True)
         looked = look(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
         if after is None:
             self._structure(looked.before.graphdef, looked.after.graphdef)
         self._check(after, leaves)
-        self._after = after
+        self._left = after.out, after.outcome
         return [after.values[i] for i in self.at]
 
     def _check(self, after: After, leaves: list[Any]) -> None:
@@ -166,7 +185,8 @@ class Steps:
             path = node_name(program, after, gone[0])
             raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=path))
         refuse_unseen(after)
-        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in self.at and after.values[i] is not leaf}
+        at = set(self.at)
+        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in at and after.values[i] is not leaf}
         if late:
             loop.carried |= late
             raise Again
@@ -192,8 +212,10 @@ class Steps:
         loop, program = self.loop, self.program
         if loop.carry is not None and not loop.copied:
             origins = {origin for _, origin in moved}
-            which = [i for i, part in enumerate(elements(after.result)) if origins & after.reached(part)]
-            if which:
+            stay = {t for t in after.changed if after.after.origins[t] == t}  # a copy would not be the changed object
+            reached = [after.reached(part) for part in elements(after.result)]
+            which = [i for i, nodes in enumerate(reached) if origins & nodes]
+            if which and not any(stay & reached[i] for i in which):
                 loop.copied = frozenset(which)
                 raise Again
         to, origin = moved[0]
@@ -202,7 +224,8 @@ class Steps:
 
     def test(self, carry: Sequence[Any], body: Body) -> Any:
         """What the condition says; it must not change anything."""
-        found = unchanged(self.program, self._leaves(carry), body, "cond_fun")
+        with self.loop.known.tracing(1):
+            found = unchanged(self.program, self._leaves(carry), body, "cond_fun")
         if isinstance(found, bool):
             return jnp.asarray(found)
         if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):
@@ -210,10 +233,10 @@ class Steps:
         return found
 
     def finish(self) -> Any:
-        after = self._after
-        assert after is not None
+        assert self._left is not None
+        places, outcome = self._left
         leaves = self._leaves(self.last)
-        return self.program.finish([leaves[place] for place in after.out], after.outcome)
+        return self.program.finish([leaves[place] for place in places], outcome)
 
 
 def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:
@@ -223,7 +246,7 @@ def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) ->
     def run(functions: list[Callable[..., Any]], operands: list[Any]) -> None:
         found.append(body(functions, operands))
 
-    outcome, out = program.trace(leaves, run)
+    outcome, out = program.trace(leaves, run, arrays=True)
     if outcome.num_writes:
         after = look(program, leaves, outcome, out, lambda roots, _: (roots, 0))
         paths = ", ".join(node_name(program, after, i) for i in after.changed)

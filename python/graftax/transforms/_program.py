@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +16,17 @@ import numpy as np
 
 from .. import _core
 from .._advice import caller_level
-from .._difference import describe, place_name
+from .._difference import describe, differences, place_name
 from .._dispatch import place_of, run_trace
-from .._errors import CHANGE_LOST, NO_SUCH_OPERAND, NOT_CALLABLE, GraftaxError, LostChangeWarning
+from .._errors import (
+    CHANGE_LOST,
+    CHANGED_WHILE,
+    NO_SUCH_OPERAND,
+    NOT_CALLABLE,
+    ConcurrentChangeError,
+    GraftaxError,
+    LostChangeWarning,
+)
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable, without_table
@@ -165,11 +174,12 @@ class Program:
         return out
 
     def trace(
-        self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None
+        self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None, arrays: bool = False
     ) -> tuple[_core.Outcome, list[Any]]:
         """Runs `body(functions, operands)` on the graph rebuilt around `leaves`.
 
-        The functions take the operands, or what stands for them, and run with what they capture rebuilt too.
+        The functions take the operands, or what stands for them, and run with what they capture rebuilt too. With
+        `arrays`, NumPy arrays that they make are output leaves too, and not constants.
 
         Returns:
             (the Outcome, its output leaves). `outcome` is that of the last trace, and `untouched` says which of the
@@ -183,7 +193,7 @@ class Program:
             return body(functions, values[: self.operands])
 
         mutation = mutation or self.mutation
-        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False)
+        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False, arrays=arrays)
         given = (self.name, tracing, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
         outcome, out, changed, lost = _core.run_active(_core.Caller(), self.roots, [], run, *given)
@@ -220,7 +230,9 @@ class Program:
         """The results of several Outcomes of this graph; their changes are written back in this order."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
-            raise GraftaxError(f"the arguments of {self.name} changed while it ran")
+            now = _core.record(self.roots, self.names, self._flags, None, shapes=self._shapes, dynamic=self._dynamic)[1]
+            paths = ", ".join(d.path for d in itertools.islice(differences(self.graphdef, now, self.names), 4))
+            raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths or "an argument"))
         results: list[Any] = []
         for out, outcome in pairs:
             values = list(out)

@@ -21,11 +21,14 @@ from .._errors import (
     RETURNS_ARGUMENT,
     RULE_CHANGES,
     RULE_RETURNS,
+    WRITTEN_BY_HOST,
     MutationError,
     StructureError,
 )
+from ._needed import needed
 from ._program import Program, first
-from .autodiff import Output, Shape, fitting, is_inexact, named
+from ._tangents import Shape, fitting, is_inexact
+from .autodiff import Output, named
 
 TangentRule = Callable[[list[Any], tuple[Any, ...]], tuple[Any, Any]]
 Forward = Callable[[list[Any], list[bool]], tuple[Any, Any]]
@@ -174,7 +177,7 @@ class Call:
             found.append(Output(*_core.flatten(result)))
             return result
 
-        outcome, out = program.trace(map(_as_array, leaves), body)
+        outcome, out = program.trace(map(_as_array, leaves), body, arrays=True)
         self._value = Value(found[0], outcome, program.changed, self.name)
         return tuple(out)
 
@@ -194,14 +197,21 @@ class Call:
 
     def _writes(self, *leaves: Any) -> tuple[Any, ...]:
         """What the function writes into the caller's objects."""
-        outcome, out = self._later.trace(leaves, first)
+        outcome, out = self._later.trace(leaves, first, arrays=True)
         return tuple(out[outcome.result_leaves :])
 
     def _run(self, flat: Callable[..., Any]) -> Any:
         program = self._live
         assert program is not None
         try:
-            out = flat(*program.leaves)
+            try:
+                out = flat(*program.leaves)
+            except NotImplementedError as error:
+                if "symbolic_zeros support with shard_map" not in str(error):
+                    raise
+                out = jax.jit(flat)(
+                    *program.leaves
+                )  # a shard_map that is not compiled; JAX can do it in a compiled one
             assert self._value is not None
             return program.finish(out, self._value.outcome)
         finally:
@@ -219,7 +229,7 @@ class Call:
             found.append((Output(*_core.flatten(value)), other))
             return value
 
-        self._later.trace(leaves, body, mutation="propagate")
+        self._later.trace(leaves, body, mutation="propagate", arrays=True)
         changed = [path for path in self._later.changed if path not in known.changed]
         if changed:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
@@ -262,8 +272,9 @@ class Call:
             rates = [fitting(self.name, "tangent", wanted, (part,)) for part in parts or [None]]
             total = tuple(map(_sum, zip(*rates, strict=True)))
             if known.writes:
-                moved = [_or_zeros(t, x, False) for t, x in zip(tangents, leaves, strict=True)]
-                written, moves = jax.jvp(self._writes, tuple(leaves), tuple(moved))
+                by = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])]
+                writes, at = self._writes_by(leaves, by)
+                written, moves = jax.jvp(writes, at, tuple(tangents[i] for i in by))
                 return (*out, *written), (*total, *moves)
             return tuple(out), total
 
@@ -300,7 +311,8 @@ class Call:
             arrays, graphdef = _core.flatten(residuals)
             written, pull = (), None
             if known.writes:
-                written, pull = jax.vjp(self._writes_by(leaves), *(leaves[i] for i in self._inputs.leaves))
+                writes, at = self._writes_by(leaves, [i for i in self._inputs.leaves if perturbed[i]])
+                written, pull = jax.vjp(writes, *at)
             structure = _Structure(graphdef, tuple(perturbed))
             return (*out, *written), (tuple(arrays), tuple(leaves[i] for i in keep), pull, structure)
 
@@ -316,8 +328,9 @@ class Call:
             returned = backward(given, known.sides.graphs(of_value)[0])
             totals = fitting(self.name, "cotangent", self._inputs.shapes, returned)
             if pull is not None:
-                moved = pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :]))
-                totals = tuple(map(_sum, zip(totals, moved, strict=True)))
+                moved = iter(pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :])))
+                parts = zip(totals, self._inputs.leaves, strict=True)
+                totals = tuple(_sum((t, next(moved))) if structure.perturbed[i] else t for t, i in parts)
             out: list[Any] = [None] * count
             for i, total in zip(self._inputs.leaves, totals, strict=True):
                 out[i] = total
@@ -327,16 +340,29 @@ class Call:
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
 
-    def _writes_by(self, leaves: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """What the function writes, as a function of the leaves that are differentiated."""
+    def _writes_by(
+        self, leaves: Sequence[Any], by: Sequence[int]
+    ) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
+        """(what the function writes, as a function of the leaves that are differentiated; these leaves).
 
-        def writes(*by: Any) -> tuple[Any, ...]:
+        What it tells a host function, its rule tells or not: that is left out.
+        """
+        run = needed(self._writes, leaves)
+
+        def writes(*values: Any) -> tuple[Any, ...]:
             given = list(leaves)
-            for i, value in zip(self._inputs.leaves, by, strict=True):
+            for i, value in zip(by, values, strict=True):
                 given[i] = value
-            return self._writes(*given)
+            try:
+                return tuple(run(*given))
+            except ValueError as error:
+                known = self._value
+                if known is None or "callbacks do not support JVP" not in str(error):
+                    raise
+                paths = ", ".join(known.changed)
+                raise ValueError(WRITTEN_BY_HOST.format(name=self.name, paths=paths)) from error
 
-        return writes
+        return writes, tuple(leaves[i] for i in by)
 
     def _operands(self, keep: Sequence[int], kept: Sequence[Any]) -> list[Any]:
         """Graphs like the operands, around the leaves that were kept."""

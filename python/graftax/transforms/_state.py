@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,11 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import only_order, place_name
-from .._errors import UNSEEN, StructureError
+from .._errors import PACK_CHANGED_TWICE, UNSEEN, StructureError
+from ..packed import Packed
 from ._program import Program
+
+R = TypeVar("R")
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -28,7 +31,14 @@ class Places(NamedTuple):
 
     graphdef: _core.GraphDef
     origins: list[int | None]  # the input node that it is, None for a new one
-    paths: list[tuple[Any, ...]]  # of the nodes
+
+    def path(self, node: int) -> tuple[Any, ...]:
+        """Spelled when it is asked for: all of them are as long as the square of the depth."""
+        return self.graphdef._node_path(node)  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def paths(self) -> list[tuple[Any, ...]]:
+        return [self.path(node) for node in range(len(self.origins))]
 
     def like(self, other: Places) -> tuple[list[int], list[int]] | None:
         """For each leaf and node of `other` the number of the one here in the same place; None where they differ.
@@ -36,7 +46,7 @@ class Places(NamedTuple):
         The order of keys and attributes makes no difference: `jax.tree.map` sorts the keys of a dict.
         """
         if self.graphdef == other.graphdef:
-            return list(range(self.graphdef.num_leaves)), list(range(len(self.paths)))
+            return list(range(self.graphdef.num_leaves)), list(range(len(self.origins)))
         if not only_order(other.graphdef, self.graphdef):
             return None
         out: list[list[int]] = []
@@ -57,7 +67,7 @@ class After(NamedTuple):
     program: Program
     before: Places
     after: Places
-    values: list[Any]  # the leaf in each place
+    values: list[Any]  # the leaf in each place, or what is left of it
     changed: list[int]  # the input nodes that were changed in place
     out: list[int]  # for each output leaf of the Outcome, its place; -1 where the structure does not show it
     outcome: _core.Outcome
@@ -69,7 +79,7 @@ class After(NamedTuple):
     def graph(self, roots: tuple[Any, ...], more: int = 0) -> Places:
         """The places of roots and parts of the result."""
         _, graphdef, nodes = self.program.recorded(roots, more)
-        return Places(graphdef, [self.number.get(id(node)) for node in nodes], _paths(graphdef, nodes))
+        return Places(graphdef, [self.number.get(id(node)) for node in nodes])
 
     def reached(self, part: Any) -> set[int]:
         """The input nodes that a part of the result reaches."""
@@ -85,9 +95,8 @@ class After(NamedTuple):
             return found and self
         leaves, nodes = found
         place = {here: i for i, here in enumerate(leaves)}
-        origins, paths = ([x[i] for i in nodes] for x in (self.after.origins, self.after.paths))
         return self._replace(
-            after=Places(places.graphdef, cast("list[int | None]", origins), cast("list[tuple[Any, ...]]", paths)),
+            after=Places(places.graphdef, [self.after.origins[i] for i in nodes]),
             values=[self.values[i] for i in leaves],
             out=[place.get(i, -1) for i in self.out],
         )
@@ -123,8 +132,8 @@ def look(
     place = {id(mark): i for i, mark in enumerate(found)}
     return After(
         program,
-        Places(before, list(range(len(nodes))), _paths(before, nodes)),
-        Places(graphdef, [number.get(id(node)) for node in after], _paths(graphdef, after)),
+        Places(before, list(range(len(nodes)))),
+        Places(graphdef, [number.get(id(node)) for node in after]),
         [value[id(mark)] for mark in found],
         outcome.inputs()[2],
         [place.get(id(mark), -1) for mark in new],
@@ -136,26 +145,18 @@ def look(
     )
 
 
-def _paths(graphdef: _core.GraphDef, nodes: list[Any]) -> list[tuple[Any, ...]]:
-    """The key path of each tracked node."""
-    paths: list[tuple[Any, ...]] = []
-    for path, op, cls, _ in graphdef.instructions():
-        if op == "node" and len(paths) < len(nodes) and type(nodes[len(paths)]) is cls:
-            paths.append(path)
-    return [*paths, *[()] * (len(nodes) - len(paths))]
-
-
 def _mark(leaf: Any) -> Any:
-    """An array like no other, of the leaf's shape."""
+    """An array like no other, of the leaf's shape, with 1 for a symbolic dimension."""
+    shape = tuple(n if isinstance(n, int) else 1 for n in np.shape(leaf))
     dtype = getattr(leaf, "dtype", None)
     if not isinstance(dtype, np.dtype):
-        return np.zeros(np.shape(leaf))
-    return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), np.shape(leaf))
+        return np.zeros(shape)
+    return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), shape)
 
 
 def node_name(program: Program, after: After, node: int) -> str:
     """The key path of an input node, as messages print it."""
-    path = after.before.paths[node]
+    path = after.before.path(node)
     return place_name(path, program.names) if path or len(program.names) == 1 else "a part of the state"
 
 
@@ -187,8 +188,15 @@ def numbers_in(program: Program, root: int) -> set[str]:
     return found
 
 
+class Left(NamedTuple):
+    """What is known of a tracer when its trace has ended. JAX's leak checker takes offence at the tracer itself."""
+
+    aval: Any
+    source: int | None  # the input leaf that it is
+
+
 def type_of(leaf: Any) -> Any:
-    return jax.typeof(leaf)
+    return leaf.aval if isinstance(leaf, Left) else jax.typeof(leaf)
 
 
 def same_type(one: Any, other: Any, weak: bool = False) -> bool:
@@ -198,7 +206,7 @@ def same_type(one: Any, other: Any, weak: bool = False) -> bool:
 
 
 def type_text(leaf: Any) -> str:
-    if not hasattr(leaf, "dtype"):
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, Left):
         return type(leaf).__qualname__
     aval = type_of(leaf)
     return f"{aval.dtype}{list(aval.shape)}"
@@ -223,3 +231,19 @@ def with_copies(result: Any, which: frozenset[int]) -> Any:
     for i, copy in zip(chosen, copies, strict=True):
         parts[i] = copy
     return tuple(parts) if type(result) is tuple else parts[0]
+
+
+# ---- packed state
+
+
+def inside(name: str, handle: Packed[Any], run: Callable[[Any], R]) -> R:
+    """What a loop makes of packed state: as in a call, it is given the object inside, whose changes come back."""
+    held, obj = handle._arrays, handle.unpack()  # pyright: ignore[reportPrivateUsage]
+    before = _core.flatten(obj)
+    result = run(obj)
+    after = _core.flatten(obj)
+    if before[1] != after[1] or any(one is not other for one, other in zip(before[0], after[0], strict=True)):
+        if handle._arrays is not held:  # pyright: ignore[reportPrivateUsage]
+            raise StructureError(PACK_CHANGED_TWICE.format(name=name))
+        handle.update(obj)
+    return result

@@ -3,27 +3,31 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import contextlib
+import operator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import (
+    NO_REVERSE,
+    NOT_PRIMALS,
     NOT_SCALAR,
     NOT_WITH_AUX,
     NOTHING_TO_DIFFERENTIATE,
-    OTHER_SHAPE,
-    OTHER_TANGENT,
+    TANGENT_COUNT,
+    WRT_AND_ARGNUMS,
     WRT_TWICE,
-    StructureError,
+    WRT_TYPE,
+    WRT_UNUSED,
 )
 from ..patterns import matcher
 from ._program import Program, name_of, wraps
+from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing, some
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -44,8 +48,8 @@ class Chosen(NamedTuple):
     def graphs(self, values: Sequence[Any]) -> Any:
         """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
 
-        What is a leaf for JAX beside arrays (a string, a function, a config) is None too, so that the gradient of a
-        pytree has the structure that Optax expects; static fields and aux data stay.
+        What is a leaf for JAX and holds no array (a string, a function, a config) is None too, so that the gradient of
+        a pytree has the structure that Optax expects; registered nodes, static fields and aux data stay.
         """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
@@ -141,41 +145,87 @@ def with_gradient(
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        if make is Program:
-            args = as_arrays(args, argnums, wrt)
-        program = make(name_of(fun, title), [fun], args, kwargs)
-        chosen = choose(program, argnums, wrt, options.get("allow_int", False), make is not Program)
+        allow_int = options.get("allow_int", False)
+        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
+        program = program_by(make, fun, title, args, kwargs, by, allow_int)
+        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
             value: list[Any] = []
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
                 result = functions[0](*operands)
-                scalar = split_aux(result, program.name)[0] if has_aux else result
-                value.append(as_scalar(scalar, program.name))
+                if has_aux:  # a pair may be a list
+                    result = split_aux(result, program.name)
+                value.append(as_scalar(result[0] if has_aux else result, program.name))
                 return result
 
             _, out = program.trace(replaced(program, chosen.leaves, by), body)
             return value[0], out
 
         run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
-        (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
+        with _in_reverse():
+            (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
         grads = chosen.graphs(gradients)
         return program.finish(out, untouched=program.untouched), grads
 
     return value_and_gradient
 
 
+@contextlib.contextmanager
+def _in_reverse() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
+            error.add_note(NO_REVERSE)
+        raise
+
+
 # ---- what is differentiated
 
 
-def as_arrays(args: tuple[Any, ...], argnums: int | Sequence[int], wrt: Wrt) -> tuple[Any, ...]:
-    """A Python float or complex number that is itself differentiated is an array, as in JAX."""
-    chosen = argnums if wrt is None or callable(wrt) else wrt
-    numbers = [chosen] if isinstance(chosen, (int, str)) else list(chosen)
+def program_by(
+    make: Make,
+    fun: Callable[..., Any],
+    title: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    by: Sequence[int | str],
+    allow_int: bool = False,
+) -> Program:
+    """The program of a call. A Python number that is itself differentiated is an array in it, as in JAX."""
+    name = name_of(fun, title)
+    program = make(name, [fun], args, kwargs)
+    if make is not Program:
+        return program
+    types = (float, complex, int, bool) if allow_int else (float, complex)
+    given = [*args, *kwargs.values()]
+    at = [i for i in {program.operand(w) for w in by if not is_pattern(w)} if type(given[i]) in types]
+    if not at:
+        return program
+    for i in at:
+        given[i] = jnp.asarray(given[i])
     count = len(args)
-    at = {n % count for n in numbers if isinstance(n, int) and -count <= n < count}
-    return tuple(jnp.asarray(x) if i in at and type(x) in (float, complex) else x for i, x in enumerate(args))
+    return make(name, [fun], given[:count], dict(zip(kwargs, given[count:], strict=True)))
+
+
+def is_pattern(which: int | str) -> bool:
+    return isinstance(which, str) and not which.isidentifier()
+
+
+def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
+    """(positions, names and patterns that say what is differentiated; is it one of them, not a sequence)."""
+    option = "argnums" if wrt is None or callable(wrt) else "wrt"
+    given: Any = argnums if option == "argnums" else wrt
+    single = isinstance(given, str) or not isinstance(given, Iterable)
+    wanted: list[int | str] = []
+    for one in cast("Iterable[Any]", [given] if single else given):
+        try:
+            wanted.append(one if isinstance(one, str) and option == "wrt" else operator.index(cast("Any", one)))
+        except TypeError:
+            raise TypeError(WRT_TYPE.format(name=name, option=option, given=one)) from None
+    return wanted, single
 
 
 def choose(
@@ -183,19 +233,20 @@ def choose(
 ) -> Chosen:
     """Which leaves are differentiated, and by which operands' graphs."""
     predicate = wrt if callable(wrt) else None
-    named: Any = argnums if wrt is None or callable(wrt) else wrt
-    single = isinstance(named, (int, str))
-    wanted: list[Any] = [named] if single else list(named)
-    patterns = [w for w in wanted if isinstance(w, str) and not w.isidentifier()]
+    wanted, single = chosen_by(program.name, argnums, wrt)
+    if wrt is not None and not callable(wrt) and argnums != 0:
+        raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
+    patterns = [w for w in wanted if isinstance(w, str) and is_pattern(w)]
     roots = [program.operand(w) for w in wanted if w not in patterns]
     if len(set(roots)) != len(roots):
-        raise ValueError(WRT_TWICE.format(name=program.name, wrt=named))
+        raise ValueError(WRT_TWICE.format(name=program.name, wrt=wanted))
     below = program.below(roots)
     matched: dict[int, int] = {}  # leaf, and the operand in which it stands
     if patterns:
         matches = matcher(patterns)
         places = enumerate(program.places)
         matched = {i: place.root for i, place in places if place.root < program.operands and matches(place.name)}
+        _refuse_unused(program, patterns, allow_int)
     leaves: list[int] = []
     for i, leaf in enumerate(program.leaves):
         if not (i in below or i in matched) or (predicate is not None and not predicate(leaf)):
@@ -205,30 +256,30 @@ def choose(
             if i not in below and matched[i] not in roots:
                 roots.append(matched[i])
     if not leaves and not allow_none:
-        where = ", ".join(program.names[root] for root in roots) or ", ".join(patterns)
+        where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
 
-def is_inexact(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return isinstance(leaf, (float, complex)) if dtype is None else _is_inexact(dtype)
-
-
-def is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
-
-
-@functools.cache
-def _is_inexact(dtype: Any) -> bool:
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
+def _refuse_unused(program: Program, patterns: Sequence[str], allow_int: bool) -> None:
+    """Each pattern has to choose something: a name that is spelt wrong would be left out without a word."""
+    names = [
+        place.name
+        for leaf, place in zip(program.leaves, program.places, strict=True)
+        if place.root < program.operands and (is_inexact(leaf) or (allow_int and not is_key(leaf)))
+    ]
+    for pattern in patterns:
+        if not any(matcher([pattern])(name) for name in names):
+            text = WRT_UNUSED.format(name=program.name, pattern=pattern, paths=some(names) or "no array")
+            raise ValueError(text)
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:
     """The two parts of what a function with `has_aux` returned."""
-    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+    if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
         raise TypeError(NOT_WITH_AUX.format(name=name, found=type(result).__qualname__))
-    return cast("tuple[Any, Any]", result)
+    value, aux = cast("Sequence[Any]", result)
+    return value, aux
 
 
 def as_scalar(value: Any, name: str) -> Any:
@@ -273,7 +324,9 @@ def traced_output(program: Program, leaves: Sequence[Any], has_aux: bool) -> tup
 
     def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
         result = functions[0](*operands)
-        found.append(Output(*_core.flatten(split_aux(result, program.name)[0] if has_aux else result)))
+        if has_aux:
+            result = split_aux(result, program.name)
+        found.append(Output(*_core.flatten(result[0] if has_aux else result)))
         return result
 
     _, out = program.trace(leaves, body)
@@ -343,10 +396,10 @@ def jacobian_by(
 
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        if make is Program:
-            args = as_arrays(args, argnums, wrt)
-        program = make(name_of(fun, title), [fun], args, kwargs)
-        chosen = choose(program, argnums, wrt, options.get("allow_int", False), make is not Program)
+        allow_int = options.get("allow_int", False)
+        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
+        program = program_by(make, fun, title, args, kwargs, by, allow_int)
+        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
         output: list[Output] = []
 
         def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -355,7 +408,8 @@ def jacobian_by(
             return tuple(found.leaves), out
 
         run = transform(named(flat, program), has_aux=True, **options)
-        by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
+        with _in_reverse():
+            by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
 
         def nested(values: Any, depth: int) -> Any:
             inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
@@ -390,6 +444,11 @@ def jvp(
     Raises:
         StructureError: where the tangents do not fit, naming the path.
     """
+    for option, value in (("primals", primals), ("tangents", tangents)):
+        several = isinstance(value, (tuple, list))
+        if not several or len(value) != len(primals):
+            given = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=given))
     one = Flat(Program, fun, "jvp", primals, has_aux)
     given = one.tangents(tangents)
     _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
@@ -413,52 +472,47 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     return one.results(rate, out)
 
 
-def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+def vjp(
+    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
+) -> tuple[Any, ...]:
     """The value of a function of any objects, and the function that pulls cotangents back.
 
     Args:
         fun: the function; what it changes comes back to the caller.
         primals: its positional arguments.
         has_aux: the function returns a pair, of which the first part is differentiated.
+        reduce_axes: as in `jax.vjp`.
 
     Returns:
         (value, pull back), and with `has_aux` the second part. `pull back` takes a graph like the value, with a
         cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
         gives them.
     """
-    return pulled_back(Program, fun, primals, has_aux)
+    return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
 
 
-def pulled_back(make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool) -> tuple[Any, ...]:
+def pulled_back(
+    make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool, options: dict[str, Any]
+) -> tuple[Any, ...]:
     """`vjp` with the programs that `make` makes."""
     one = Flat(make, fun, "vjp", primals, has_aux)
-    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True)
+    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True, **options)
     later = one.later()
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
-        (gradients,) = pull(later.cotangents(cotangent))
+        given = later.cotangents(cotangent)
+        with _in_reverse():
+            (gradients,) = pull(given)
         return later.chosen.graphs(gradients)
 
     return one.results(pull_back, out)
 
 
-class Shape(NamedTuple):
-    """What a tangent has to look like, and where it stands."""
-
-    root: int
-    path: tuple[Any, ...]
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-
-    @staticmethod
-    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> Shape:
-        inexact = is_inexact(leaf)
-        return Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
-
-    def zeros(self) -> Any:
-        zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
-        return zeros(self.shape, self.dtype)
+def _counted(name: str, tangents: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """The tangents, one for each primal."""
+    if len(tangents) != count:
+        raise TypeError(TANGENT_COUNT.format(name=name, count=count, given=len(tangents)))
+    return tuple(tangents)
 
 
 class _Later(NamedTuple):
@@ -471,13 +525,13 @@ class _Later(NamedTuple):
     outputs: tuple[Shape, ...]
 
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        return fitting(self.name, "tangent", self.inputs, tuple(given))
+        return fitting(self.name, "tangent", self.inputs, _counted(self.name, given, len(self.chosen.roots)))
 
     def cotangents(self, given: Any) -> tuple[Any, ...]:
         return fitting(self.name, "cotangent", self.outputs, (given,))
 
     def rate(self, rates: Sequence[Any]) -> Any:
-        return _core.unflatten(self.output, [None if _is_nothing(x) else x for x in rates])
+        return _core.unflatten(self.output, [None if is_nothing(x) else x for x in rates])
 
 
 class Flat:
@@ -485,8 +539,7 @@ class Flat:
 
     def __init__(self, make: Make, fun: Callable[..., Any], title: str, primals: Sequence[Any], has_aux: bool) -> None:
         numbers = range(len(primals))
-        operands = as_arrays(tuple(primals), numbers, None) if make is Program else tuple(primals)
-        self._program = make(name_of(fun, title), [fun], operands)
+        self._program = program_by(make, fun, title, primals, {}, numbers)
         self._chosen = choose(self._program, numbers, None, False, make is not Program)
         self._has_aux = has_aux
         self.primals = tuple(self._program.leaves[i] for i in self._chosen.leaves)
@@ -502,7 +555,8 @@ class Flat:
         self.flat = named(flat, self._program)
 
     def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        return fitting(self._program.name, "tangent", self._inputs, tuple(given))
+        name = self._program.name
+        return fitting(name, "tangent", self._inputs, _counted(name, given, len(self._chosen.roots)))
 
     def rate(self, rates: Sequence[Any]) -> Any:
         return self.later().rate(rates)
@@ -519,59 +573,3 @@ class Flat:
     def results(self, second: Any, out: Sequence[Any]) -> tuple[Any, ...]:
         result = self._program.finish(out, untouched=self._program.untouched)
         return (result[0], second, result[1]) if self._has_aux else (result, second)
-
-
-def _is_nothing(x: Any) -> bool:
-    return getattr(x, "dtype", None) == jax.dtypes.float0
-
-
-def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
-    found, again = places_in(given)
-
-    def at(place: Any) -> Any:
-        for end in range(1, len(place) + 1):
-            if place[:end] in again:
-                return at((*again[place[:end]], *place[end:]))
-        return place
-
-    out: list[Any] = []
-    used: set[Any] = set()
-    for shape in wanted:
-        place = at((shape.root, *shape.path))
-        used.add(place)
-        is_array, value = found.get(place, (False, None))
-        zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or _is_nothing(value)
-        if type(value) in (int, float, complex) and shape.shape == () and not _is_nothing(shape):
-            is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
-            value = jnp.asarray(value, shape.dtype) if is_array else value
-        if zero:
-            value = shape.zeros()
-        elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:
-            expected = f"{shape.dtype}{list(shape.shape)}"
-            text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
-            raise StructureError(
-                OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
-            )
-        out.append(value)
-    for place, (is_array, value) in found.items():
-        if is_array and place not in used and not _is_nothing(value):
-            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=f"[{place[0]}]{keystr(place[1:])}"))
-    return tuple(out)
-
-
-def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
-    """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
-    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
-    found: dict[Any, tuple[bool, Any]] = {}
-    again: dict[Any, Any] = {}
-    above: tuple[int, ...] = (0,) if len(given) == 1 else ()
-    for path, op, _, value in graphdef.instructions():
-        place = (*above, *path)
-        if op == "leaf":
-            found[place] = (True, leaves[value])
-        elif op == "static":
-            found[place] = (False, value)
-        elif op != "node":
-            again[place] = (*above, *value)
-    return found, again

@@ -18,13 +18,16 @@ from .._errors import (
     BRANCH_STRUCTURE,
     BRANCH_TYPES,
     NO_BRANCHES,
+    NOT_BRANCHES,
     StructureError,
     rename_leaves,
 )
+from ._known import Known
 from ._program import Program
 from ._state import (
     After,
     Again,
+    Left,
     Places,
     elements,
     look,
@@ -32,6 +35,7 @@ from ._state import (
     numbers_in,
     refuse_unseen,
     same_type,
+    type_of,
     type_text,
     with_arrays,
     with_copies,
@@ -61,8 +65,11 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
     Example:
         >>> def clip(model):
-        ...     model["w"] = model["w"] / norm(model["w"])
-        >>> graftax.cond(norm(model["w"]) > 1, clip, lambda model: None, model)
+        ...     model["w"] = model["w"] / model["w"].max()
+        >>> model = {"w": jnp.array([3.0, 4.0]), "name": "net"}
+        >>> graftax.cond(model["w"].max() > 1, clip, lambda model: None, model)
+        >>> model["w"]
+        Array([0.75, 1.  ], dtype=float32)
     """
     branches = [true_fun, false_fun]
     if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
@@ -78,6 +85,8 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         branches: functions of the operands, as those of `cond`.
         operands: any objects.
     """
+    if callable(branches):
+        raise TypeError(NOT_BRANCHES.format(given=branches))
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)
@@ -99,18 +108,30 @@ class _Choice:
     """What one call has found out about its branches."""
 
     def __init__(
-        self, name: str, titles: tuple[str, ...], branches: Sequence[Callable[..., Any]], operands: Sequence[Any]
+        self,
+        name: str,
+        titles: tuple[str, ...],
+        branches: Sequence[Callable[..., Any]],
+        operands: Sequence[Any],
+        known: Known[tuple[frozenset[str], frozenset[int], bool]] | None = None,
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
         self.program = Program(name, branches, operands)
+        self.known = known or Known.of(name, branches)
+        self.traced = False  # are the operands' Python numbers traced?
         self.error: StructureError | None = None  # how they differed before the operands' Python numbers were traced
-        self.carried: list[int] = []  # places of the state that some branch changes
+        self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
         self.seen: dict[int, After] = {}
-        self.own: dict[int, dict[int, int]] = {}  # of each branch: the input leaf that a tracer is, by `id`
 
     def run(self, choose: Callable[..., Any], which: Any) -> Any:
+        known = self.known
+        guessed = known.found is not None
+        if known.found is not None:
+            self.carried, self.copied, traced = known.found
+            if traced:
+                self._trace_numbers()
         while True:
             program = self.program
             self.seen.clear()
@@ -118,8 +139,14 @@ class _Choice:
             try:
                 out = choose(which, flats, program.leaves)
             except Again:
+                known.found = (self.carried, self.copied, self.traced)
                 continue
-            except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+            except Exception as error:
+                if guessed and (self.copied or self.traced):  # it may be no trace of the same code
+                    known.forget()
+                    return _Choice(self.name, self.titles, self.branches, self.operands, known).run(choose, which)
+                if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
+                    raise
                 if self.error is not None and error is not self.error:
                     raise self.error from error
                 rename_leaves(error, [place.name for place in program.places])
@@ -137,20 +164,28 @@ class _Choice:
                 parts = elements(result)
                 return (*roots, *parts), len(parts)
 
-            outcome, out = program.trace(leaves, body)
+            with self.known.tracing(number):
+                outcome, out = program.trace(leaves, body, arrays=True)
             after = look(program, leaves, outcome, out, roots_after)
             first = self.seen.get(0, after)  # JAX traces the branches in order
-            self.seen[number] = after.aligned(first.after) or after
-            self.own[number] = {id(leaf): i for i, leaf in enumerate(leaves)}
+            after = after.aligned(first.after) or after
+            own, values = {id(leaf): i for i, leaf in enumerate(leaves)}, after.values
+            self.seen[number] = after._replace(values=[Left(type_of(x), own.get(id(x))) for x in values])
             if len(self.seen) == len(self.branches):
                 self._compare()
-            after = self.seen[number]
-            return tuple(after.values[place] for place in (*self.carried, *self._of_result(after)))
+            return tuple(values[place] for place in self._chosen(self.seen[0]))
 
         return named(flat, program)
 
-    def _of_result(self, after: After) -> range:
-        return range(self._state_leaves(after), len(after.values))
+    def _chosen(self, first: After) -> list[int]:
+        """The places of what the branches give JAX: arrays of the state that are carried, and the result's."""
+        state = self._state_leaves(first)
+        carried = [place for place, name in enumerate(self._leaf_names(first)[:state]) if name in self.carried]
+        return [*carried, *range(state, len(first.values))]
+
+    def _leaf_names(self, first: After) -> list[str]:
+        names = self._names()
+        return [place_name(path, names) for path in first.after.graphdef.leaf_paths()]
 
     def _state_leaves(self, after: After) -> int:
         paths = after.after.graphdef.leaf_paths()
@@ -176,9 +211,10 @@ class _Choice:
                 self._differ(BRANCH_RESULTS, first.after.graphdef, after.after.graphdef, title)
             refuse_unseen(after)
             self._same_types(first, after, title)
-        needed = [place for place in range(self._state_leaves(first)) if self._source(place) is None]
-        if set(needed) - set(self.carried):
-            self.carried = sorted({*needed, *self.carried})
+        names = self._leaf_names(first)
+        needed = {names[place] for place in range(self._state_leaves(first)) if self._source(place) is None}
+        if needed - self.carried:
+            self.carried |= needed
             raise Again
 
     def _same_structure(self, first: After, after: After, title: str) -> None:
@@ -198,12 +234,18 @@ class _Choice:
         error = StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
         if self.error is not None:
             raise self.error
-        numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
-        if not numbers:
+        if self.traced or not self._trace_numbers():
             raise error
         self.error = error
-        self.program = Program(self.name, self.branches, self.operands, dynamic=numbers.__contains__)
         raise Again
+
+    def _trace_numbers(self) -> bool:
+        """From now on the Python numbers in the operands are traced. False where there are none."""
+        numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
+        if numbers:
+            self.traced = True
+            self.program = Program(self.name, self.branches, self.operands, dynamic=numbers.__contains__)
+        return bool(numbers)
 
     def _names(self) -> tuple[str, ...]:
         count = len(elements(self.seen[0].result))
@@ -258,7 +300,7 @@ class _Choice:
 
     def _source(self, place: int) -> int | None:
         """The input leaf that stands here after every branch, if it is one and the same."""
-        found = {self.own[i].get(id(after.values[place])) for i, after in self.seen.items()}
+        found = {after.values[place].source for after in self.seen.values()}
         return found.pop() if len(found) == 1 else None
 
     # ---- together again
@@ -270,8 +312,7 @@ class _Choice:
         and what only other branches write are arrays and objects that were there.
         """
         first = self.seen[0]
-        places = (*self.carried, *self._of_result(first))
-        chosen = dict(zip(places, out, strict=True))
+        chosen = dict(zip(self._chosen(first), out, strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
         for number in reversed(range(len(self.branches))):
             after = self.seen[number]

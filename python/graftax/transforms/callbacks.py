@@ -20,11 +20,10 @@ from .._errors import (
     CALLBACK_RETURNS,
     CALLBACK_SHAPE,
     CAPTURED_COPY,
-    GraftaxError,
     MutationError,
     StructureError,
 )
-from .._signature import global_names, resolve
+from .._hosts import copied
 from ._program import State, name_of
 
 _RESULT = ("result",)
@@ -32,7 +31,7 @@ _RESULT = ("result",)
 
 def pure_callback(
     callback: Callable[..., Any],
-    result_shape: Any,
+    result_shape_dtypes: Any,
     *args: Any,
     sharding: Any = None,
     vmap_method: str | None = None,
@@ -45,8 +44,8 @@ def pure_callback(
 
     Args:
         callback: a pure function. It must not change its arguments, which are copies.
-        result_shape: a graph like the result, with `jax.ShapeDtypeStruct` (or arrays) in place of its arrays. What is
-            no array in it is the result's own, and has to agree with what the function returns.
+        result_shape_dtypes: a graph like the result, with `jax.ShapeDtypeStruct` (or arrays) in place of its arrays.
+            What is no array in it is the result's own, and has to agree with what the function returns.
         *args, **kwargs: arguments of the function.
         sharding, vmap_method: as in `jax.pure_callback`.
 
@@ -54,7 +53,7 @@ def pure_callback(
         what the function returned.
 
     Raises:
-        StructureError: for a result that is not like `result_shape`, naming the path.
+        StructureError: for a result that is not like `result_shape_dtypes`, naming the path.
         MutationError: where the function changed its arguments, naming the path.
             Both are raised while the compiled code runs, where JAX wraps them in its own error.
 
@@ -65,14 +64,14 @@ def pure_callback(
         >>> graftax.jit(lambda batch: graftax.pure_callback(draw, shape, batch)["noise"] * 2)({"size": 3})
         Array([2., 2., 2.], dtype=float32)
     """
-    host = _Host(name_of(callback, "pure_callback"), callback, result_shape, args, kwargs, vmap_method)
+    host = _Host(name_of(callback, "pure_callback"), callback, result_shape_dtypes, args, kwargs, vmap_method)
     options: dict[str, Any] = {"sharding": sharding, "vmap_method": vmap_method}
     return host.result(jax.pure_callback(host.run, host.shapes, *host.leaves, **options))
 
 
 def io_callback(
     callback: Callable[..., Any],
-    result_shape: Any,
+    result_shape_dtypes: Any,
     *args: Any,
     sharding: Any = None,
     ordered: bool = False,
@@ -92,7 +91,7 @@ def io_callback(
         ...     log.append(record)
         >>> graftax.jit(lambda x: graftax.io_callback(note, None, {"loss": x}, ordered=True))(jnp.ones(()))
     """
-    host = _Host(name_of(callback, "io_callback"), callback, result_shape, args, kwargs, None)
+    host = _Host(name_of(callback, "io_callback"), callback, result_shape_dtypes, args, kwargs, None)
     options: dict[str, Any] = {"sharding": sharding, "ordered": ordered}
     return host.result(jax.experimental.io_callback(host.run, host.shapes, *host.leaves, **options))
 
@@ -111,14 +110,14 @@ class _Host:
     ) -> None:
         self._name, self._callback = name, callback
         self._exact = vmap_method in (None, "sequential", "sequential_unrolled")
-        self._copied = _copied(callback)
+        self._copied = copied(callback, running_traces())
         self._keywords = tuple(kwargs)
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
         roots = (*args, *kwargs.values())
         leaves, self._given = _core.record(roots, self._names, [0] * len(roots), None)
         # JAX may read a NumPy array after the call has returned.
         self.leaves = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
-        wanted, self._wanted = _core.record((result_shape,), ("result_shape",), [0], None, False, True)
+        wanted, self._wanted = _core.record((result_shape,), ("result_shape_dtypes",), [0], None, False, True)
         self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in wanted)
 
     def result(self, leaves: Sequence[Any]) -> Any:
@@ -161,35 +160,6 @@ class _Host:
                     )
                 )
         return tuple(leaves)
-
-
-def _copied(callback: Callable[..., Any]) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
-    """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
-
-    The trace ends before the host function runs, and what it rebuilt is forgotten then.
-    """
-    copies: set[int] = set()
-    for roots, values in running_traces():
-        copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
-    if not copies:
-        return None
-    plain, prefix, _ = resolve(callback)
-    captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in prefix]
-    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
-    captured += [(f"closure {name}", cell) for name, cell in cells]
-    known = plain.__globals__
-    captured += [(f"global {name}", known[name]) for name in global_names(plain)[0] if name in known]
-    held = [(name, value) for name, value in captured if _nodes((value,)) & copies]
-    return (tuple(value for _, value in held), tuple(name for name, _ in held)) if held else None
-
-
-def _nodes(roots: tuple[Any, ...]) -> set[int]:
-    """The identities of the mutable nodes that are reached from `roots`."""
-    try:
-        walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
-    except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
-        return set()
-    return set() if walked is None else set(map(id, walked[1]))
 
 
 def numbers_at(wanted: _core.GraphDef, given: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -13,19 +16,25 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import _core
+from .._compat import is_dimension
 from .._difference import describe, differences, place_name
 from .._errors import (
+    NO_AXIS,
     NO_LENGTH,
     NOT_A_PAIR,
     NOT_SLICED,
     OTHER_ELEMENTS,
     OTHER_LENGTH,
+    RAGGED,
+    WRONG_LENGTH,
+    WRONG_MAX_STEPS,
     StructureError,
 )
+from ..packed import Packed
 from ._loop import Loop, Steps, of_carried, of_index, of_rows, unchanged
 from ._program import Program
 from ._progress import Progress, reporter
-from ._state import type_of, type_text, with_arrays
+from ._state import inside, type_of, type_text, with_arrays
 from .autodiff import name_of, named
 
 
@@ -64,10 +73,16 @@ def scan(
 
     Example:
         >>> def step(cell, x):
-        ...     cell.hidden = jnp.tanh(cell.weights @ cell.hidden + x)
-        ...     return cell, cell.hidden
-        >>> cell, hidden = graftax.scan(step, cell, inputs)
+        ...     cell["hidden"] = cell["w"] * cell["hidden"] + x["x"]
+        ...     return cell, {"hidden": cell["hidden"], "name": x["name"]}
+        >>> cell = {"w": jnp.array(2.0), "hidden": jnp.array(0.0)}
+        >>> graftax.scan(step, cell, {"x": jnp.ones(3), "name": "ones"})[1]
+        {'hidden': Array([1., 3., 7.], dtype=float32), 'name': 'ones'}
+        >>> cell["hidden"]
+        Array(7., dtype=float32)
     """
+    if type(init) is Packed:
+        return inside(name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress))
     name, init = name_of(f, "scan"), with_arrays(init)
     slices = _Slices.of(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
@@ -99,7 +114,7 @@ def scan(
             steps.named(flat, of_rows),
             steps.first,
             (slices.leaves, indices),
-            length=slices.length,
+            length=slices.asked,
             reverse=reverse,
             unroll=unroll,
         )
@@ -131,9 +146,19 @@ def while_loop(
         the last value.
 
     Example:
-        >>> graftax.while_loop(lambda s: s["error"] > 1e-3, improve, {"x": x, "error": jnp.inf, "name": "newton"})
+        >>> def improve(state):
+        ...     new = (state["x"] + 2 / state["x"]) / 2
+        ...     return {"x": new, "error": jnp.abs(new - state["x"]), "name": state["name"]}
+        >>> graftax.while_loop(lambda s: s["error"] > 1e-3, improve, {"x": 1.0, "error": jnp.inf, "name": "root"})["x"]
+        Array(1.4142135, dtype=float32...)
     """
     name = name_of(body_fun, "while_loop")
+    if max_steps is not None and (
+        not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
+    ):
+        raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
+    if type(init_val) is Packed:
+        return inside(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
     init_val = with_arrays(init_val)
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
@@ -153,7 +178,7 @@ def while_loop(
         if max_steps is None:
             steps.last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
         else:
-            steps.last = _bounded(test, step, steps.first, max_steps)
+            steps.last = _bounded(test, step, steps.first, operator.index(max_steps))
 
     return Loop(name, [cond_fun, body_fun], [init_val]).run(attempt)[0]
 
@@ -169,6 +194,9 @@ def fori_loop(
     Returns:
         the last value.
     """
+    if type(init_val) is Packed:
+        again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
+        return inside(name_of(body_fun, "fori_loop"), init_val, again)
     init_val = with_arrays(init_val)
     if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
@@ -221,7 +249,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
             return steps.step(carry, body), found[-1]
 
         flat = steps.named(flat, of_rows)
-        steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves, length=slices.length)
+        steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves)
         return _core.unflatten(structure[-1], out)
 
     return Loop(name, [f], [None], carry=None, rows=slices.names).run(attempt)[1]
@@ -242,6 +270,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
     name = name_of(fn, "associative_scan")
     leaves, graphdef = _core.flatten(elems)
     program = Program(name, [fn], [None, None])
+    _refuse_ragged(name, leaves, graphdef, axis)
 
     def flat(one: Any, other: Any) -> Any:
         def body(functions: list[Callable[..., Any]], _: list[Any]) -> Any:
@@ -272,22 +301,40 @@ def _bounded(
     inner = math.isqrt(max_steps - 1) + 1
     outer = -(-max_steps // inner)
 
+    dtypes: list[Any] = []
+
+    def stepped(carry: Any) -> Any:
+        after = step(carry)
+        dtypes[:] = [type_of(x).dtype for x in after]
+        return after
+
+    def kept(carry: Any) -> Any:
+        # A weak type is that of the first step's result, as in `while_loop`. JAX traces the branches in order.
+        return [x if type_of(x).dtype == d else x.astype(d) for x, d in zip(carry, dtypes, strict=True)]
+
     def one(carry: Any, allowed: Any) -> Any:
-        return jax.lax.cond(allowed & test(carry), step, list, carry), None
+        return jax.lax.cond(allowed & test(carry), stepped, kept, carry), None
 
     @jax.checkpoint
     def some(carry: Any, allowed: Any) -> Any:
         return jax.lax.scan(one, carry, allowed)
 
-    carry = list(first)
-    for _ in range(2):  # a weak type is that of the first step's result, as in `while_loop`
-        after = jax.eval_shape(step, carry)
-        carry = [
-            x if type_of(x).dtype == y.dtype else jnp.asarray(x).astype(y.dtype)
-            for x, y in zip(carry, after, strict=True)
-        ]
     allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
-    return jax.lax.scan(some, carry, allowed)[0]
+    return jax.lax.scan(some, list(first), allowed)[0]
+
+
+def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
+    """All arrays have to be as long along the axis; JAX does not say which is not."""
+    first = ("", None)
+    for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
+        shape, place = np.shape(leaf), place_name(path, ("elems",))
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(NO_AXIS.format(name=name, path=place, axis=axis, shape=shape))
+        if first[1] is None:
+            first = (place, shape[axis])
+        elif shape[axis] != first[1]:
+            given = {"path": place, "size": shape[axis], "axis": axis, "first": first[0], "length": first[1]}
+            raise ValueError(RAGGED.format(name=name, **given))
 
 
 class _Slices(NamedTuple):
@@ -300,7 +347,11 @@ class _Slices(NamedTuple):
 
     @staticmethod
     def of(name: str, xs: Any, length: int | None) -> _Slices:
-        leaves, graphdef = _core.flatten(xs)
+        if length is not None and not isinstance(length, Tracer) and type(length) is not int:
+            length = _whole(name, length)
+        if isinstance(length, int) and length < 0:
+            raise ValueError(WRONG_LENGTH.format(name=name, given=length))
+        leaves, graphdef = _core.record((xs,), ("xs",), [0], None)
         names, first = [place_name(path, ("xs",)) for path in graphdef.leaf_paths()], ""
         for leaf, place in zip(leaves, names, strict=True):
             shape = np.shape(leaf)
@@ -316,8 +367,23 @@ class _Slices(NamedTuple):
             raise ValueError(NO_LENGTH.format(name=name))
         return _Slices([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], graphdef, length, names)
 
+    @property
+    def asked(self) -> int | None:
+        """What JAX is told: it takes a symbolic number of rows from the arrays only."""
+        return None if self.leaves else self.length
+
     def rebuilt(self, rows: Sequence[Any]) -> Any:
         return _core.unflatten(self.graphdef, list(rows))
+
+
+def _whole(name: str, length: Any) -> Any:
+    """A number of steps, as JAX takes it: 3.0 is 3, and a symbolic one is itself."""
+    if is_dimension(type(length)):
+        return length
+    with contextlib.suppress(TypeError, ValueError):
+        if int(length) == length:
+            return int(length)
+    raise ValueError(WRONG_LENGTH.format(name=name, given=length))
 
 
 def _pair(name: str, result: Any) -> tuple[Any, Any]:

@@ -9,9 +9,20 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from .._errors import KEYWORD_ONLY, NO_RULE, RULE_CHANGES_COPY, RULE_PAIR, RULE_TUPLE, MutationError
+from .._errors import (
+    KEYWORD_ONLY,
+    NO_RULE,
+    NO_SUCH_NONDIFF,
+    NO_SUCH_OPERAND,
+    NOT_CALLABLE,
+    RULE_CHANGES_COPY,
+    RULE_PAIR,
+    RULE_TUPLE,
+    MutationError,
+)
 from ._program import Program, State, name_of
 from ._rules import Call, Kept, Total
+from ._state import type_text
 from .autodiff import Make
 
 
@@ -21,10 +32,26 @@ class CustomRule:
     _make: Make = Program
     _title = ""
 
-    def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> None:
+        if not callable(fun):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
         functools.update_wrapper(cast(Any, self), fun, updated=())
         self.__wrapped__ = fun
-        self._nondiff = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
+        self._nondiff = (*numbers, *map(self._position, names))
+
+    def _position(self, argument: str) -> int:
+        known = list(inspect.signature(self.__wrapped__).parameters)
+        if argument not in known:
+            name, operands = name_of(self.__wrapped__, self._title), ", ".join(known)
+            raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
+        return known.index(argument)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(cast(Any, self), instance)
@@ -40,7 +67,11 @@ class CustomRule:
         if bound.kwargs:
             raise TypeError(KEYWORD_ONLY.format(name=name, error=", ".join(bound.kwargs)))
         operands = bound.args
-        nondiff = {i % len(operands) for i in self._nondiff if -len(operands) <= i < len(operands)}
+        count = len(operands)
+        for i in self._nondiff:
+            if not -count <= i < count:
+                raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
+        nondiff = {i % count for i in self._nondiff}
         return Call(type(self)._make(name, [self.__wrapped__], operands), nondiff)
 
     def _no_rule(self, how: str) -> AttributeError:
@@ -55,7 +86,7 @@ class custom_jvp(CustomRule):
 
     Args:
         fun: the function.
-        nondiff_argnums: arguments that are not differentiated; the rule is given them first.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; the rule is given them first.
 
     Example:
         >>> @graftax.custom_jvp
@@ -123,7 +154,7 @@ class custom_vjp(CustomRule):
 
     Args:
         fun: the function.
-        nondiff_argnums: arguments that are not differentiated; `bwd` is given them first.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; `bwd` is given them first.
 
     Example:
         >>> @graftax.custom_vjp
@@ -171,7 +202,7 @@ class custom_vjp(CustomRule):
             cotangents = bwd(*given)
             unchanged(call.name, before)
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
-                found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type(cotangents).__qualname__
+                found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
                 raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=found))
             return tuple(cast("Sequence[Any]", cotangents))
 
@@ -180,7 +211,7 @@ class custom_vjp(CustomRule):
 
 def pair(name: str, rule: str, what: str, result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
-        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=what, found=type(result).__qualname__))
+        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=what, found=type_text(result)))
     one, other = cast("Sequence[Any]", result)
     return one, other
 

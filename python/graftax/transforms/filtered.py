@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,12 @@ from .._call import Jitted
 from .._compat import of_one_trace
 from .._difference import describe
 from .._dispatch import is_prefix
-from .._errors import CONVERTED_FOR_OTHERS, FIRST_BY_POSITION, OTHER_TREE, StructureError
+from .._errors import CONVERTED_FOR_OTHERS, FIRST_BY_POSITION, NO_SUCH_OPERAND, OTHER_TREE, StructureError
 from .._options import Options
 from ._program import by_value, first, name_of, wraps
+from ._tangents import is_inexact
 from .autodiff import (
     Output,
-    is_inexact,
     jacobian_by,
     named,
     pulled_back,
@@ -49,14 +50,18 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
     """
     if fun is None:
         return functools.partial(filter_value_and_grad, has_aux=has_aux, **options)
+    return _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
+
+
+def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:
     if "argnums" in options:
         raise ValueError(
-            "filter_value_and_grad differentiates by the first argument: put several objects into a tuple and pass "
-            "that first, or use graftax.value_and_grad(argnums=...)"
+            f"{title} differentiates by the first argument: put several objects into a tuple and pass that first, or "
+            "use graftax.value_and_grad(argnums=...)"
         )
-    run = with_gradient(by_value, fun, "filter_value_and_grad", 0, has_aux, None, options)
+    run = with_gradient(by_value, fun, title, 0, has_aux, None, options)
 
-    @wraps(fun, "filter_value_and_grad")
+    @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         value, gradient = run(*_first_given(fun, args), **kwargs)
         return value, arrays_only(gradient)
@@ -68,7 +73,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
     if fun is None:
         return functools.partial(filter_grad, has_aux=has_aux, **options)
-    both = filter_value_and_grad(fun, has_aux=has_aux, **options)
+    both = _filtered_gradient("filter_grad", fun, has_aux, options)
 
     @wraps(fun, "filter_grad")
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +135,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
     `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else, and
     returns a tuple of trees like the primals.
     """
-    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux)
+    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
         return tuple(arrays_only(x) for x in pull(cotangent))
@@ -151,14 +156,40 @@ def filter_vmap(
     Args:
         fun: the function; without one, a decorator is returned.
         in_axes, out_axes: as in `graftax.vmap`: axes, containers of them, or a function of the array such as
-            `equinox.if_array(1)`.
+            `equinox.if_array(1)`. A dict of argument names gives `in_axes` of these; other arguments have axis 0.
         axis_name, axis_size: as in `jax.vmap`.
     """
     if fun is None:
         return functools.partial(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
+    if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
+        given = cast("dict[str, Any]", in_axes)
+
+        @wraps(fun, "filter_vmap")
+        def mapped(*args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(fun).bind(*args, **kwargs)
+            axes = _axes_by_name(fun, given, bound)
+            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None)
+            return run(*bound.args, **bound.kwargs)
+
+        return mapped
     return vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None)
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier()
+
+
+def _axes_by_name(fun: Callable[..., Any], given: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
+    """An entry for each positional argument; the default for one that is not named."""
+    known = list(bound.signature.parameters)
+    names = [*known, *[""] * len(bound.args)][: len(bound.args)]
+    for name in given:
+        if name not in names:
+            operands = ", ".join(filter(None, names))
+            raise ValueError(NO_SUCH_OPERAND.format(name=name_of(fun, "filter_vmap"), which=name, operands=operands))
+    return tuple(given.get(name, 0) for name in names)
 
 
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:

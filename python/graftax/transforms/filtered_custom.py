@@ -15,10 +15,10 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from .._advice import caller_level
-from .._errors import NO_RULE, OLD_RULE
+from .._errors import NO_RULE, NOT_CALLABLE, OLD_RULE
 from ._program import by_value, name_of
 from ._rules import Call, Kept
-from .autodiff import is_inexact
+from ._tangents import is_inexact
 from .custom import pair
 
 
@@ -28,6 +28,8 @@ class _Filtered:
     _title = ""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
+        if not callable(fn):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fn))
         functools.update_wrapper(cast(Any, self), fn, updated=())
         self.__wrapped__ = fn
 

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jax.tree_util import keystr
 
 from .. import _core
-from .._compat import ref_types, varying_axes
+from .._compat import inferred_specs, ref_types, varying_axes
 from .._errors import (
     DEPENDS_ON_AXIS,
     DIFFERS_BY_SHARD,
@@ -24,9 +24,11 @@ from .._errors import (
     NO_MESH_AXIS,
     NO_ROOM_FOR_AXIS,
     NO_SUCH_DIMENSION,
+    NOT_INFERRED,
     NOTHING_MAPPED,
     OTHER_SIZE,
     PACK_MAPPED,
+    PARTS_INFERRED,
     RESULT_DEPENDS,
     RESULT_DIFFERS,
     RETURNED_OTHERWISE,
@@ -178,7 +180,7 @@ def _rules(program: Program, entries: Entries, spec: Any, keyword: Any) -> list[
                 )
             )
         return [*map(entries.rule, each), *[Constant(entries, keyword)] * keywords, *captured]
-    rule = entries.rule(spec, names=True)
+    rule = spec if isinstance(spec, Rule) else entries.rule(spec, names=True)
     rest = Constant(entries, keyword) if isinstance(rule, Constant) and keyword is not UNKNOWN else rule
     return [*[rule] * count, *[rest] * keywords, *captured]
 
@@ -246,7 +248,7 @@ class _Outputs:
             results.append(result)
             return result
 
-        outcome, out = self._program.trace(self._leaves, body)
+        outcome, out = self._program.trace(self._leaves, body, arrays=True)
         nodes, _, tracks = outcome.inputs()
         split = [(path[0], path[1:]) if tracks else (0, path) for path in outcome.leaf_paths()]
         rule = self._entries.rule(spec)
@@ -343,7 +345,7 @@ def shard_map(
     /,
     *,
     out_specs: Any,
-    in_specs: Any,
+    in_specs: Any = inferred_specs,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     axis_names: AbstractSet[Hashable] = frozenset(),
     check_vma: bool = True,
@@ -356,7 +358,8 @@ def shard_map(
 
     Args:
         f: the function; without it, a decorator is returned.
-        in_specs: a `PartitionSpec` for each array of the arguments, in the ways of `vmap`'s in_axes.
+        in_specs: a `PartitionSpec` for each array of the arguments, in the ways of `vmap`'s in_axes. Without it, along
+            explicit mesh axes, each array has the one of its own type, as in `jax.shard_map`.
         out_specs: one for each array of the result.
         mesh, axis_names, check_vma: as in `jax.shard_map`.
 
@@ -368,7 +371,7 @@ def shard_map(
             different specs.
 
     Example:
-        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         >>> data = jax.sharding.PartitionSpec("data")
         >>> double = graftax.shard_map(lambda batch: batch["x"] * 2, mesh=mesh, in_specs=data, out_specs=data)
         >>> double({"x": jnp.arange(2.0), "name": "first"})
@@ -383,11 +386,12 @@ def shard_map(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
         inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
-        spread = _spread(program, inputs, in_specs, UNKNOWN)
-        out: list[Any] = []  # jax.shard_map reads it when the function has run
-        outputs: list[_Output] = []
         around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
         known = frozenset(axis_names or around.axis_names)
+        specs = _OwnSharding(inputs, around, known, program.leaves) if in_specs is inferred_specs else in_specs
+        spread = _spread(program, inputs, specs, UNKNOWN)
+        out: list[Any] = []  # jax.shard_map reads it when the function has run
+        outputs: list[_Output] = []
 
         def flat(*leaves: Any) -> list[Any]:
             outputs[:] = _Outputs(program, spread, inputs._replace(option="out_specs"), leaves).trace(out_specs)
@@ -418,6 +422,39 @@ def shard_map(
         return program.finish(results, untouched=untouched)
 
     return mapped
+
+
+class _OwnSharding(Rule):
+    """For each leaf the sharding of its own type, along the mesh axes that become manual."""
+
+    def __init__(
+        self,
+        entries: Entries,
+        mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+        manual: AbstractSet[Hashable],
+        leaves: Sequence[Any],
+    ) -> None:
+        super().__init__(entries, "own sharding")
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        for axis in sorted(manual & types.keys(), key=str):
+            if types[axis] not in (AxisType.Explicit, AxisType.Manual):
+                raise TypeError(NOT_INFERRED.format(name=entries.name, axis=axis, type=types[axis]))
+        self._manual = manual
+        self._known = {id(leaf) for leaf in leaves}
+
+    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+        if id(leaf) not in self._known:  # new: it has the spec of what is around it
+            return UNKNOWN
+        spec = jax.typeof(leaf).sharding.spec
+        parts: list[Any] = []
+        for part in spec:
+            axes = part if isinstance(part, tuple) else () if part is None else (part,)
+            kept = tuple(axis for axis in axes if axis in self._manual)
+            if kept != axes[: len(kept)]:
+                text = ", ".join(map(repr, sorted(self._manual, key=str)))
+                raise ValueError(PARTS_INFERRED.format(name=self.entries.name, path=path(), spec=spec, names=text))
+            parts.append(kept if isinstance(part, tuple) and kept else kept[0] if kept else None)
+        return spec if tuple(parts) == tuple(spec) else PartitionSpec(*parts)
 
 
 def _check_shards(name: str, output: _Output, known: AbstractSet[Hashable], check_vma: bool) -> None:

@@ -31,7 +31,7 @@ def static(**kwargs: Any) -> Any:
     """`dataclasses.field` for a field that is no child: `register_dataclass` makes it part of the structure.
 
     Args:
-        kwargs: as for `dataclasses.field`; `metadata` is kept.
+        kwargs: as for `dataclasses.field`; `metadata` is kept, and what it says of "static" counts.
 
     Example:
         >>> @graftax.tree.register_dataclass
@@ -40,7 +40,7 @@ def static(**kwargs: Any) -> Any:
         ...     weight: jax.Array
         ...     name: str = graftax.tree.static(default="layer")
     """
-    metadata = {**(kwargs.pop("metadata", None) or {}), "static": True}
+    metadata = {"static": True, **(kwargs.pop("metadata", None) or {})}
     return dataclasses.field(metadata=metadata, **kwargs)
 
 

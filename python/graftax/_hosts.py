@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host functions that JAX's own callbacks call: what they capture may be a copy, which a running trace has made."""
+
+from __future__ import annotations
+
+import dis
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from . import _core
+from ._advice import caller_level
+from ._compat import host_functions
+from ._errors import COPY_CHANGED, GraftaxError, LostChangeWarning
+from ._signature import global_names, resolve
+
+_Traces = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each running one: the caller's roots, the rebuilt ones
+
+_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR"})
+_METHODS = frozenset(
+    name
+    for cls in (list, dict, set, bytearray)
+    for name in ("append", "extend", "insert", "pop", "popitem", "remove", "clear", "sort", "reverse", "update", "add")
+    if hasattr(cls, name)
+) | {"discard", "setdefault", "appendleft", "popleft", "extendleft", "rotate", "__setitem__", "__setattr__"}
+_OWN = __name__.partition(".")[0] + "."
+
+
+def copied(callback: Callable[..., Any], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
+    """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
+
+    The trace ends before the host function runs, and what it rebuilt is forgotten then.
+    """
+    copies: set[int] = set()
+    for roots, values in traces:
+        copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
+    held = [(name, value) for name, value in _captured(callback) if _nodes((value,)) & copies] if copies else []
+    return (tuple(value for _, value in held), tuple(name for name, _ in held)) if held else None
+
+
+def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
+    """Warns of host functions that seem to change a copy: nothing checks them.
+
+    A host function of `graftax.io_callback` is checked when it runs.
+
+    Args:
+        name: what is traced.
+        traces: those that are running.
+        since: how many equations there were before the last of these.
+    """
+    for host in host_functions(since):
+        if (getattr(host, "__module__", None) or "").startswith(_OWN) or not _writes(host):
+            continue
+        held = copied(host, traces)
+        if held is not None:
+            called = getattr(host, "__qualname__", type(host).__qualname__)
+            message = COPY_CHANGED.format(name=name, host=called, paths=", ".join(held[1]))
+            warnings.warn(message, LostChangeWarning, caller_level())
+
+
+def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:
+    plain, prefix, _ = resolve(callback)
+    bound = (callback.__self__,) if isinstance(callback, types.BuiltinMethodType) else prefix
+    captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in bound]
+    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
+    captured += [(f"closure {name}", cell) for name, cell in cells]
+    known = plain.__globals__
+    return captured + [(f"global {name}", known[name]) for name in global_names(plain)[0] if name in known]
+
+
+def _nodes(roots: tuple[Any, ...]) -> set[int]:
+    """The identities of the mutable nodes that are reached from `roots`."""
+    try:
+        walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
+    except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
+        return set()
+    return set() if walked is None else set(map(id, walked[1]))
+
+
+def _writes(host: Any) -> bool:
+    """Does the code of a host function look as if it changed an object?"""
+    if isinstance(host, types.BuiltinFunctionType):
+        return host.__name__ in _METHODS
+    return any(
+        instruction.opname in _STORES
+        or (instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _METHODS)
+        or (instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars)
+        for code in _codes(host)
+        for instruction in dis.get_instructions(code)
+    )
+
+
+def _codes(host: Any) -> Iterator[types.CodeType]:
+    """The code of a function, of those that it captures, and of methods of its instance that it names."""
+    todo, seen = [host], set[int]()
+    while todo:
+        function = todo.pop()
+        if isinstance(function, types.CodeType):
+            yield function
+            todo += [constant for constant in function.co_consts if isinstance(constant, types.CodeType)]
+        elif callable(function) and id(function) not in seen:
+            seen.add(id(function))
+            plain, prefix, _ = resolve(function)
+            for value in prefix:
+                todo += [value] if callable(value) else []
+                todo += [x for n in plain.__code__.co_names if callable(x := vars(type(value)).get(n))]
+            values = [_content(value) for _, value in _captured(function)]
+            todo += [value for value in values if isinstance(value, types.FunctionType)]
+            todo.append(plain.__code__)
+
+
+def _content(value: Any) -> Any:
+    try:
+        return value.cell_contents if isinstance(value, types.CellType) else value
+    except ValueError:  # an empty cell
+        return None

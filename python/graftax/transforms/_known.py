@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What loops and branches know when they are traced once more, because a loop around them is."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, TypeVar
+
+from .._dispatch import running_traces
+from .._signature import resolve
+
+T = TypeVar("T")
+
+_AROUND = threading.local()
+
+
+class Known(Generic[T]):
+    """What one loop or choice has found out, and what those have that its functions call.
+
+    A trace that finds that more has to be carried begins anew, and so does the loop around it, which finds the same
+    afterwards. With this the inner one does not begin with nothing again: else each level would double the traces.
+    """
+
+    def __init__(self) -> None:
+        self.found: T | None = None
+        self._inner: dict[Any, Known[Any]] = {}
+        self._met: collections.Counter[Any] = collections.Counter()
+        self._function = 0
+
+    @staticmethod
+    def of(name: str, functions: Sequence[Callable[..., Any]]) -> Known[Any]:
+        """That of the loop which is called now. It lives as long as the outermost loop runs."""
+        around: Known[Any] | None = getattr(_AROUND, "known", None)
+        if around is None:
+            return Known()
+        # How many traces are running tells a loop in a jitted function, which may be compiled already the next time.
+        key = (around._function, len(running_traces()), name, *map(_code, functions))
+        around._met[key] += 1
+        return around._inner.setdefault((around._met[key], key), Known())
+
+    def forget(self) -> None:
+        self.found = None
+        self._inner.clear()
+
+    @contextlib.contextmanager
+    def tracing(self, function: int = 0) -> Generator[None]:
+        """While this function of the loop is traced: it calls the same inner ones, in the same order, each time."""
+        before = getattr(_AROUND, "known", None)
+        _AROUND.known, self._function = self, function
+        self._met.clear()
+        try:
+            yield
+        finally:
+            _AROUND.known = before
+
+
+def _code(function: Callable[..., Any]) -> Any:
+    return resolve(function)[0].__code__ if callable(function) else None

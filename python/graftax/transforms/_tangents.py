@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of tangents and cotangents, matched to the arrays that they are of by key path."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from .. import _core
+from .._errors import NO_TANGENT, OTHER_SHAPE, OTHER_TANGENT, StructureError
+
+
+def is_inexact(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return isinstance(leaf, (float, complex)) if dtype is None else _is_inexact(dtype)
+
+
+def is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few, for a message."""
+    return ", ".join(names[:6]) + ", ..." * (len(names) > 6)
+
+
+class Shape(NamedTuple):
+    """What a tangent has to look like, and where it stands."""
+
+    root: int
+    path: tuple[Any, ...]
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @staticmethod
+    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> Shape:
+        inexact = is_inexact(leaf)
+        return Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
+
+    def zeros(self) -> Any:
+        zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
+        return zeros(self.shape, self.dtype)
+
+
+def is_nothing(x: Any) -> bool:
+    return getattr(x, "dtype", None) == jax.dtypes.float0
+
+
+def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
+    found, again = places_in(given)
+
+    def at(place: Any) -> Any:
+        for end in range(1, len(place) + 1):
+            if place[:end] in again:
+                return at((*again[place[:end]], *place[end:]))
+        return place
+
+    out: list[Any] = []
+    used: set[Any] = set()
+    missing: list[Shape] = []
+    for shape in wanted:
+        place = at((shape.root, *shape.path))
+        used.add(place)
+        if not (is_nothing(shape) or any(place[:end] in found for end in range(1, len(place) + 1))):
+            missing.append(shape)
+        is_array, value = found.get(place, (False, None))
+        zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or is_nothing(value)
+        if type(value) in (int, float, complex) and shape.shape == () and not is_nothing(shape):
+            is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
+            value = jnp.asarray(value, shape.dtype) if is_array else value
+        if zero:
+            value = shape.zeros()
+        elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:
+            expected = f"{shape.dtype}{list(shape.shape)}"
+            text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
+            raise StructureError(
+                OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
+            )
+        out.append(value)
+    for place, (is_array, value) in found.items():
+        if is_array and place not in used and not is_nothing(value):
+            expected = some([shape.name for shape in wanted if not is_nothing(shape)]) or "no place"
+            path = f"{_root_name(wanted, place[0], what)}{keystr(place[1:])}"
+            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=path, expected=expected))
+    if missing:
+        raise StructureError(NO_TANGENT.format(name=name, what=what, path=some([shape.name for shape in missing])))
+    return tuple(out)
+
+
+def _root_name(wanted: Sequence[Shape], root: int, what: str) -> str:
+    """How messages name one of the graphs of tangents: as that of the operand."""
+    names = [shape.name.removesuffix(keystr(shape.path)) for shape in wanted if shape.root == root]
+    return names[0] if names else f"{what}s[{root}]"
+
+
+def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
+    """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
+    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
+    found: dict[Any, tuple[bool, Any]] = {}
+    again: dict[Any, Any] = {}
+    above: tuple[int, ...] = (0,) if len(given) == 1 else ()
+    for path, op, _, value in graphdef.instructions():
+        place = (*above, *path)
+        if op == "leaf":
+            found[place] = (True, leaves[value])
+        elif op == "static":
+            found[place] = (False, value)
+        elif op != "node":
+            again[place] = (*above, *value)
+    return found, again
