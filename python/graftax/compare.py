@@ -42,8 +42,11 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
         sharing: the same objects have to be shared in both. False: only what is reached counts.
 
     Example:
-        >>> graftax.equal(graftax.copy(model), model)
+        >>> layer = [jnp.ones(2)]
+        >>> graftax.equal([layer, layer], graftax.copy([layer, layer]))
         True
+        >>> graftax.equal([layer, layer], [layer, graftax.copy(layer)])
+        False
     """
     return next(_differences(one, other, rtol, atol, sharing), None) is None
 

@@ -48,8 +48,11 @@ def copy(obj: T, *, arrays: bool = False) -> T:
         UnsupportedValueError: for a value that hides state, at its path.
 
     Example:
+        >>> model = {"layers": [[1, 2]]}
         >>> twin = graftax.copy(model)
-        >>> twin.layers[0].w = new  # `model` stays as it is
+        >>> twin["layers"][0].append(3)
+        >>> twin, model
+        ({'layers': [[1, 2, 3]]}, {'layers': [[1, 2]]})
     """
     leaves, graphdef = _core.flatten(obj)
     if arrays:
@@ -79,8 +82,10 @@ def update(obj: T, source: Any) -> T:
         TypeError: where no mutable object holds a leaf. Use `graftax.combine`.
 
     Example:
-        >>> params, rest = graftax.partition(model, "**.w")
-        >>> graftax.update(model, jax.tree.map(lambda w: w * 0.9, params))
+        >>> model = {"w": 2, "names": ["x"]}
+        >>> params, rest = graftax.partition(model, int)
+        >>> graftax.update(model, jax.tree.map(lambda w: w * 10, params))
+        {'w': 20, 'names': ['x']}
     """
     graph, other = Graph(obj), Graph(source)
     changes: dict[int, Any] = {}
@@ -115,9 +120,11 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
         StructureError: where a pattern matches nothing, or a tree of bools does not fit.
 
     Example:
-        >>> arrays, rest = graftax.partition(model, jax.Array)
-        >>> graftax.equal(graftax.combine(arrays, rest), model)
-        True
+        >>> numbers, rest = graftax.partition({"w": 2, "names": ["x"]}, int)
+        >>> numbers, rest
+        ({'w': 2, 'names': [None]}, {'w': None, 'names': ['x']})
+        >>> graftax.combine(numbers, rest)
+        {'w': 2, 'names': ['x']}
     """
     graph = Graph(obj)
     chosen = _selection(graph, spec)
@@ -309,8 +316,11 @@ def at(obj: T) -> At[T]:
     it returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Example:
-        >>> graftax.at(model)["layers[*].w"].apply(lambda w: 0.5 * w)  # a copy; `model` stays as it is
-        >>> graftax.at(model)[lambda m: m.head.bias].set(None)
+        >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}
+        >>> graftax.at(model)["layers[*][w]"].apply(lambda w: w / 2)  # a copy; `model` stays as it is
+        {'layers': [{'w': 2.0}, {'w': 3.0}], 'head': 1}
+        >>> graftax.at(model)[lambda m: m["head"]].set(None)
+        {'layers': [{'w': 4}, {'w': 6}], 'head': None}
     """
     return At(obj)
 
@@ -492,8 +502,8 @@ def find(obj: Any, what: Any) -> list[Found]:
         (path, value) pairs in the order of the walk, each object once.
 
     Example:
-        >>> [str(path) for path, layer in graftax.find(model, Linear)]
-        ['.layers[0]', '.layers[1]']
+        >>> [str(path) for path, value in graftax.find({"layers": [2, "x", 3]}, int)]
+        ['[layers][0]', '[layers][2]']
     """
     graph = Graph(obj)
     if isinstance(what, (str, Path)):
@@ -523,6 +533,7 @@ def shared(obj: Any) -> list[Shared]:
     """What is reached more than once: mutable objects, and arrays. Cycles are among them.
 
     Example:
+        >>> layer = ["shared"]
         >>> [[str(p) for p in paths] for value, paths in graftax.shared({"a": layer, "b": layer})]
         [['[a]', '[b]']]
     """
