@@ -45,7 +45,7 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
         >>> layer = [jnp.ones(2)]
         >>> graftax.equal([layer, layer], graftax.copy([layer, layer]))
         True
-        >>> graftax.equal([layer, layer], [layer, [jnp.ones(2)]])
+        >>> graftax.equal([layer, layer], [layer, graftax.copy(layer)])
         False
     """
     return next(_differences(one, other, rtol, atol, sharing), None) is None

@@ -48,10 +48,11 @@ def copy(obj: T, *, arrays: bool = False) -> T:
         UnsupportedValueError: for a value that hides state, at its path.
 
     Example:
-        >>> layer = {"w": [1]}
-        >>> twin = graftax.copy({"a": layer, "b": layer})
-        >>> twin["a"] is twin["b"], twin["a"] is layer
-        (True, False)
+        >>> model = {"layers": [[1, 2]]}
+        >>> twin = graftax.copy(model)
+        >>> twin["layers"][0].append(3)
+        >>> twin, model
+        ({'layers': [[1, 2, 3]]}, {'layers': [[1, 2]]})
     """
     leaves, graphdef = _core.flatten(obj)
     if arrays:
@@ -81,9 +82,10 @@ def update(obj: T, source: Any) -> T:
         TypeError: where no mutable object holds a leaf. Use `graftax.combine`.
 
     Example:
-        >>> model = {"w": 1.0, "name": "first"}
-        >>> graftax.update(model, {"w": 2.0, "name": None}) is model, model
-        (True, {'w': 2.0, 'name': 'first'})
+        >>> model = {"w": 2, "names": ["x"]}
+        >>> params, rest = graftax.partition(model, int)
+        >>> graftax.update(model, jax.tree.map(lambda w: w * 10, params))
+        {'w': 20, 'names': ['x']}
     """
     graph, other = Graph(obj), Graph(source)
     changes: dict[int, Any] = {}
@@ -118,11 +120,11 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
         StructureError: where a pattern matches nothing, or a tree of bools does not fit.
 
     Example:
-        >>> numbers, rest = graftax.partition({"w": 1.0, "name": "first"}, float)
+        >>> numbers, rest = graftax.partition({"w": 2, "names": ["x"]}, int)
         >>> numbers, rest
-        ({'w': 1.0, 'name': None}, {'w': None, 'name': 'first'})
+        ({'w': 2, 'names': [None]}, {'w': None, 'names': ['x']})
         >>> graftax.combine(numbers, rest)
-        {'w': 1.0, 'name': 'first'}
+        {'w': 2, 'names': ['x']}
     """
     graph = Graph(obj)
     chosen = _selection(graph, spec)
@@ -314,11 +316,11 @@ def at(obj: T) -> At[T]:
     it returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Example:
-        >>> model = {"layers": [{"w": 1.0}, {"w": 2.0}]}
-        >>> graftax.at(model)["layers[*][w]"].apply(lambda w: 10 * w)  # a copy; `model` stays as it is
-        {'layers': [{'w': 10.0}, {'w': 20.0}]}
-        >>> graftax.at(model)[lambda m: m["layers"][0]].set(None)
-        {'layers': [None, {'w': 2.0}]}
+        >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}
+        >>> graftax.at(model)["layers[*][w]"].apply(lambda w: w / 2)  # a copy; `model` stays as it is
+        {'layers': [{'w': 2.0}, {'w': 3.0}], 'head': 1}
+        >>> graftax.at(model)[lambda m: m["head"]].set(None)
+        {'layers': [{'w': 4}, {'w': 6}], 'head': None}
     """
     return At(obj)
 
@@ -500,8 +502,8 @@ def find(obj: Any, what: Any) -> list[Found]:
         (path, value) pairs in the order of the walk, each object once.
 
     Example:
-        >>> [(str(path), value) for path, value in graftax.find({"a": 1, "b": [2.0, "x"]}, (int, float))]
-        [('[a]', 1), ('[b][0]', 2.0)]
+        >>> [str(path) for path, value in graftax.find({"layers": [2, "x", 3]}, int)]
+        ['[layers][0]', '[layers][2]']
     """
     graph = Graph(obj)
     if isinstance(what, (str, Path)):
@@ -531,7 +533,7 @@ def shared(obj: Any) -> list[Shared]:
     """What is reached more than once: mutable objects, and arrays. Cycles are among them.
 
     Example:
-        >>> layer = [1]
+        >>> layer = ["shared"]
         >>> [[str(p) for p in paths] for value, paths in graftax.shared({"a": layer, "b": layer})]
         [['[a]', '[b]']]
     """
