@@ -147,7 +147,7 @@ PyObject* key_class(const char* name) { return PyObject_GetAttrString(runtime.tr
 
 // SequenceKey(i) and FlattenedIndexKey(i): small ones are kept.
 Owned index_entry(PyObject* cls, std::vector<PyObject*>& kept, uint32_t i) {
-  constexpr uint32_t most_kept = 1024;
+  constexpr uint32_t most_kept = 1 << 17;
   while (kept.size() <= i && i < most_kept) {
     size_t next = kept.size();
     Owned number = own(PyLong_FromSize_t(next));

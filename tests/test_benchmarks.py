@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks import budgets, callgrind, growth, subjects, table
+from benchmarks import budgets, callgrind, growth, subjects, table, trees
 from benchmarks.cases import case, cases
 from benchmarks.inputs import DICT, Case
 from benchmarks.measures import MEASURES
@@ -50,6 +50,15 @@ def test_parts_share_one_file(tmp_path, monkeypatch):
         (m, n) for m in growth.MEASURES for n in (1, 10)
     }
     assert all(row["equal"] for row in found["growth"]["rows"])
+
+
+def test_trees_are_measured_beside_jax_and_give_the_same(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(trees, "SIZES", (10,))
+    assert command.main(["bench", "--trees", "--rounds", "1", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["trees"]["rows"]
+    assert {(r["case"], r["measure"]) for r in rows} == {(f"{f}, 10", m) for f in trees.FORMS for m in trees.OPERATIONS}
+    assert {"jax_tree", "graftax_tree"} <= {r["subject"] for r in rows} and all(r["equal"] for r in rows)
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
