@@ -355,3 +355,12 @@ def test_frozen_dataclasses_are_made_anew_without_their_init():
 
     selected, rest = graftax.partition([Positive(3)], str)
     assert selected[0].value is None and graftax.combine(selected, rest) == [Positive(3)]
+
+
+def test_a_message_shows_a_value_that_has_no_repr():
+    class Mute:
+        def __repr__(self):
+            raise RuntimeError("no repr")
+
+    with pytest.raises(graftax.StructureError, match=r"obj\[a\] does not say"):
+        graftax.partition({"a": {"b": 1}}, {"a": Mute()})

@@ -156,7 +156,7 @@ def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
             continue
         children, elements = wanted.children(), list(given)
         if len(elements) != len(children):
-            raise ValueError(f"expected an iterable of {len(children)} for {wanted}, got {_short(given)}")
+            raise ValueError(f"expected an iterable of {len(children)} for {wanted}, got {short_text(given)}")
         stack.extend(reversed(list(zip(children, elements, strict=True))))
     return treedef.unflatten(leaves)
 
@@ -239,7 +239,7 @@ def _of_one_node(
     if len(children) != len(wanted.children()):
         return Difference(where, expected, found)
     if own is not data and not (own == data or (cls is dict and tuple(own) == tuple(data))):
-        more = f"its aux data are {_short(own)}, and have to be {_short(data)}"
+        more = f"its aux data are {short_text(own)}, and have to be {short_text(data)}"
         return Difference(where, expected, found, more)
     return None
 
@@ -263,13 +263,13 @@ def describe_value(value: Any) -> str:
     try:
         level = _core.tree_one_level(value)
     except Exception:  # whatever its flatten function raises: it is the wrong type anyway
-        return f"{type(value).__qualname__} {_short(value)}"
+        return f"{type(value).__qualname__} {short_text(value)}"
     if level is not None:
         return _shape_text(type(value), level[1], len(level[0]))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
         return f"{type(value).__name__} {dtype}[{','.join(map(str, shape))}]"
-    return f"{type(value).__qualname__} {_short(value)}"
+    return f"{type(value).__qualname__} {short_text(value)}"
 
 
 def _listed(keys: Any) -> str:
@@ -277,7 +277,8 @@ def _listed(keys: Any) -> str:
     return ", ".join(texts[:8] + [f"and {len(texts) - 8} more"] * (len(texts) > 8))
 
 
-def _short(value: Any) -> str:
+def short_text(value: Any) -> str:
+    """The repr of a value, for a message: never long, and no error where there is none."""
     try:
         text = repr(value)
     except Exception:

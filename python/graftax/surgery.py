@@ -27,6 +27,7 @@ from ._errors import (
     StructureError,
     at_path,
 )
+from ._trees import short_text
 from .compare import leaf_difference, node_difference
 from .path import Graph, Path, open_node
 from .patterns import is_pattern
@@ -217,7 +218,7 @@ def _what(graph: Graph, place: int) -> str:
         shown = ", ".join(entries[:6]) + (", ..." if len(entries) > 6 else "")
         return f"a {type(row.value).__qualname__}({shown})"
     if row.aux:
-        return _short(row.value)
+        return short_text(row.value)
     return "None" if row.value is None else f"a {type(row.value).__qualname__}"
 
 
@@ -286,7 +287,7 @@ def _by_bools(graph: Graph, spec: Any) -> set[int]:
         asked = open_node(wanted)
         below, entries = dict(asked), graph.entries(place)
         if (not below and (entries or not _core.Graph(wanted).rows()[0][0] == "node")) or graph.rows[place].is_leaf:
-            raise StructureError(NOT_SELECTED.format(spec=_short(wanted), path=graph.path(place)))
+            raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(place)))
         known = {entry for entry, _ in entries}
         for entry in below:
             if entry not in known:
@@ -298,11 +299,6 @@ def _by_bools(graph: Graph, spec: Any) -> set[int]:
             elif not graph.rows[child].aux:
                 raise StructureError(NO_BOOL.format(path=graph.path(child)))
     return {place for place in chosen if graph.rows[place].is_leaf}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # ---- places
