@@ -19,6 +19,8 @@ SUBJECTS = {"jax_tree": "jax.tree", "optree": "optree", "graftax_tree": "graftax
 _MOST_ROUNDS = {10_000: 9, 100_000: 5}
 _NAMESPACE = "graftax-benchmarks"
 
+_ENTRIES = tuple(jax.tree_util.GetAttrKey(name) for name in "abcde")
+
 Point = namedtuple("Point", [f"f{i}" for i in range(10)])
 
 
@@ -38,6 +40,21 @@ class Registered:
 
 
 jax.tree_util.register_pytree_node(Registered, lambda r: (r.items, None), lambda _, items: Registered(*items))
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Named(Registered):
+    """Gives the key path entries of its children itself."""
+
+    def tree_flatten(self) -> Any:
+        return self.items, None
+
+    def tree_flatten_with_keys(self) -> Any:
+        return zip(_ENTRIES, self.items), None  # noqa: B905
+
+    @classmethod
+    def tree_unflatten(cls, _: None, items: Any) -> "Named":
+        return cls(*items)
 
 
 def _chunks(leaves: list[Any], make: Callable[..., Any], size: int) -> list[Any]:
@@ -62,6 +79,7 @@ FORMS: dict[str, Callable[[list[Any]], Any]] = {
     "namedtuples of 10": lambda xs: _chunks(xs, Point, 10),
     "dataclasses of 5": lambda xs: _chunks(xs, Record, 5),
     "registered nodes of 5": lambda xs: _chunks(xs, Registered, 5),
+    "registered, with names, of 5": lambda xs: _chunks(xs, Named, 5),
 }
 
 if importlib.util.find_spec("equinox") is not None:
@@ -86,22 +104,34 @@ def _first(x: Any, _: Any) -> Any:
     return x
 
 
-def _operations(t: Any, obj: Any, **options: Any) -> dict[str, Callable[[], Any]]:
+# What is timed, as source: around a small tree, the call of a lambda and its lookups would be a good part of the time.
+OPERATIONS = {
+    "flatten": "tree_flatten(obj{options})",
+    "leaves": "tree_leaves(obj{options})",
+    "unflatten": "tree_unflatten(treedef, leaves)",
+    "map": "tree_map(same, obj{options})",
+    "map, two trees": "tree_map(first, obj, obj{options})",
+    "flatten_with_path": "tree_flatten_with_path(obj{options})",
+    "==": "treedef == again",
+    "hash": "hash(treedef)",
+}
+
+
+def _times(size: int) -> int:
+    """How often one call of what is timed does its operation."""
+    return max(1, 1_000 // size)
+
+
+def _operation(t: Any, obj: Any, operation: str, times: int, **options: Any) -> Callable[[], None]:
+    """Does it `times` times with the functions of the module `t`."""
     leaves, treedef = t.tree_flatten(obj, **options)
     again = t.tree_structure(obj, **options)
-    return {
-        "flatten": lambda: t.tree_flatten(obj, **options),
-        "leaves": lambda: t.tree_leaves(obj, **options),
-        "unflatten": lambda: t.tree_unflatten(treedef, leaves),
-        "map": lambda: t.tree_map(_same, obj, **options),
-        "map, two trees": lambda: t.tree_map(_first, obj, obj, **options),
-        "flatten_with_path": lambda: t.tree_flatten_with_path(obj, **options),
-        "==": lambda: treedef == again,
-        "hash": lambda: hash(treedef),
-    }
-
-
-OPERATIONS = ("flatten", "leaves", "unflatten", "map", "map, two trees", "flatten_with_path", "==", "hash")
+    names = ("tree_flatten", "tree_leaves", "tree_unflatten", "tree_map", "tree_flatten_with_path")
+    known: dict[str, Any] = {name: getattr(t, name) for name in names}
+    known |= dict(obj=obj, leaves=leaves, treedef=treedef, again=again, same=_same, first=_first, turns=(None,) * times)
+    statement = OPERATIONS[operation].format(options="".join(f", {k}={v!r}" for k, v in options.items()))
+    exec(f"def run({', '.join(f'{name}={name}' for name in known)}):\n for _ in turns: {statement}", known)
+    return known["run"]
 
 
 def _optree() -> Any:
@@ -113,6 +143,7 @@ def _optree() -> Any:
     if not getattr(_optree, "done", False):
         names = ("a", "b", "c", "d", "e")
         read = [(Registered, lambda r: (r.items, None, None), lambda _, xs: Registered(*xs))]
+        read.append((Named, lambda r: (r.items, None, names), lambda _, xs: Named(*xs)))
         read.append((Record, lambda r: ([getattr(r, n) for n in names], None, names), lambda _, xs: Record(*xs)))
         if "eqx.Modules of 5" in FORMS:
             read.append((Layer, lambda m: ([getattr(m, n) for n in names], m.size, names), lambda s, xs: Layer(*xs, s)))
@@ -123,13 +154,14 @@ def _optree() -> Any:
 
 
 def _calls(form: str, size: int, operation: str) -> tuple[dict[str, Callable[[], Any]], bool]:
-    """One call for each subject, and whether graftax gives what JAX gives."""
+    """For each subject what does the operation `_times(size)` times; and whether graftax gives what JAX gives."""
     obj = FORMS[form]([float(i) for i in range(size)])
-    calls = {"jax_tree": _operations(jax.tree_util, obj)[operation]}
+    times = _times(size)
+    calls = {"jax_tree": _operation(jax.tree_util, obj, operation, times)}
     optree = _optree()
     if optree is not None:
-        calls["optree"] = _operations(optree, obj, namespace=_NAMESPACE)[operation]
-    calls["graftax_tree"] = _operations(graftax.tree, obj)[operation]
+        calls["optree"] = _operation(optree, obj, operation, times, namespace=_NAMESPACE)
+    calls["graftax_tree"] = _operation(graftax.tree, obj, operation, times)
     ours, theirs = graftax.tree.flatten(obj), jax.tree.flatten(obj)
     equal = all(a is b for a, b in zip(ours[0], theirs[0], strict=True)) and repr(ours[1]) == repr(theirs[1])
     rebuilt = graftax.tree.unflatten(*reversed(ours))
@@ -159,7 +191,7 @@ def measure(form: str, size: int, operation: str, rounds: int, on_round: Callabl
                 operation,
                 name,
                 leaves=size,
-                seconds=median(taken),
+                seconds=median(taken) / _times(size),
                 ratio=median(per_round),
                 quartiles=(per_round[quarter], per_round[-1 - quarter]),
                 fastest=min(taken) / min(samples["jax_tree"]),

@@ -69,12 +69,12 @@ class OwnedList {
   }
 
   void push(PyObject* p) {
-    if (size_ == capacity_) reserve(2 * size_);
+    if (size_ == capacity_) grow();
     items_[size_++] = p;
     Py_XINCREF(p);
   }
   void push_stolen(Owned p) {
-    if (size_ == capacity_) reserve(2 * size_);
+    if (size_ == capacity_) grow();
     items_[size_++] = p.release();
   }
   void set(size_t i, PyObject* p) {
@@ -118,7 +118,9 @@ class OwnedList {
   }
 
  private:
-  static constexpr size_t few = 6;
+  static constexpr size_t few = 16;
+
+  void grow() { reserve(size_ < 256 ? 4 * size_ : 2 * size_); }
 
   // What `other` holds, into this one, which is empty.
   void take(OwnedList& other) noexcept {
@@ -157,6 +159,16 @@ inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
 // The instance dictionary of a heap object, or an empty reference when it has none.
 inline Owned instance_dict(PyObject* obj) {
   return own(PyObject_GenericGetDict(obj, nullptr));
+}
+
+// Are these tuples of the same objects?
+inline bool same_items(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  Py_ssize_t n = PyTuple_GET_SIZE(a);
+  if (PyTuple_GET_SIZE(b) != n) return false;
+  for (Py_ssize_t i = 0; i < n; ++i)
+    if (PyTuple_GET_ITEM(a, i) != PyTuple_GET_ITEM(b, i)) return false;
+  return true;
 }
 
 // What a weak reference (or proxy) refers to, or an empty reference once that is gone.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "treebuild.h"
 #include "treekeys.h"
 
 namespace graftax {
@@ -21,31 +22,34 @@ Owned read_field(PyObject* obj, PyObject* dict, PyObject* name, const TreeKind& 
   return own(PyObject_GetAttr(obj, name));
 }
 
-// The names in `dict` one after the other, as long as the dictionary has them in this order: two pointer comparisons
-// for each, no lookup.
+// The names in `dict` one after the other, as long as the dictionary has them in this order: a pointer comparison for
+// each, no lookup.
 class FieldReader {
  public:
   FieldReader(PyObject* obj, const TreeKind& kind) : obj_(obj), kind_(kind) {
     if (kind.in_dict) dict_ = instance_dict(obj);
   }
   PyObject* dict() const { return dict_.get(); }
-  Owned read(PyObject* name) {
+
+  // Calls take(value) for each name that comes next in the dictionary; how many these are.
+  template <class Take>
+  size_t read_in_step(const std::vector<PyObject*>& names, Take take) {
+    if (!dict_) return 0;
     PyObject *key, *value;
-    if (in_step_ && dict_) {
-      Py_ssize_t before = pos_;
-      if (PyDict_Next(dict_.get(), &pos_, &key, &value) && key == name) return Owned::borrow(value);
-      pos_ = before;
-      in_step_ = false;
+    size_t n = 0;
+    for (Py_ssize_t next = pos_; n < names.size() && PyDict_Next(dict_.get(), &next, &key, &value) && key == names[n]; ++n) {
+      pos_ = next;
+      take(value);
     }
-    return read_field(obj_, dict_.get(), name, kind_);
+    return n;
   }
+  Owned read(PyObject* name) { return read_field(obj_, dict_.get(), name, kind_); }
 
  private:
   PyObject* obj_;
   const TreeKind& kind_;
   Owned dict_;
   Py_ssize_t pos_ = 0;
-  bool in_step_ = true;
 };
 
 // What a registered flatten gave: (children, aux data), the children listed.
@@ -75,22 +79,15 @@ Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   std::shared_ptr<const TreeKind> hold;  // user code may run, and change what is known of the class
   if (!kind.in_dict) hold = kind.shared_from_this();
   if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size)) return call_flatten(obj, kind, children);
-  for (PyObject* name : kind.children) children.push_stolen(reader.read(name));
+  size_t done = reader.read_in_step(kind.children, [&](PyObject* value) { children.push(value); });
+  for (; done < kind.children.size(); ++done) children.push_stolen(reader.read(kind.children[done]));
   if (kind.no_data) return Owned::borrow(kind.no_data.get());
   Py_ssize_t first = kind.absent ? 1 : 0;
   Owned data = own(PyTuple_New(first + static_cast<Py_ssize_t>(kind.others.size())));
   if (first) PyTuple_SET_ITEM(data.get(), 0, Py_NewRef(kind.absent.get()));
-  for (PyObject* name : kind.others) PyTuple_SET_ITEM(data.get(), first++, reader.read(name).release());
+  size_t read = reader.read_in_step(kind.others, [&](PyObject* value) { PyTuple_SET_ITEM(data.get(), first++, Py_NewRef(value)); });
+  for (; read < kind.others.size(); ++read) PyTuple_SET_ITEM(data.get(), first++, reader.read(kind.others[read]).release());
   return data;
-}
-
-// Are these tuples of the same objects?
-bool same_items(PyObject* a, PyObject* b) {
-  Py_ssize_t n = PyTuple_GET_SIZE(a);
-  if (PyTuple_GET_SIZE(b) != n) return false;
-  for (Py_ssize_t i = 0; i < n; ++i)
-    if (PyTuple_GET_ITEM(a, i) != PyTuple_GET_ITEM(b, i)) return false;
-  return true;
 }
 
 template <class Sink>
@@ -143,8 +140,8 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
 // The walk: a stack of values to visit, and of the nodes that are open.
 class TreeWalk {
  public:
-  explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure ? *wish.structure : own_) {
-    structure_.nodes.reserve(16);
+  explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure) {
+    if (structure_) structure_->nodes.reserve(16);  // a small tree needs one allocation
     open_.reserve(4);
   }
 
@@ -153,12 +150,13 @@ class TreeWalk {
     while (!open_.empty()) {
       Open& top = open_.back();
       if (top.left == 0) {
-        structure_.close(top.node);
+        if (structure_) structure_->close(top.node);
         open_.pop_back();
+        if (wish_.is_leaf_takes_path) open_entries_.pop_back();
         run_of_leaves_ = false;
         continue;
       }
-      if (wish_.paths) top_entry(top);
+      if (wish_.is_leaf_takes_path) top_entry(top.left);
       --top.left;
       visit(pending_.take());
     }
@@ -169,27 +167,18 @@ class TreeWalk {
     uint32_t node;
     uint32_t left;      // children that wait in `pending_`
     Owned obj;
-    OwnedList entries;  // key path entries of the children, where paths are wanted
   };
 
   // The last entry of the current path becomes that of the child that comes next.
-  void top_entry(const Open& top) {
+  void top_entry(uint32_t left) {
+    const OwnedList& top = open_entries_.back();
     entries_.resize(open_.size() - 1);
-    entries_.push(top.entries[top.entries.size() - top.left]);
+    entries_.push(top[top.size() - left]);
   }
 
-  Owned path(PyObject* last = nullptr) const {
-    size_t n = entries_.size();
-    Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(n + (last != nullptr))));
-    for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), Py_NewRef(entries_[i]));
-    if (last) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(n), Py_NewRef(last));
-    return out;
-  }
-
-  void leaf(Owned obj, PyObject* last_entry = nullptr) {
-    if (wish_.paths) wish_.paths->push_stolen(path(last_entry));
+  void leaf(Owned obj) {
     wish_.leaves->push_stolen(std::move(obj));
-    structure_.add_leaves(1, run_of_leaves_);
+    if (structure_) structure_->add_leaves(1, run_of_leaves_);
     run_of_leaves_ = true;
   }
 
@@ -197,7 +186,7 @@ class TreeWalk {
     if (!wish_.is_leaf) return false;
     Owned answer;
     if (wish_.is_leaf_takes_path) {
-      Owned where = path();
+      Owned where = tuple_of(entries_.data(), entries_.size());
       answer = own(PyObject_CallFunctionObjArgs(wish_.is_leaf, where.get(), obj, nullptr));
     } else {
       answer = own(PyObject_CallOneArg(wish_.is_leaf, obj));
@@ -213,38 +202,29 @@ class TreeWalk {
     if (stops_here(obj.get())) return leaf(std::move(obj));
     const TreeKind& kind = tree_kind_of(Py_TYPE(obj.get()));
     if (!kind.is_node()) return leaf(std::move(obj));
-    run_of_leaves_ = false;
-    OwnedList entries;
     size_t floor = pending_.size();
-    uint32_t node, leading = 0;
-    if (wish_.is_leaf || wish_.paths) {
-      node = open_with_entries(obj.get(), kind, entries);
-      if (!wish_.is_leaf) leading = leading_leaves(floor, entries);
+    uint32_t node = structure_ ? structure_->open(kind, 0, nullptr) : 0;
+    uint32_t leading = 0;
+    if (wish_.is_leaf) {
+      open_children(node, obj.get(), kind, pending_);
     } else {
       // Leaves before the first node among the children are taken at once.
       Leading sink{*this};
-      node = static_cast<uint32_t>(structure_.nodes.size());
-      structure_.open(kind, 0, nullptr);
-      Owned data = open_node(obj.get(), kind, sink);
-      if (kind.shape == Shape::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
-        structure_.nodes[node].data = data_;  // one tuple for all modules with the same static fields
-      } else {
-        structure_.set_data(node, data.get());
-        data_ = kind.shape == Shape::fields && PyTuple_CheckExact(data.get()) ? data.get() : nullptr;
-      }
+      open_children(node, obj.get(), kind, sink);
       leading = sink.leaves;
-      if (leading) structure_.add_leaves(leading, false);
-      run_of_leaves_ = leading != 0;
+      if (leading && structure_) structure_->add_leaves(leading, false);
     }
+    run_of_leaves_ = leading != 0;
     auto rest = static_cast<uint32_t>(pending_.size() - floor);
-    structure_.nodes[node].arity = leading + rest;
+    if (structure_) structure_->nodes[node].arity = leading + rest;
     if (rest == 0) {
-      structure_.close(node);
+      if (structure_) structure_->close(node);
       run_of_leaves_ = false;
       return;
     }
     std::reverse(pending_.data() + floor, pending_.data() + floor + rest);
-    open_.push_back({node, rest, std::move(obj), std::move(entries)});
+    open_.push_back({node, rest, std::move(obj)});
+    if (wish_.is_leaf_takes_path) entries_of(node, open_entries_.emplace_back());
     if (open_.size() >= deep && (open_.size() & (open_.size() - 1)) == 0) refuse_cycles();
   }
 
@@ -253,6 +233,7 @@ class TreeWalk {
     TreeWalk& walk;
     uint32_t leaves = 0;
     bool over = false;
+    PyTypeObject* leaf_type = nullptr;  // of the child before: often that of the next one
 
     void push(PyObject* p) { (is_leaf(p) ? *walk.wish_.leaves : walk.pending_).push(p); }
     // Taking a reference and dropping another at once would stall: its count is written and read in two sizes.
@@ -260,47 +241,49 @@ class TreeWalk {
 
     bool is_leaf(PyObject* p) {
       if (over) return false;
-      const TreeKind* kind = known_tree_kind(Py_TYPE(p));
-      over = !kind || kind->is_node();
-      leaves += !over;
-      return !over;
+      if (Py_TYPE(p) != leaf_type) {
+        const TreeKind* kind = known_tree_kind(Py_TYPE(p));
+        over = !kind || kind->is_node();
+        if (over) return false;
+        leaf_type = Py_TYPE(p);
+      }
+      ++leaves;
+      return true;
     }
   };
 
-  // Opens a node: its children wait, in order.
-  uint32_t open_with_entries(PyObject* obj, const TreeKind& kind, OwnedList& entries) {
-    size_t floor = pending_.size();
-    auto count = [&] { return static_cast<uint32_t>(pending_.size() - floor); };
-    if (wish_.paths && kind.shape == Shape::registered) {
-      auto hold = kind.shared_from_this();
-      Owned data = open_with_keys(obj, entries, pending_);
-      if (data) return structure_.open(kind, count(), data.get());
+  template <class Sink>
+  void open_children(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
+    std::shared_ptr<const TreeKind> hold;  // flatten functions may change what is known of the class
+    if (kind.shape == Shape::registered) hold = kind.shared_from_this();
+    bool named = hold && (wish_.named || wish_.is_leaf_takes_path) && kind.names != Names::flat;
+    Owned data = named ? open_named(node, obj, kind, sink) : open_node(obj, kind, sink);
+    if (!structure_) return;
+    if (kind.shape == Shape::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
+      structure_->nodes[node].data = data_;  // one tuple for all modules with the same static fields
+    } else {
+      structure_->set_data(node, data.get());
+      data_ = kind.shape == Shape::fields && PyTuple_CheckExact(data.get()) ? data.get() : nullptr;
     }
-    auto hold = kind.shape >= Shape::fields ? kind.shared_from_this() : nullptr;
-    Owned data = open_node(obj, kind, pending_);
-    uint32_t node = structure_.open(kind, count(), data.get());
-    if (wish_.paths) child_entries(structure_.nodes[node], entries);
-    return node;
   }
 
-  // Takes the leaves before the first node among the children that wait from `floor` on, with their paths.
-  uint32_t leading_leaves(size_t floor, const OwnedList& entries) {
-    PyObject** items = pending_.data() + floor;
-    size_t n = 0, count = pending_.size() - floor;
-    for (; n < count; ++n) {
-      const TreeKind* kind = known_tree_kind(Py_TYPE(items[n]));
-      if (!kind || kind->is_node()) break;
-    }
-    if (n == 0) return 0;
-    for (size_t i = 0; i < n; ++i) {
-      wish_.paths->push_stolen(path(entries[i]));
-      wish_.leaves->push_stolen(Owned::steal(items[i]));
-    }
-    std::copy(items + n, items + count, items);
-    pending_.forget_from(floor + count - n);
-    structure_.add_leaves(static_cast<uint32_t>(n), false);
-    run_of_leaves_ = true;
-    return static_cast<uint32_t>(n);
+  // A node that may name its children itself.
+  template <class Sink>
+  Owned open_named(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
+    OwnedList entries, children;
+    Owned data = open_with_keys(obj, kind, entries, children);
+    if (!data) return open_node(obj, kind, sink);
+    for (size_t i = 0; i < children.size(); ++i) sink.push_stolen(Owned::steal(children.release(i)));
+    if (kind.names != Names::flat) named().push_back({node, std::move(entries)});
+    return data;
+  }
+
+  NamedNodes& named() { return wish_.named ? *wish_.named : own_named_; }
+
+  void entries_of(uint32_t node, OwnedList& entries) {
+    if (named().empty() || named().back().node != node) return child_entries(structure_->nodes[node], entries);
+    const OwnedList& own = named().back().entries;
+    for (size_t i = 0; i < own.size(); ++i) entries.push(own[i]);
   }
 
   // A node that is open already contains itself: a tree has no end then. Nor does one that flatten functions make as
@@ -320,8 +303,7 @@ class TreeWalk {
       if (fresh) continue;
       std::string steps;
       for (size_t k = before->second; k < i && k < before->second + 6; ++k) {
-        const TreeNode& n = structure_.nodes[open_[k].node];
-        steps += std::string(steps.empty() ? "" : " > ") + n.kind->type->tp_name;
+        steps += std::string(steps.empty() ? "" : " > ") + Py_TYPE(open_[k].obj.get())->tp_name;
       }
       raise_error(PyExc_RecursionError, "this is no tree: " + short_repr_of_type(open_[i].obj.get()) + " contains itself (by way of " +
                                         steps + "). graftax.flatten and graftax.jit take graphs with cycles.");
@@ -333,11 +315,12 @@ class TreeWalk {
   static constexpr size_t deep = 1024;
 
   const TreeWish& wish_;
-  Structure own_;
-  Structure& structure_;
+  Structure* structure_;  // null: not wanted
+  NamedNodes own_named_;
   OwnedList pending_;  // values to visit, the next one last
-  OwnedList entries_;  // the current path
+  OwnedList entries_;  // the current path, where is_leaf takes paths
   std::vector<Open> open_;
+  std::vector<OwnedList> open_entries_;  // of the children of open nodes, where is_leaf takes paths
   PyObject* data_ = nullptr;  // of the node with fields that was opened last; the structure holds it
   bool run_of_leaves_ = false;
 };
@@ -400,10 +383,22 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
 
 void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
 
-Owned open_with_keys(PyObject* obj, OwnedList& entries, OwnedList& children) {
+Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children) {
   static PyObject* open = check(PyObject_GetAttrString(runtime.trees, "open_with_keys"));
   if (open == Py_None) return {};
-  Owned opened = own(PyObject_CallOneArg(open, obj));
+  Owned opened;
+  if (kind.with_keys) {
+    opened = own(PyObject_CallOneArg(kind.with_keys.get(), obj));
+  } else if (kind.names == Names::unknown) {
+    static PyObject* open_first = check(PyObject_GetAttrString(runtime.trees, "open_first"));
+    Owned answer = own(PyObject_CallFunctionObjArgs(open_first, kind.flatten.get(), obj, nullptr));
+    opened = Owned::borrow(PyTuple_GET_ITEM(answer.get(), 0));
+    PyObject* who = PyTuple_GET_ITEM(answer.get(), 1);
+    if (who != Py_None) kind.names = who == Py_False ? Names::flat : Names::asked;
+    if (who != Py_None && !PyBool_Check(who)) kind.with_keys = Owned::borrow(who);
+  } else {
+    opened = own(PyObject_CallOneArg(open, obj));
+  }
   auto is_pair = [](PyObject* p) { return PyTuple_Check(p) && PyTuple_GET_SIZE(p) == 2; };
   auto refuse = [&](PyObject* shown) {
     raise_error(PyExc_ValueError, std::string("the flatten function with keys of ") + Py_TYPE(obj)->tp_name +

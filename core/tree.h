@@ -2,7 +2,7 @@
 // Walks by the rules of `jax.tree`: everything is a tree, references are not followed twice as one, text is a leaf.
 #pragma once
 
-#include "treedef.h"
+#include "treepaths.h"
 
 namespace graftax {
 
@@ -10,7 +10,7 @@ namespace graftax {
 struct TreeWish {
   Structure* structure = nullptr;     // null: not wanted
   OwnedList* leaves = nullptr;
-  OwnedList* paths = nullptr;         // a tuple of key path entries for each leaf
+  NamedNodes* named = nullptr;        // nodes that name their children themselves; null: not wanted
   PyObject* is_leaf = nullptr;        // called with each value before it is opened
   bool is_leaf_takes_path = false;
 };
@@ -21,8 +21,8 @@ void walk_tree(PyObject* tree, const TreeWish& wish);
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);
 
 // Pushes the key path entries and children of a registered node; the result is its data. Empty, and nothing is pushed,
-// where JAX cannot be asked for the entries.
-Owned open_with_keys(PyObject* obj, OwnedList& entries, OwnedList& children);
+// where JAX cannot be asked for the entries. The caller holds the kind.
+Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children);
 
 // Thrown where a tree is not what the structure says; the message is made by whoever was asked.
 struct Mismatch {};

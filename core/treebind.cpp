@@ -2,7 +2,7 @@
 // The functions of `graftax.tree`.
 #include "tree.h"
 #include "treebuild.h"
-#include "treekeys.h"
+#include "treecache.h"
 
 namespace graftax {
 
@@ -27,32 +27,28 @@ void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const
 
 PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
 
-constexpr size_t few_leaves = 64;  // room made at once: a small tree needs one allocation
 
 nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
   follow_registry();
   TreeDef def;
   OwnedList leaves;
-  leaves.reserve(few_leaves);
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
-  return nb::make_tuple(to_list(leaves), std::move(def));
+  return nb::make_tuple(to_list(leaves), treedef_of(std::move(def.tree)));
 }
 
 nb::list tree_leaves(nb::handle tree, nb::handle is_leaf) {
   follow_registry();
   OwnedList leaves;
-  leaves.reserve(few_leaves);
   walk_tree(tree.ptr(), {nullptr, &leaves, nullptr, or_null(is_leaf), false});
   return to_list(leaves);
 }
 
-TreeDef structure(nb::handle tree, nb::handle is_leaf) {
+nb::object structure(nb::handle tree, nb::handle is_leaf) {
   follow_registry();
   TreeDef def;
   OwnedList leaves;
-  leaves.reserve(few_leaves);
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
-  return def;
+  return treedef_of(std::move(def.tree));
 }
 
 nb::list with_paths(OwnedList& paths, OwnedList& leaves) {
@@ -70,8 +66,10 @@ nb::tuple flatten_with_path(nb::handle tree, nb::handle is_leaf, bool takes_path
   follow_registry();
   TreeDef def;
   OwnedList leaves, paths;
-  walk_tree(tree.ptr(), {&def.tree, &leaves, &paths, or_null(is_leaf), takes_path});
-  return nb::make_tuple(with_paths(paths, leaves), std::move(def));
+  NamedNodes named;
+  walk_tree(tree.ptr(), {&def.tree, &leaves, &named, or_null(is_leaf), takes_path});
+  leaf_paths(def.tree, named, paths);
+  return nb::make_tuple(with_paths(paths, leaves), treedef_of(std::move(def.tree)));
 }
 
 // The leaves given to unflatten, and their number checked. A tuple is as it is; the items of anything else are held here:
@@ -146,7 +144,7 @@ nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf)
   TreeDef walked;
   std::vector<OwnedList> columns(1 + nb::len(rest));
   walk_tree(tree.ptr(), {&walked.tree, &columns[0], nullptr, or_null(is_leaf), false});
-  nb::object hold = nb::cast(std::move(walked));  // not before: the collector shows it to anybody
+  nb::object hold = treedef_of(std::move(walked.tree));  // not before: the collector shows it to anybody
   auto& def = nb::cast<TreeDef&>(hold);
   for (size_t k = 1; k < columns.size(); ++k) flatten_up_to(def, rest[k - 1], columns[k], "tree.map");
   return nb::steal(mapped(f, def, columns).release());
@@ -156,8 +154,10 @@ nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handl
   follow_registry();
   TreeDef walked;
   std::vector<OwnedList> columns(2 + nb::len(rest));
-  walk_tree(tree.ptr(), {&walked.tree, &columns[1], &columns[0], or_null(is_leaf), takes_path});
-  nb::object hold = nb::cast(std::move(walked));
+  NamedNodes named;
+  walk_tree(tree.ptr(), {&walked.tree, &columns[1], &named, or_null(is_leaf), takes_path});
+  leaf_paths(walked.tree, named, columns[0]);
+  nb::object hold = treedef_of(std::move(walked.tree));
   auto& def = nb::cast<TreeDef&>(hold);
   for (size_t k = 2; k < columns.size(); ++k) flatten_up_to(def, rest[k - 2], columns[k], "tree.map_with_path");
   return nb::steal(mapped(f, def, columns).release());
@@ -170,7 +170,7 @@ nb::object one_level(nb::handle obj, bool keys) {
   auto hold = kind.shared_from_this();
   OwnedList children, entries;
   if (keys && kind.shape == Shape::registered) {
-    Owned data = open_with_keys(obj.ptr(), entries, children);
+    Owned data = open_with_keys(obj.ptr(), kind, entries, children);
     if (data) return nb::make_tuple(with_paths(entries, children), nb::borrow(data.get()));
   }
   TreeNode n;

@@ -17,19 +17,6 @@ void Structure::keep_kind(const TreeKind& kind) {
   owned.push(reinterpret_cast<PyObject*>(kind.type));
 }
 
-uint32_t Structure::open(const TreeKind& kind, uint32_t arity, PyObject* data) {
-  auto node = static_cast<uint32_t>(nodes.size());
-  keep_kind(kind);
-  TreeNode n;
-  n.kind = &kind;
-  n.shape = kind.shape;
-  n.arity = arity;
-  n.leaves = leaves;  // those before it, until it closes
-  nodes.push_back(n);
-  set_data(node, data);
-  return node;
-}
-
 void Structure::set_data(uint32_t node, PyObject* data) {
   TreeNode& n = nodes[node];
   n.data = data;

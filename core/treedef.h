@@ -29,7 +29,19 @@ struct Structure {
   void keep_kind(const TreeKind& kind);
 
   // A node whose children follow; `close` is due once they are there.
-  uint32_t open(const TreeKind& kind, uint32_t arity, PyObject* data);
+  uint32_t open(const TreeKind& kind, uint32_t arity, PyObject* data) {
+    bool kept = kind.shape < Shape::namedtuple || (!kinds.empty() && kinds.back().get() == &kind);
+    if (!kept) keep_kind(kind);
+    auto node = static_cast<uint32_t>(nodes.size());
+    TreeNode n;
+    n.kind = &kind;
+    n.shape = kind.shape;
+    n.arity = arity;
+    n.leaves = leaves;  // those before it, until it closes
+    nodes.push_back(n);
+    if (data) set_data(node, data);
+    return node;
+  }
   void set_data(uint32_t node, PyObject* data);
   void close(uint32_t node) {
     nodes[node].next = static_cast<uint32_t>(nodes.size());

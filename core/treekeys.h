@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys of dicts in a tree, sorted as JAX sorts them, and the entries of key paths.
+// The keys of dicts in a tree, sorted as JAX sorts them.
 #pragma once
 
 #include "treedef.h"
@@ -9,8 +9,5 @@ namespace graftax {
 // Pushes the values of a dict in the order of its sorted keys; the result is the keys, a tuple. Keys that cannot be
 // sorted are an error. Runs user code only to compare keys that are neither text nor whole numbers.
 Owned sorted_items(PyObject* dict, OwnedList& values);
-
-// The key path entries of the children of a node, in order: JAX's own classes. `n` is the record that was made of it.
-void child_entries(const TreeNode& n, OwnedList& entries);
 
 }  // namespace graftax

@@ -3,7 +3,6 @@
 
 #include <array>
 
-#include "type_table.h"
 
 namespace graftax {
 
@@ -37,7 +36,7 @@ bool found_in_dict(PyTypeObject* type, const TreeKind& kind) {
 }
 
 // Asks _trees.describe for (shape, flatten, unflatten, names of children, names of the rest, order of
-// assignment, absent value, number of attributes).
+// assignment, absent value, number of attributes, flatten with keys).
 std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   auto kind = std::make_shared<TreeKind>();
   kind->type = type;
@@ -45,13 +44,14 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   Owned describe = own(PyObject_GetAttrString(runtime.trees, "describe"));
   Owned answer = own(PyObject_CallOneArg(describe.get(), cls));
   PyObject* a = answer.get();
-  if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 8)
-    raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of eight");
+  if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 9)
+    raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of nine");
   auto at = [a](Py_ssize_t i) { return PyTuple_GET_ITEM(a, i); };
   std::string shape = utf8(at(0));
   if (shape == "leaf") return kind;
   kind->flatten = Owned::borrow(at(1));
   kind->unflatten = Owned::borrow(at(2));
+  if (at(8) != Py_None) kind->with_keys = Owned::borrow(at(8));
   if (shape == "node") {
     if (type == Py_TYPE(Py_None)) kind->shape = Shape::none;
     else if (type == &PyList_Type) kind->shape = Shape::list;
@@ -87,15 +87,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
 
 }  // namespace
 
-const TreeKind* known_tree_kind(PyTypeObject* type) {
-  const TreeKind* kind = TreeKinds::find(type);
-  // A class that was changed since is looked at anew; one that was changed too often has no version any more.
-  if (kind && kind->shape == Shape::fields && (kind->version != type->tp_version_tag || kind->version == 0)) return nullptr;
-  return kind;
-}
-
-const TreeKind& tree_kind_of(PyTypeObject* type) {
-  if (const TreeKind* known = known_tree_kind(type)) return *known;
+const TreeKind& find_out_tree_kind(PyTypeObject* type) {
   std::shared_ptr<TreeKind> kind = resolve(type);
   TreeKinds::forget(type);
   return TreeKinds::remember(type, std::move(kind));

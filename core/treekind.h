@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kind.h"
+#include "type_table.h"
 
 namespace graftax {
 
@@ -19,6 +20,13 @@ enum class Shape : uint8_t {
   registered,   // through the functions given to JAX; data: the aux data
 };
 
+// Who names the children of a registered node.
+enum class Names : uint8_t {
+  unknown,
+  asked,  // a function: it may give other names for each object
+  flat,   // nobody: JAX numbers them
+};
+
 inline bool is_dict_shape(Shape s) { return s == Shape::dict || s == Shape::odict || s == Shape::defaultdict; }
 
 struct TreeKind : std::enable_shared_from_this<TreeKind> {
@@ -26,6 +34,8 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
   PyTypeObject* type = nullptr;  // kept alive by JAX's registry, or by whoever holds a node of it
   Owned flatten;                 // registered, fields: the functions that JAX has
   Owned unflatten;
+  mutable Names names = Names::unknown;
+  mutable Owned with_keys;       // asked: the function that names the children, where it is known; or null
   // fields (and the names of a named tuple)
   std::vector<PyObject*> children;  // names, interned and kept for ever
   std::vector<PyObject*> others;    // names of what is data
@@ -40,11 +50,21 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
   bool is_node() const { return shape != Shape::leaf; }
 };
 
-// What the tree rules make of a type. May call Python for a type seen for the first time.
-const TreeKind& tree_kind_of(PyTypeObject* type);
+// What the tree rules make of a type, without Python; null where nobody asked before. A class that was changed since is looked at anew; one that was
+// changed too often has no version any more.
+inline const TreeKind* known_tree_kind(PyTypeObject* type) {
+  const TreeKind* kind = TypeTable<TreeKind>::find(type);
+  bool stale = kind && kind->shape == Shape::fields && (kind->version != type->tp_version_tag || kind->version == 0);
+  return stale ? nullptr : kind;
+}
 
-// The same without Python; null where nobody asked before.
-const TreeKind* known_tree_kind(PyTypeObject* type);
+const TreeKind& find_out_tree_kind(PyTypeObject* type);
+
+// The same; calls Python for a type seen for the first time.
+inline const TreeKind& tree_kind_of(PyTypeObject* type) {
+  const TreeKind* known = known_tree_kind(type);
+  return known ? *known : find_out_tree_kind(type);
+}
 
 // JAX's dict from types to functions, or null; its size when it was looked at last.
 extern PyObject* jax_registry;

@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 
 from graftax import _direct
 
+# What a test compiles runs a few times on a few numbers: to optimize it takes longer. With XLA_FLAGS= it is optimized.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
     "suite",

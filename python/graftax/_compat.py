@@ -7,6 +7,8 @@ import contextlib
 import functools
 import importlib
 import inspect
+import operator
+import sys
 import types
 import weakref
 from typing import Any
@@ -16,7 +18,7 @@ from jax._src import config as _config
 from jax._src import core as _jax_core
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
-from jax.tree_util import PyTreeDef
+from jax.tree_util import FlattenedIndexKey, PyTreeDef
 
 
 class Constant:
@@ -123,6 +125,53 @@ def data_fields(flatten: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 # (pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on.
 one_level_with_keys: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
+
+
+def names_function(flatten: Any) -> Any:
+    """The function that `jax.tree_util.register_pytree_with_keys` was given, where it made `flatten` of it; or None."""
+    if not getattr(flatten, "__qualname__", "").endswith("register_pytree_with_keys.<locals>.flatten_func_impl"):
+        return None
+    cells = dict(zip(flatten.__code__.co_freevars, flatten.__closure__ or (), strict=True))
+    return cells["flatten_with_keys"].cell_contents if set(cells) == {"flatten_with_keys"} else None
+
+
+def open_first(flatten: Any, tree: Any) -> tuple[Any, Any]:
+    """What `one_level_with_keys` says of a node, and who names the children of its class.
+
+    What else was registered with `flatten` cannot be read. So it is seen here what JAX calls: where that is `flatten`,
+    nobody names them and JAX numbers them (False); where it is the method that `register_pytree_with_keys_class` takes,
+    that one. Otherwise JAX has to be asked for each object (True). None: this one tells nothing.
+    """
+    entered: list[types.CodeType] = []
+
+    def note(frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            sys.setprofile(None)
+            entered.append(frame.f_code)
+
+    if sys.getprofile() is not None:  # somebody else's
+        return one_level_with_keys(tree), True
+    sys.setprofile(note)
+    try:
+        opened = one_level_with_keys(tree)
+    finally:
+        sys.setprofile(None)
+    method = operator.methodcaller("tree_flatten_with_keys")
+    if type(flatten) is operator.methodcaller and entered == [_code_of(method, type(tree))]:
+        return opened, method
+    if entered != [_code_of(flatten, type(tree))]:
+        return opened, True
+    pairs = tuple(opened[0])
+    numbered = [type(key) is FlattenedIndexKey and key.key == i for i, (key, _) in enumerate(pairs)]
+    return (pairs, opened[1]), not all(numbered) if numbered else None
+
+
+def _code_of(function: Any, cls: type) -> types.CodeType | None:
+    """Which code runs first when `function` is called with an instance of `cls`; None where that is not known."""
+    if type(function) is operator.methodcaller:
+        arguments = function.__reduce__()[1]
+        function = inspect.getattr_static(cls, arguments[0], None) if len(arguments) == 1 else None
+    return function.__code__ if isinstance(function, types.FunctionType) else None
 
 
 def flatten_one_level(tree: Any) -> tuple[Any, Any]:

@@ -15,14 +15,14 @@ from jax import tree_util
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_tree_node, tree_functions, treedef_of_node
+from ._compat import data_fields, is_tree_node, names_function, open_first, tree_functions, treedef_of_node
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
 from .registry import dict_key
 
 # What the core reads here besides the functions below.
-__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_with_keys"]
+__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_first", "open_with_keys"]
 
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
@@ -42,6 +42,7 @@ class TreeDescription(NamedTuple):
     order: tuple[int, ...] = ()  # in which to assign, children first counted; empty: through unflatten
     absent: Any = None  # stands for a field that is not there
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
+    with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked
 
 
 def describe(cls: Any) -> TreeDescription:
@@ -67,7 +68,7 @@ def describe(cls: Any) -> TreeDescription:
         children, others = names
         order = _order_of_init(cls, (*children, *others))
         return TreeDescription("fields", flatten, unflatten, children, others, order)
-    return TreeDescription("node", flatten, unflatten)
+    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten))
 
 
 def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:

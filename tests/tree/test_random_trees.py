@@ -157,7 +157,7 @@ MAKERS: list[Make] = [
     lambda c, s, keys: Module(c[0], s, c[-1]),
     lambda c, s, keys: Child(c[0], s, c[-1]),
     lambda c, s, keys: partly(c[0]),
-    lambda c, s, keys: Struct(c[0], s, c[-1]),
+    lambda c, s, keys: Struct(c[0], ("struct", s), c[-1]),
 ]
 
 

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is kept of the structures that came last: steps of training, masks and logs bring the same one again and again.
+#pragma once
+
+#include <array>
+
+#include "treedef.h"
+
+namespace graftax {
+
+// A PyTreeDef of this structure: the one that is kept, or a new one.
+nb::object treedef_of(Structure&& t);
+
+// A number that equal structures share.
+size_t print_of(const Structure& t);
+
+// The key paths of the leaves of structures that came twice. They depend on kinds, arities and keys alone.
+class KnownPaths {
+ public:
+  static KnownPaths& slot(size_t print) { return slots_[print % slots_.size()]; }
+
+  // Pushes them where they are known.
+  bool take(const Structure& t, OwnedList& out) const;
+
+  // Keeps the paths of a structure that comes for the second time, as long as there is room.
+  void see(const Structure& t, size_t print, const OwnedList& paths);
+
+ private:
+  static constexpr size_t most_leaves = 1 << 17;  // of all slots: some ten megabytes
+  static size_t leaves_kept();
+  static std::array<KnownPaths, 8>& slots_;
+
+  size_t print_ = 0;  // of the structure that came last
+  std::vector<TreeNode> nodes_;
+  std::vector<std::shared_ptr<const TreeKind>> kinds_;
+  OwnedList data_, paths_;
+};
+
+}  // namespace graftax
