@@ -55,7 +55,6 @@ class FieldReader {
 // What a registered flatten gave: (children, aux data), the children listed.
 template <class Sink>
 Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
-  auto hold = kind.shared_from_this();
   Owned pair = own(PyObject_CallOneArg(kind.flatten.get(), obj));
   if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
     raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
@@ -76,8 +75,6 @@ Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
 template <class Sink>
 Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   FieldReader reader(obj, kind);
-  std::shared_ptr<const TreeKind> hold;  // user code may run, and change what is known of the class
-  if (!kind.in_dict) hold = kind.shared_from_this();
   if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size)) return call_flatten(obj, kind, children);
   size_t done = reader.read_in_step(kind.children, [&](PyObject* value) { children.push(value); });
   for (; done < kind.children.size(); ++done) children.push_stolen(reader.read(kind.children[done]));
@@ -254,9 +251,8 @@ class TreeWalk {
 
   template <class Sink>
   void open_children(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
-    std::shared_ptr<const TreeKind> hold;  // flatten functions may change what is known of the class
-    if (kind.shape == Shape::registered) hold = kind.shared_from_this();
-    bool named = hold && (wish_.named || wish_.is_leaf_takes_path) && kind.names != Names::flat;
+    bool ask = kind.shape == Shape::registered && (wish_.named || wish_.is_leaf_takes_path);
+    bool named = ask && kind.names != Names::flat;
     Owned data = named ? open_named(node, obj, kind, sink) : open_node(obj, kind, sink);
     if (!structure_) return;
     if (kind.shape == Shape::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
@@ -352,7 +348,6 @@ bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
       }
       return true;
     default: {
-      auto hold = kind.shared_from_this();
       Owned data = open_node(obj, kind, pending);
       if (pending.size() - floor != n.arity) return false;
       if (data.get() != n.data) {

@@ -6,7 +6,7 @@
 
 namespace graftax {
 
-// What a walk is asked for.
+// What a walk is asked for. The caller is `Walking`.
 struct TreeWish {
   Structure* structure = nullptr;     // null: not wanted
   OwnedList* leaves = nullptr;
@@ -21,7 +21,7 @@ void walk_tree(PyObject* tree, const TreeWish& wish);
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);
 
 // Pushes the key path entries and children of a registered node; the result is its data. Empty, and nothing is pushed,
-// where JAX cannot be asked for the entries. The caller holds the kind.
+// where JAX cannot be asked for the entries.
 Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children);
 
 // Thrown where a tree is not what the structure says; the message is made by whoever was asked.

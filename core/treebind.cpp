@@ -29,7 +29,7 @@ PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
 
 
 nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
-  follow_registry();
+  Walking walking;
   TreeDef def;
   OwnedList leaves;
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
@@ -37,14 +37,14 @@ nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
 }
 
 nb::list tree_leaves(nb::handle tree, nb::handle is_leaf) {
-  follow_registry();
+  Walking walking;
   OwnedList leaves;
   walk_tree(tree.ptr(), {nullptr, &leaves, nullptr, or_null(is_leaf), false});
   return to_list(leaves);
 }
 
 nb::object structure(nb::handle tree, nb::handle is_leaf) {
-  follow_registry();
+  Walking walking;
   TreeDef def;
   OwnedList leaves;
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
@@ -63,7 +63,7 @@ nb::list with_paths(OwnedList& paths, OwnedList& leaves) {
 }
 
 nb::tuple flatten_with_path(nb::handle tree, nb::handle is_leaf, bool takes_path) {
-  follow_registry();
+  Walking walking;
   TreeDef def;
   OwnedList leaves, paths;
   NamedNodes named;
@@ -140,7 +140,7 @@ Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) 
 }
 
 nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf) {
-  follow_registry();
+  Walking walking;
   TreeDef walked;
   std::vector<OwnedList> columns(1 + nb::len(rest));
   walk_tree(tree.ptr(), {&walked.tree, &columns[0], nullptr, or_null(is_leaf), false});
@@ -151,7 +151,7 @@ nb::object map(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf)
 }
 
 nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handle is_leaf, bool takes_path) {
-  follow_registry();
+  Walking walking;
   TreeDef walked;
   std::vector<OwnedList> columns(2 + nb::len(rest));
   NamedNodes named;
@@ -164,10 +164,9 @@ nb::object map_with_path(nb::handle f, nb::handle tree, nb::args rest, nb::handl
 }
 
 nb::object one_level(nb::handle obj, bool keys) {
-  follow_registry();
+  Walking walking;
   const TreeKind& kind = tree_kind_of(Py_TYPE(obj.ptr()));
   if (!kind.is_node()) return nb::none();
-  auto hold = kind.shared_from_this();
   OwnedList children, entries;
   if (keys && kind.shape == Shape::registered) {
     Owned data = open_with_keys(obj.ptr(), kind, entries, children);
@@ -186,7 +185,7 @@ nb::object one_level(nb::handle obj, bool keys) {
 }
 
 bool all_leaves(nb::handle iterable) {
-  follow_registry();
+  Walking walking;
   Owned items = own(PySequence_List(iterable.ptr()));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(items.get()); ++i)
     if (tree_kind_of(Py_TYPE(PyList_GET_ITEM(items.get(), i))).is_node()) return false;
@@ -200,7 +199,7 @@ void bind_tree(nb::module_& m) {
   nb::cpp_function_def(&unflatten, nb::scope(cls), nb::name("unflatten"), nb::is_method(), nb::arg("leaves"),
                        nb::sig("def unflatten(self, leaves: Iterable[Any], /) -> Any"), "Builds the tree around these leaves.");
   nb::cpp_function_def([](const TreeDef& def, nb::handle tree) {
-    follow_registry();
+    Walking walking;
     OwnedList out;
     flatten_up_to(def, tree, out, "flatten_up_to");
     return to_list(out);

@@ -69,6 +69,7 @@ nb::object treedef_of(Structure&& t) {
   KnownTreeDef& slot = slots[print % slots.size()];
   if (slot.print == print && slot.fits(t)) return slot.treedef;
   bool again = std::exchange(slot.print, print) == print && may_be_kept(t);
+  t.keep_kinds();
   nb::object made = nb::cast(TreeDef{std::move(t)});
   if (again) {
     nb::object gone = std::exchange(slot.treedef, made);  // released last: what it holds may have code
@@ -93,7 +94,7 @@ void KnownPaths::see(const Structure& t, size_t print, const OwnedList& paths) {
   KnownPaths fresh;
   fresh.print_ = print;
   fresh.nodes_ = t.nodes;
-  fresh.kinds_ = t.kinds;
+  fresh.kinds_ = kinds_of(t.nodes);
   for (const TreeNode& n : t.nodes)
     if (is_dict_shape(n.shape)) fresh.data_.push(n.data);
   fresh.paths_.reserve(t.leaves);

@@ -7,14 +7,19 @@
 
 namespace graftax {
 
-void Structure::keep_kind(const TreeKind& kind) {
-  // Kinds of the builtin containers live as long as the process.
-  if (kind.shape < Shape::namedtuple) return;
-  if (!kinds.empty() && kinds.back().get() == &kind) return;
-  auto place = std::lower_bound(kinds.begin(), kinds.end(), &kind, [](const auto& k, const TreeKind* t) { return k.get() < t; });
-  if (place != kinds.end() && place->get() == &kind) return;
-  kinds.insert(place, kind.shared_from_this());
-  owned.push(reinterpret_cast<PyObject*>(kind.type));
+std::vector<std::shared_ptr<const TreeKind>> kinds_of(const std::vector<TreeNode>& nodes) {
+  std::vector<std::shared_ptr<const TreeKind>> kinds;
+  for (const TreeNode& n : nodes) {
+    if (!n.kind || n.shape < Shape::namedtuple || (!kinds.empty() && kinds.back().get() == n.kind)) continue;
+    auto place = std::lower_bound(kinds.begin(), kinds.end(), n.kind, [](const auto& k, const TreeKind* t) { return k.get() < t; });
+    if (place == kinds.end() || place->get() != n.kind) kinds.insert(place, n.kind->shared_from_this());
+  }
+  return kinds;
+}
+
+void Structure::keep_kinds() {
+  kinds = kinds_of(nodes);
+  for (const auto& kind : kinds) owned.push(reinterpret_cast<PyObject*>(kind->type));
 }
 
 void Structure::set_data(uint32_t node, PyObject* data) {
@@ -32,7 +37,6 @@ bool Structure::append(const Structure& other, uint32_t node, bool run) {
   auto shift = static_cast<uint32_t>(nodes.size()) - node;
   for (uint32_t i = node; i < first.next; ++i) {
     TreeNode n = other.nodes[i];
-    if (n.kind) keep_kind(*n.kind);
     if (n.data && n.data != n.kind->no_data.get()) owned.push(n.data);
     n.next += shift;
     nodes.push_back(n);
@@ -205,6 +209,7 @@ nb::list children(const TreeDef& def) {
   each_child(def.tree, 0, [&](uint32_t i, bool) {
     TreeDef child;
     child.tree.append(def.tree, i, false);
+    child.tree.keep_kinds();
     out.append(nb::cast(std::move(child)));
   });
   return out;
@@ -229,6 +234,7 @@ TreeDef composed(const TreeDef& outer, const TreeDef& inner) {
       run = false;
     }
   }
+  out.tree.keep_kinds();
   return out;
 }
 
@@ -267,7 +273,7 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
   }
   if (!PyTuple_Check(data.ptr()) || PyTuple_GET_SIZE(data.ptr()) != 2 || !PyType_Check(PyTuple_GET_ITEM(data.ptr(), 0)))
     raise_error(PyExc_TypeError, "node data are a pair (type, data), or None for a leaf");
-  follow_registry();
+  Walking walking;
   const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(data.ptr(), 0)));
   if (!kind.is_node()) raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is no node type");
   Owned kept = kept_data(kind, PyTuple_GET_ITEM(data.ptr(), 1));
@@ -276,6 +282,7 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
   bool run = false;
   for (nb::object& part : parts) run = out.tree.append(nb::cast<const TreeDef&>(part).tree, 0, run);
   out.tree.close(node);
+  out.tree.keep_kinds();
   return out;
 }
 
@@ -304,6 +311,7 @@ nb::list state_of(const TreeDef& def) {
 }
 
 TreeDef from_state(nb::list state) {
+  Walking walking;
   TreeDef out;
   std::vector<std::pair<uint32_t, uint32_t>> open;  // record, children still to come
   bool run = false, done = false;
@@ -338,6 +346,7 @@ TreeDef from_state(nb::list state) {
     done = open.empty();
   }
   if (!done) bad();
+  out.tree.keep_kinds();
   return out;
 }
 

@@ -26,12 +26,10 @@ struct Structure {
     owned.push_stolen(std::move(obj));
     return owned.back();
   }
-  void keep_kind(const TreeKind& kind);
+  void keep_kinds();  // of all nodes, and their types
 
-  // A node whose children follow; `close` is due once they are there.
+  // A node whose children follow; `close` is due once they are there, and `keep_kinds` once all are.
   uint32_t open(const TreeKind& kind, uint32_t arity, PyObject* data) {
-    bool kept = kind.shape < Shape::namedtuple || (!kinds.empty() && kinds.back().get() == &kind);
-    if (!kept) keep_kind(kind);
     auto node = static_cast<uint32_t>(nodes.size());
     TreeNode n;
     n.kind = &kind;
@@ -73,6 +71,9 @@ struct Structure {
 struct TreeDef {
   Structure tree;
 };
+
+// What keeps the kinds of these nodes alive. Those of the builtin containers live as long as the process.
+std::vector<std::shared_ptr<const TreeKind>> kinds_of(const std::vector<TreeNode>& nodes);
 
 bool operator==(const Structure& a, const Structure& b);  // may call user code: == of data
 

@@ -76,6 +76,16 @@ inline bool registry_has_grown() { return jax_registry && PyDict_GET_SIZE(jax_re
 // when it has not. To be called before a walk.
 void follow_registry();
 
+// For the time of a walk: user code that runs in it may change a class, and what is known of that, but no TreeKind goes.
+// The structure that comes out of it has to hold its kinds before this ends.
+class Walking {
+ public:
+  Walking() { follow_registry(); }
+
+ private:
+  TypeTable<TreeKind>::Hold hold_;
+};
+
 // Hands over JAX's registry: a dict from types to their functions; null where this JAX has none that can be read.
 void set_jax_registry(PyObject* registry);
 

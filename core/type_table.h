@@ -41,13 +41,29 @@ class TypeTable {
     if (it == entries().end()) return;
     Entry gone = std::move(it->second);
     entries().erase(it);
+    if (holds_) retired().push_back(std::move(gone.known));
   }
 
   static void forget_all() {
     std::unordered_map<PyTypeObject*, Entry> gone;
     gone.swap(entries());
     front_ = {};
+    if (holds_)
+      for (auto& [type, entry] : gone) retired().push_back(std::move(entry.known));
   }
+
+  // What is forgotten while one lives goes with the last of them.
+  class Hold {
+   public:
+    Hold() { ++holds_; }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    ~Hold() {
+      if (--holds_ || retired().empty()) return;
+      std::vector<std::shared_ptr<T>> gone;
+      gone.swap(retired());
+    }
+  };
 
  private:
   struct Entry {
@@ -78,6 +94,12 @@ class TypeTable {
 
   static constexpr size_t fronts = 512;
   inline static std::array<Front, fronts> front_{};
+  inline static size_t holds_ = 0;
+
+  static std::vector<std::shared_ptr<T>>& retired() {
+    static auto* all = new std::vector<std::shared_ptr<T>>();
+    return *all;
+  }
 
   static std::unordered_map<PyTypeObject*, Entry>& entries() {
     static auto* all = new std::unordered_map<PyTypeObject*, Entry>();
