@@ -26,6 +26,7 @@ from ._errors import (
     GLOBAL_ASSIGNED,
     MUTATION_FORBIDDEN,
     NO_SHARDING,
+    NOWHERE,
     OF_A_TRACE,
     SHARDING_TOO_DEEP,
     ConcurrentChangeError,
@@ -38,7 +39,7 @@ from ._hosts import warn_of_copies
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
 from .packed import is_array_of_handle, is_donated
-from .patterns import matcher
+from .patterns import Covering, nearest, of_arguments, tester
 
 _NUMBERING = threading.Lock()
 _RUNNING = threading.local()
@@ -70,9 +71,9 @@ class Plan:
         self.options = options
         self.on_trace = on_trace
         self.donate, patterns = split_patterns(options.donate)
-        self.donate_path = matcher(patterns) if patterns else None
+        self.donate_patterns = [of_arguments(text, name, "donate=") for text in patterns]
         self.dynamic, patterns = split_patterns(options.dynamic)
-        self.dynamic_path = matcher(patterns) if patterns else None
+        self.dynamic_patterns = [of_arguments(text, name, "dynamic=") for text in patterns]
 
     def record(
         self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False
@@ -81,14 +82,18 @@ class Plan:
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
         aliases = self.donates(roots, layout)
-        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, self.dynamic_path)
+        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, self.dynamic_at(names))
         return leaves, graphdef, names
 
     def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
         aliases = self.donates(roots, layout)
-        return _core.Trace(roots, names, flags, aliases, shapes, self.dynamic_path)
+        return _core.Trace(roots, names, flags, aliases, shapes, self.dynamic_at(names))
+
+    def dynamic_at(self, names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool] | None:
+        """By key path, which Python numbers in roots of these names are traced."""
+        return tester(self.dynamic_patterns, names)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it packed state, whose memory a call may use?"""
@@ -272,6 +277,8 @@ def build_entry(
     options = plan.options
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, roots, layout, graphdef)
+    if plan.dynamic_patterns:
+        covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged)
     if options.out_shardings is not None:
         spec = options.out_shardings
@@ -378,17 +385,37 @@ def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef:
     """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
     whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
     names = plan.signature.root_names(layout)
+    places: list[tuple[int, tuple[Any, ...]]] = graphdef._leaf_places()  # pyright: ignore[reportPrivateUsage]
+    covered = covered_places(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(places)
     donated: dict[int, tuple[bool, str]] = {}
-    for leaf, path in graphdef._leaf_places():  # pyright: ignore[reportPrivateUsage]
+    for (leaf, path), is_covered in zip(places, covered, strict=True):
         name = place_name(path, names)
         root, below = (0, path) if len(names) == 1 else (path[0], path[1:])
-        flag = whole[root] or (handles[root] and is_array_of_handle(below))
-        flag = flag or (plan.donate_path is not None and plan.donate_path(name))
+        flag = is_covered or whole[root] or (handles[root] and is_array_of_handle(below))
         if donated.setdefault(leaf, (flag, name))[0] != flag:
             first, second = donated[leaf][1], name
             gone, kept = (second, first) if flag else (first, second)
             raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=gone, kept=kept))
     return [donated[i][0] for i in range(len(donated))]
+
+
+def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...], option: str) -> list[bool]:
+    """One flag a place of a leaf: do the patterns of `donate=` or `dynamic=` cover it?
+
+    Raises:
+        ValueError: where a pattern means nothing that is there: spelt wrong, it would have no effect without a word.
+    """
+    patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
+    covering = Covering(graphdef, names)
+    covered: set[int] = set()
+    for pattern in patterns:
+        cover = covering.of(pattern)
+        if not cover.anything:
+            places = (place_name(path, names) for path, op, *_ in graphdef.instructions() if op in ("leaf", "static"))
+            there = nearest(pattern.text, places) or "nothing"
+            raise ValueError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=there))
+        covered |= cover.leaves
+    return [pc in covered for pc in covering.leaves]
 
 
 def donated_roots(plan: Plan, layout: Layout) -> list[bool]:

@@ -109,6 +109,12 @@ SHARDING_TOO_DEEP = (
 )
 NO_SUCH_NAME = "{option}={which!r}: {name} has no argument {which!r}; it takes {names}.{hint}"
 NO_SUCH_POSITION = "{option}={which}: {name} has no positional argument {which}; it takes {count}."
+NO_PATTERN = "{text!r} is no pattern: it makes no sense from {rest!r} on. Write layers[*].w or **.w"
+EMPTY_PATTERN = "'' is no pattern: it is empty. Write layers[*].w, or '**', which covers everything"
+NOWHERE = (
+    "{name}: the pattern {pattern!r} of {option} means nothing that is there. There is: {paths}. Name one of these, or "
+    "what they are in, or leave the pattern out."
+)
 NOT_FOR = (
     "{option}={which!r}: {name} has no argument {root!r}, with which this pattern of key paths begins. It takes "
     "{names}."
@@ -396,6 +402,10 @@ NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, 
 NO_ENTRY = (
     "{name}: {option} says nothing of {path}. Add an entry for it; the last of several patterns can be '**', which "
     "covers what no other does."
+)
+NO_TEXT = (
+    "{name}: a dict for {option} as a whole has patterns of key paths as its keys, such as 'x' or '**.w', and "
+    "{given!r} is none. For one entry an argument, give a tuple."
 )
 ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
 OTHER_PARTS = (
