@@ -21,6 +21,8 @@ NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
 
+_KNOWN = 2000  # steps that a pattern remembers
+
 Places = frozenset[int]  # in a pattern: how many of its steps have been made
 
 
@@ -103,6 +105,8 @@ class Pattern:
             at = found.end()
         self.start = self.further({0})
         self._end = frozenset({len(self.steps)})
+        self._count = len(self.steps)
+        self._known: dict[tuple[Places, Any, Any], Any] = {}  # what `after` found for names and indices
 
     @property
     def root(self) -> str | None:
@@ -121,6 +125,31 @@ class Pattern:
 
     def after(self, places: Places, entry: Any) -> Places:
         """Where in the pattern one is, coming from `places`, after a step of a path."""
+        kind = type(entry)
+        if kind is GetAttrKey:
+            token = entry.name
+        elif kind is DictKey and type(entry.key) is str:
+            token = entry.key
+        elif kind is SequenceKey:
+            token = entry.idx if self._asks_for_index(places) else None
+        else:
+            return self._after(places, entry)
+        found = self._known.get((places, kind, token))
+        if found is None:
+            found = self._after(places, entry)
+            if len(self._known) < _KNOWN:
+                self._known[places, kind, token] = found
+        return found
+
+    def _asks_for_index(self, places: Places) -> bool:
+        known = self._known.get((places, None, None))
+        if known is None:
+            steps = (self.steps[at] for at in places if at < len(self.steps))
+            known = any(not step.whole and (step.literal is None or step.literal.isdigit()) for step in steps)
+            self._known[places, None, None] = known
+        return known
+
+    def _after(self, places: Places, entry: Any) -> Places:
         out: set[int] = set()
         for at in places:
             if at == len(self.steps):
@@ -134,13 +163,13 @@ class Pattern:
 
     def below(self, places: Places, entry: Any) -> Places:
         """As `after`, of a pattern that covers what is below. A captured variable is its cell and what is in it."""
-        if self.ends(places):
+        if self._count in places:
             return self._end
         after = self.after(places, entry)
-        return places | after if isinstance(entry, GetAttrKey) and entry.name == "cell_contents" else after
+        return places | after if type(entry) is GetAttrKey and entry.name == "cell_contents" else after
 
     def ends(self, places: Places) -> bool:
-        return len(self.steps) in places
+        return self._count in places
 
     def waits(self, places: Places) -> bool:
         """Has the last step been spelt, rather than passed by `**`? Then the next one may be missing for now."""
@@ -257,50 +286,55 @@ class Covering:
 
     def __init__(self, graphdef: _core.GraphDef, names: Sequence[str]) -> None:
         self.names = names
-        self.code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
+        code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
+        self._ops, _, self._args, self._next, tracks = list(zip(*code, strict=True))[:5]
         self._entries = [path[-1] if path else None for path, *_ in graphdef.instructions()]
-        self._at = {ins[4]: pc for pc, ins in enumerate(self.code) if ins[0] == _NODE and ins[4] != _NO_TRACK}
+        self._at = {track: pc for pc, track in enumerate(tracks) if track != _NO_TRACK and self._ops[pc] == _NODE}
 
     @property
     def leaves(self) -> list[int]:
         """The instructions of all leaves, in order: an array in two places may have two."""
-        return [pc for pc, (op, *_) in enumerate(self.code) if op == _LEAF]
+        return [pc for pc, op in enumerate(self._ops) if op == _LEAF]
+
+    def leaf(self, pc: int) -> int:
+        """Which leaf the instruction of one is."""
+        return self._args[pc]
 
     def of(self, pattern: Pattern, roots: Container[int] | None = None) -> Cover:
         """What a pattern covers, in some roots or in all. A node is visited once with each position in the pattern."""
         leaves: set[int] = set()
         anything = False
+        ops, args, after, entries, below = self._ops, self._args, self._next, self._entries, pattern.below
         done: dict[int, Places] = {}
         stack = self._roots(pattern, roots)
         while stack:
             pc, places = stack.pop()
             ends = pattern.ends(places)
             anything = anything or ends
-            op, _, arg, after, *_ = self.code[pc]
+            op = ops[pc]
             if op == _LEAF:
                 if ends:
                     leaves.add(pc)
                 continue
             if op in (_REF, _SAME):
-                at, pc = pc, self._at[arg] if op == _REF else arg
-                op, _, _, after, *_ = self.code[pc]
-                if ends and pc < at < after:  # what something is in is not below it
+                at, pc = pc, self._at[args[pc]] if op == _REF else args[pc]
+                if ends and pc < at < after[pc]:  # what something is in is not below it
                     continue
-            if op != _NODE:
+            if ops[pc] != _NODE:
                 continue
-            known = done.get(pc, frozenset[int]())
-            places = places - known
+            known = done.get(pc)
+            places = places if known is None else places - known
             if not places:
                 continue
-            done[pc] = known | places
-            child = pc + 1
-            if child == after:
+            done[pc] = places if known is None else known | places
+            child, end = pc + 1, after[pc]
+            if child == end:
                 anything = anything or pattern.waits(places)
-            while child < after:
-                below = pattern.below(places, self._entries[child])
-                if below:
-                    stack.append((child, below))
-                child = self.code[child][3]
+            while child < end:
+                there = below(places, entries[child])
+                if there:
+                    stack.append((child, there))
+                child = after[child]
         return Cover(leaves, anything)
 
     def _roots(self, pattern: Pattern, roots: Container[int] | None) -> list[tuple[int, Places]]:
@@ -313,7 +347,7 @@ class Covering:
                     places = pattern.below(places, entry)
                 if places:
                     found.append((pc, places))
-            pc = self.code[pc][3]
+            pc = self._next[pc]
         return found
 
 

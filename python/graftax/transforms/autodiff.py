@@ -266,7 +266,7 @@ def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dic
         missed = True
         for root in range(program.operands):
             for at in covering.of(pattern, (root,)).leaves:
-                leaf = covering.code[at][2]
+                leaf = covering.leaf(at)
                 found.setdefault(leaf, set()).add(root)
                 missed = missed and leaf not in usable
         if missed:
