@@ -411,9 +411,10 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
     for pattern in patterns:
         cover = covering.of(pattern)
         if not cover.anything:
-            places = (place_name(path, names) for path, op, *_ in graphdef.instructions() if op in ("leaf", "static"))
-            there = nearest(pattern.text, places) or "nothing"
-            raise ValueError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=there))
+            types = (bool, int, float, complex) if option == "dynamic=" else ()
+            there = [path for path, op, _, value in graphdef.instructions() if op == "leaf" or type(value) in types]
+            paths = nearest(pattern.text, (place_name(path, names) for path in there)) or "nothing"
+            raise ValueError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
         covered |= cover.leaves
     return [pc in covered for pc in covering.leaves]
 

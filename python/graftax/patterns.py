@@ -288,7 +288,12 @@ class Covering:
         self.names = names
         code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
         self._ops, _, self._args, self._next, tracks = list(zip(*code, strict=True))[:5]
-        self._entries = [path[-1] if path else None for path, *_ in graphdef.instructions()]
+        self._entries: list[Any] = []
+        self._none: set[int] = set()  # where None stands
+        for pc, (path, op, _, value) in enumerate(graphdef.instructions()):
+            self._entries.append(path[-1] if path else None)
+            if op == "static" and value is None:
+                self._none.add(pc)
         self._at = {track: pc for pc, track in enumerate(tracks) if track != _NO_TRACK and self._ops[pc] == _NODE}
 
     @property
@@ -321,6 +326,7 @@ class Covering:
                 if ends and pc < at < after[pc]:  # what something is in is not below it
                     continue
             if ops[pc] != _NODE:
+                anything = anything or (pc in self._none and pattern.waits(places))
                 continue
             known = done.get(pc)
             places = places if known is None else places - known
