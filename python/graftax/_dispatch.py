@@ -44,6 +44,7 @@ from .patterns import Covering, nearest, of_arguments, tester
 _NUMBERING = threading.Lock()
 _RUNNING = threading.local()
 _MANY = 32  # leaves
+_NUMBERS = (bool, int, float, complex)
 
 Layout = tuple[Any, ...]
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
@@ -277,8 +278,6 @@ def build_entry(
     options = plan.options
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, roots, layout, graphdef)
-    if plan.dynamic_patterns:
-        covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged)
     if options.out_shardings is not None:
         spec = options.out_shardings
@@ -359,6 +358,8 @@ def leaf_options(
     """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
     options, out = plan.options, dict[str, Any]()
     donated: list[bool] = []
+    if plan.dynamic_patterns:
+        covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
     donates = plan.donates(roots, layout)
     if donates or options.in_shardings is not None:
         one_root = len(plan.signature.root_names(layout)) == 1
@@ -411,9 +412,13 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
     for pattern in patterns:
         cover = covering.of(pattern)
         if not cover.anything:
-            types = (bool, int, float, complex) if option == "dynamic=" else ()
-            there = [path for path, op, _, value in graphdef.instructions() if op == "leaf" or type(value) in types]
-            paths = nearest(pattern.text, (place_name(path, names) for path in there)) or "nothing"
+            rows = graphdef.instructions()
+            if option == "donate=":
+                there, what = [path for path, op, *_ in rows if op == "leaf"], "no array"
+            else:
+                there = [path for path, op, _, value in rows if op == "static" and type(value) in _NUMBERS]
+                what = "no static number"
+            paths = nearest(pattern.text, (place_name(path, names) for path in there)) or what
             raise ValueError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
         covered |= cover.leaves
     return [pc in covered for pc in covering.leaves]
