@@ -120,10 +120,7 @@ def test_a_gradient_is_by_what_a_pattern_covers(case: str):
     assert sorted(leaves(grads)) == expected
 
 
-FIRST_WAYS = sorted(set(COVERED) - {"the second way to an object", "around a cycle"})
-
-
-@pytest.mark.parametrize("case", FIRST_WAYS)
+@pytest.mark.parametrize("case", COVERED)
 def test_numbers_are_traced_where_a_pattern_covers_them(case: str):
     x, pattern, expected = COVERED[case]
     x = graftax.copy(x)
@@ -187,6 +184,29 @@ def test_an_exported_function_traces_what_its_pattern_covers():
 
 
 # ---- what a path begins with
+
+
+def test_a_number_with_two_ways_to_it_is_traced_under_each_of_them():
+    """In calls, ahead of time, exported and checked."""
+    for pattern in ("a.rate", "b[0].rate"):
+
+        def f(a: Any, b: Any, x: Any) -> Any:
+            return x * b[0].rate
+
+        run = graftax.jit(f, dynamic=pattern)
+        for rate in (1.0, 2.0, 3.0):
+            config = Box(rate=rate)
+            assert run(config, [config], jnp.ones(())) == rate
+        assert run.cache_info().traces == 1
+        config = Box(rate=2.0)
+        assert run.lower(config, [config], jnp.ones(())).compile()(config, [config], jnp.ones(())) == 2
+        exported = graftax.export(run)(config, [config], jnp.ones(()))
+        config.rate = 5.0
+        assert exported(config, [config], jnp.ones(())) == 5
+        assert graftax.jit(f, dynamic=pattern, check=True)(config, [config], jnp.ones(())) == 5
+    pair = (1.0, 2.0)
+    run = graftax.jit(lambda a, b: jnp.ones(()) * b[1], dynamic="b[1]")
+    assert run(pair, pair) == 2 and run((1.0, 3.0), (1.0, 3.0)) == 3
 
 
 def donated(pattern: str, f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[bool]:
@@ -358,6 +378,10 @@ def test_a_pattern_of_a_gradient_that_means_nothing_names_what_is_near():
     assert "There is: m['layer17']['" in str(caught.value) and ", .... .w is an attribute" in str(caught.value)
     with pytest.raises(ValueError, match="There is: no array"):
         graftax.grad(lambda m: 1.0, wrt="m[a]")({"b": 1})
+
+
+def test_a_pattern_of_everything_means_nothing_in_particular():
+    assert graftax.jit(lambda: 1, donate="**", dynamic=("**", "**.**"))() == 1
 
 
 def test_a_path_with_an_escape_that_is_none_is_no_path():

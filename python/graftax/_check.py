@@ -86,7 +86,8 @@ class Checked(Jitted[P, R]):
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-            return _core.record(roots[:count], names, flags, None, False, False, plan.dynamic_at(names))
+            dynamic = plan.dynamic_in(roots[:count], names, flags, False)
+            return _core.record(roots[:count], names, flags, None, False, False, dynamic)
 
         (one, first), (other, second) = flat(expected), flat(given)
         if first != second:

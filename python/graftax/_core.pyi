@@ -51,6 +51,9 @@ class GraphDef:
         """
 
     @property
+    def _shares(self) -> bool: ...
+
+    @property
     def _layout(self) -> tuple[Any, ...] | None: ...
 
     def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None: ...

@@ -39,7 +39,7 @@ from ._hosts import warn_of_copies
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
 from .packed import is_array_of_handle, is_donated
-from .patterns import Covering, nearest, of_arguments, tester
+from .patterns import Covering, Pattern, nearest, of_arguments, tester
 
 _NUMBERING = threading.Lock()
 _RUNNING = threading.local()
@@ -82,19 +82,21 @@ class Plan:
         """(leaves, GraphDef, one name a root) of the roots of a call."""
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        aliases = self.donates(roots, layout)
-        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, self.dynamic_at(names))
+        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
+        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, dynamic)
         return leaves, graphdef, names
 
     def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        aliases = self.donates(roots, layout)
-        return _core.Trace(roots, names, flags, aliases, shapes, self.dynamic_at(names))
+        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
+        return _core.Trace(roots, names, flags, aliases, shapes, dynamic)
 
-    def dynamic_at(self, names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], bool] | None:
-        """By key path, which Python numbers in roots of these names are traced."""
-        return tester(self.dynamic_patterns, names)
+    def dynamic_in(
+        self, roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+    ) -> Callable[[tuple[Any, ...]], bool] | None:
+        """By key path, which Python numbers in these roots are traced."""
+        return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it packed state, whose memory a call may use?"""
@@ -103,6 +105,25 @@ class Plan:
 
     def donates(self, roots: tuple[Any, ...], layout: Layout) -> bool:
         return self.options.donates or any(self.handles(roots, layout))
+
+
+def dynamic_in(
+    patterns: Sequence[Pattern], roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+) -> Callable[[tuple[Any, ...]], bool] | None:
+    """By key path, which Python numbers in these roots patterns cover.
+
+    A recording asks for the first path of a number. One in an object that is reached again may be meant by another.
+    """
+    test = tester(patterns, names)
+    if test is None:
+        return None
+    graphdef = _core.record(roots, names, flags, None, False, shapes, test)[1]
+    if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
+        return test
+    covering, rows = Covering(graphdef, names), graphdef.instructions()
+    covered = {pc for pattern in patterns for pc in covering.of(pattern).statics if type(rows[pc][3]) in _NUMBERS}
+    again = {place_name(rows[pc][0], names) for pc in covered}
+    return (lambda path: test(path) or place_name(path, names) in again) if again else test
 
 
 def flat_function(

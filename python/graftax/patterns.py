@@ -273,6 +273,7 @@ class Cover(NamedTuple):
     """What a pattern covers of a structure."""
 
     leaves: set[int]  # the instructions of leaves
+    statics: set[int]  # and those of statics
     anything: bool  # does it mean a place, or one that something empty may have later?
 
 
@@ -287,7 +288,8 @@ class Covering:
     def __init__(self, graphdef: _core.GraphDef, names: Sequence[str]) -> None:
         self.names = names
         code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
-        self._ops, _, self._args, self._next, tracks = list(zip(*code, strict=True))[:5]
+        columns: list[tuple[int, ...]] = list(zip(*code, strict=True))[:5] or [()] * 5
+        self._ops, _, self._args, self._next, tracks = columns
         self._entries: list[Any] = []
         self._none: set[int] = set()  # where None stands
         for pc, (path, op, _, value) in enumerate(graphdef.instructions()):
@@ -308,7 +310,8 @@ class Covering:
     def of(self, pattern: Pattern, roots: Container[int] | None = None) -> Cover:
         """What a pattern covers, in some roots or in all. A node is visited once with each position in the pattern."""
         leaves: set[int] = set()
-        anything = False
+        statics: set[int] = set()
+        anything = pattern.ends(pattern.start)
         ops, args, after, entries, below = self._ops, self._args, self._next, self._entries, pattern.below
         done: dict[int, Places] = {}
         stack = self._roots(pattern, roots)
@@ -326,6 +329,8 @@ class Covering:
                 if ends and pc < at < after[pc]:  # what something is in is not below it
                     continue
             if ops[pc] != _NODE:
+                if ends:
+                    statics.add(pc)
                 anything = anything or (pc in self._none and pattern.waits(places))
                 continue
             known = done.get(pc)
@@ -341,7 +346,7 @@ class Covering:
                 if there:
                     stack.append((child, there))
                 child = after[child]
-        return Cover(leaves, anything)
+        return Cover(leaves, statics, anything)
 
     def _roots(self, pattern: Pattern, roots: Container[int] | None) -> list[tuple[int, Places]]:
         found: list[tuple[int, Places]] = []
