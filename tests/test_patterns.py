@@ -353,6 +353,8 @@ def test_a_pattern_that_means_nothing_is_an_error_that_names_what_is_near(option
             ".w is an attribute, [w] a key."
         )
     for pattern in ("**[momnets]", "**.w"):
+        with pytest.raises(graftax.StructureError, match="means nothing that is there"):
+            graftax.jit(f, **{option: pattern}, check=True)(state)
         with pytest.raises(ValueError, match="means nothing that is there"):
             graftax.jit(f, **{option: pattern}).lower(state)
         with pytest.raises(ValueError, match="means nothing that is there"):

@@ -425,7 +425,7 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
     """One flag a place of a leaf: do the patterns of `donate=` or `dynamic=` cover it?
 
     Raises:
-        ValueError: where a pattern means nothing that is there: spelt wrong, it would have no effect without a word.
+        StructureError: where a pattern means nothing that is there. Spelt wrong, it would have no effect.
     """
     patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
     covering = Covering(graphdef, names)
@@ -440,7 +440,7 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
                 there = [path for path, op, _, value in rows if op == "static" and type(value) in _NUMBERS]
                 what = "no static number"
             paths = nearest(pattern.text, (place_name(path, names) for path in there)) or what
-            raise ValueError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
+            raise StructureError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
         covered |= cover.leaves
     return [pc in covered for pc in covering.leaves]
 
