@@ -137,15 +137,21 @@ void Recorder::add_value(PyObject* obj) {
   if (!stack_.empty()) stack_.back().closed = false;
 }
 
-// The path of the value being visited: the steps of every open node.
-std::string Recorder::open_path() const {
-  std::string path = here();
+// The steps that lead to the value being visited, from every open node.
+std::vector<Step> Recorder::open_steps() const {
+  std::vector<Step> steps;
   for (const Frame& f : stack_) {
     Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key(), {}};
     if (s.base == Base::function && s.stage == Cursor::Stage::items)
       s.key = code_item_name(PyFunction_GET_CODE(f.cursor.object()), s.index);
-    if (f.cursor.started()) path += step_text(s);
+    if (f.cursor.started()) steps.push_back(std::move(s));
   }
+  return steps;
+}
+
+std::string Recorder::open_path() const {
+  std::string path = here();
+  for (const Step& s : open_steps()) path += step_text(s);
   return path;
 }
 
@@ -153,7 +159,10 @@ bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& b
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
   if (below.in_dynamic) return true;
   if (!options_.dynamic || below.in_function) return false;
-  Owned answer = own(PyObject_CallFunction(options_.dynamic, "s", open_path().c_str()));
+  std::vector<Step> steps = open_steps();
+  bool several = options_.root_names && PyTuple_GET_SIZE(options_.root_names) > 1;
+  Owned path = path_of_steps(several ? root_ : NONE, steps);
+  Owned answer = own(PyObject_CallOneArg(options_.dynamic, path.get()));
   return answer.get() == Py_True;
 }
 

@@ -7,6 +7,7 @@
 
 #include "graphdef.h"
 #include "identity.h"
+#include "path.h"
 
 namespace graftax {
 
@@ -32,7 +33,7 @@ struct RecordOptions {
   const Inputs* inputs = nullptr;          // set for an Outcome
   bool aliases = false;                    // one array in two places is one leaf
   bool shapes = false;                     // a ShapeDtypeStruct is a leaf
-  PyObject* dynamic = nullptr;             // path -> is the Python number there traced?
+  PyObject* dynamic = nullptr;             // key path -> is the Python number there traced?
   bool everything = false;                 // every value that is no node is a leaf, refused ones too
 };
 
@@ -87,6 +88,7 @@ class Recorder {
   void add_value(PyObject* obj);
   bool is_value(PyObject* obj, const Kind& kind) const;
   bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
+  std::vector<Step> open_steps() const;
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);
   void mark();

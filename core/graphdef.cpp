@@ -406,6 +406,10 @@ void bind_graphdef(nb::module_& m) {
       .def("_alive", [](const GraphDef& g) { return !is_dead(g.program); })
       .def_prop_ro("num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
       .def_prop_ro("num_nodes", &num_nodes, "The number of nodes and leaves, as in JAX; a node that is met again counts once.")
+      .def_prop_ro("_shares", [](const GraphDef& g) {
+        return std::any_of(g.program.code.begin(), g.program.code.end(),
+                           [](const Instr& n) { return n.op == Op::ref || n.op == Op::same; });
+      })
       .def_prop_ro("_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
                    nb::sig("def _layout(self) -> tuple[Any, ...] | None"))
       .def("_static_change", [](const GraphDef& a, const GraphDef& b) -> nb::object {

@@ -62,15 +62,7 @@ void walk(const Program& p, Visit visit) {
 }
 
 Owned path_tuple(const Program& p, uint32_t root, std::vector<Step>& steps) {
-  auto n = static_cast<Py_ssize_t>(steps.size()), first = Py_ssize_t{p.roots > 1};
-  Owned out = own(PyTuple_New(first + n));
-  if (first) PyTuple_SET_ITEM(out.get(), 0, check(PyLong_FromUnsignedLong(root)));
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    Step& s = steps[static_cast<size_t>(i)];
-    if (!s.entry) s.entry = key_entry(s);
-    PyTuple_SET_ITEM(out.get(), first + i, Py_NewRef(s.entry.get()));
-  }
-  return out;
+  return path_of_steps(p.roots > 1 ? root : NONE, steps);
 }
 
 // The steps that lead down to `pc`, found by skipping subtrees.
@@ -133,6 +125,18 @@ std::string step_text(const Step& s) {
   if (s.key) return "[" + short_repr(s.key) + "]";
   if (s.base == Base::registered) return "[<flat index " + std::to_string(s.index) + ">]";
   return "[" + std::to_string(s.index) + "]";
+}
+
+Owned path_of_steps(uint32_t root, std::vector<Step>& steps) {
+  auto n = static_cast<Py_ssize_t>(steps.size()), first = Py_ssize_t{root != NONE};
+  Owned out = own(PyTuple_New(first + n));
+  if (first) PyTuple_SET_ITEM(out.get(), 0, check(PyLong_FromUnsignedLong(root)));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    Step& s = steps[static_cast<size_t>(i)];
+    if (!s.entry) s.entry = key_entry(s);
+    PyTuple_SET_ITEM(out.get(), first + i, Py_NewRef(s.entry.get()));
+  }
+  return out;
 }
 
 Owned path_of(const Program& p, uint32_t pc) {

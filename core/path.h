@@ -18,6 +18,8 @@ struct Step {
 Owned key_entry(const Step& step);         // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
 std::string step_text(const Step& step);   // "[0]", "['a']", ".w"
 
+// The key path of these steps; `root` is the root's number, or NONE where there is one root.
+Owned path_of_steps(uint32_t root, std::vector<Step>& steps);
 // The key path of instruction `pc` (a tuple of JAX key entries; with several roots the first is the root's number).
 Owned path_of(const Program& program, uint32_t pc);
 std::string path_text(const Program& program, uint32_t pc, PyObject* root_names);

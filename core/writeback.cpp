@@ -561,7 +561,7 @@ void bind_writeback(nb::module_& m) {
         new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags), aliases, shapes, dynamic.is_none() ? nullptr : dynamic.ptr());
       }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"), nb::arg("aliases"), nb::arg("shapes"), nb::arg("dynamic").none(),
            nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], "
-                   "aliases: bool, shapes: bool, dynamic: Callable[[str], bool] | None) -> None"))
+                   "aliases: bool, shapes: bool, dynamic: Callable[[tuple[Any, ...]], bool] | None) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),

@@ -263,7 +263,7 @@ if hasattr(jax, "new_ref"):
 
 
 def test_traced_numbers_agree():
-    run = checked(lambda x, n, m: (x * n, n + 1, m["k"]), dynamic=["n", "m.k"])
+    run = checked(lambda x, n, m: (x * n, n + 1, m["k"]), dynamic=["n", "m[k]"])
     for n in (2, 3):
         assert run(f32(1), n, {"k": 0.5})[1] == n + 1
 

@@ -86,7 +86,8 @@ class Checked(Jitted[P, R]):
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-            return _core.record(roots[:count], names, flags, None, False, False, plan.dynamic_path)
+            dynamic = plan.dynamic_in(roots[:count], names, flags, False)
+            return _core.record(roots[:count], names, flags, None, False, False, dynamic)
 
         (one, first), (other, second) = flat(expected), flat(given)
         if first != second:
@@ -97,8 +98,12 @@ class Checked(Jitted[P, R]):
             ]
             if found:
                 self._fail(f"  {found[0]}")
-        for a, b, path in zip(one, other, leaf_names(first, names), strict=False):
-            found = _array_difference(a, b)
+        arrays: dict[str, list[Any]] = {}
+        for path, b in zip(leaf_names(second, names), other, strict=True):
+            arrays.setdefault(path, []).append(b)
+        for path, a in zip(leaf_names(first, names), one, strict=True):
+            there = arrays.get(path)  # a number is a leaf in one of them only
+            found = _array_difference(a, there.pop(0)) if there else None
             if found is not None:
                 self._fail(f"  {path}: expected {found[0]}, given {found[1]}")
 

@@ -51,6 +51,9 @@ class GraphDef:
         """
 
     @property
+    def _shares(self) -> bool: ...
+
+    @property
     def _layout(self) -> tuple[Any, ...] | None: ...
 
     def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None: ...
@@ -79,7 +82,7 @@ class GraphDef:
         One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the leaf's index, the static's value, the first path of the node met again, or what the node needs beside its children.
         """
 
-def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[str], bool] | None = None) -> tuple[list[Any], GraphDef]:
+def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[Any, ...]], bool] | None = None) -> tuple[list[Any], GraphDef]:
     """Walks the roots together and returns (leaves, GraphDef)."""
 
 def weaken(graphdef: GraphDef) -> GraphDef:
@@ -140,7 +143,7 @@ class Trace:
     One trace: the caller's graph rebuilt around tracers, and what became of it.
     """
 
-    def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], aliases: bool, shapes: bool, dynamic: Callable[[str], bool] | None) -> None: ...
+    def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], aliases: bool, shapes: bool, dynamic: Callable[[tuple[Any, ...]], bool] | None) -> None: ...
 
     def leaf_paths(self) -> list[str]: ...
 

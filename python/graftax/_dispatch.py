@@ -26,6 +26,7 @@ from ._errors import (
     GLOBAL_ASSIGNED,
     MUTATION_FORBIDDEN,
     NO_SHARDING,
+    NOWHERE,
     OF_A_TRACE,
     SHARDING_TOO_DEEP,
     ConcurrentChangeError,
@@ -38,11 +39,12 @@ from ._hosts import warn_of_copies
 from ._options import Options, split_patterns
 from ._signature import GlobalAssigned, Signature
 from .packed import is_array_of_handle, is_donated
-from .patterns import matcher
+from .patterns import Covering, Pattern, nearest, of_arguments, tester
 
 _NUMBERING = threading.Lock()
 _RUNNING = threading.local()
 _MANY = 32  # leaves
+_NUMBERS = (bool, int, float, complex)
 
 Layout = tuple[Any, ...]
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
@@ -70,9 +72,9 @@ class Plan:
         self.options = options
         self.on_trace = on_trace
         self.donate, patterns = split_patterns(options.donate)
-        self.donate_path = matcher(patterns) if patterns else None
+        self.donate_patterns = [of_arguments(text, name, "donate=") for text in patterns]
         self.dynamic, patterns = split_patterns(options.dynamic)
-        self.dynamic_path = matcher(patterns) if patterns else None
+        self.dynamic_patterns = [of_arguments(text, name, "dynamic=") for text in patterns]
 
     def record(
         self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False
@@ -80,15 +82,21 @@ class Plan:
         """(leaves, GraphDef, one name a root) of the roots of a call."""
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        aliases = self.donates(roots, layout)
-        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, self.dynamic_path)
+        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
+        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, dynamic)
         return leaves, graphdef, names
 
     def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
         names = self.signature.root_names(layout)
         flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        aliases = self.donates(roots, layout)
-        return _core.Trace(roots, names, flags, aliases, shapes, self.dynamic_path)
+        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
+        return _core.Trace(roots, names, flags, aliases, shapes, dynamic)
+
+    def dynamic_in(
+        self, roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+    ) -> Callable[[tuple[Any, ...]], bool] | None:
+        """By key path, which Python numbers in these roots are traced."""
+        return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it packed state, whose memory a call may use?"""
@@ -97,6 +105,25 @@ class Plan:
 
     def donates(self, roots: tuple[Any, ...], layout: Layout) -> bool:
         return self.options.donates or any(self.handles(roots, layout))
+
+
+def dynamic_in(
+    patterns: Sequence[Pattern], roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+) -> Callable[[tuple[Any, ...]], bool] | None:
+    """By key path, which Python numbers in these roots patterns cover.
+
+    A recording asks for the first path of a number. One in an object that is reached again may be meant by another.
+    """
+    test = tester(patterns, names)
+    if test is None:
+        return None
+    graphdef = _core.record(roots, names, flags, None, False, shapes, test)[1]
+    if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
+        return test
+    covering, rows = Covering(graphdef, names), graphdef.instructions()
+    covered = {pc for pattern in patterns for pc in covering.of(pattern).statics if type(rows[pc][3]) in _NUMBERS}
+    again = {place_name(rows[pc][0], names) for pc in covered}
+    return (lambda path: test(path) or place_name(path, names) in again) if again else test
 
 
 def flat_function(
@@ -352,6 +379,8 @@ def leaf_options(
     """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
     options, out = plan.options, dict[str, Any]()
     donated: list[bool] = []
+    if plan.dynamic_patterns:
+        covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
     donates = plan.donates(roots, layout)
     if donates or options.in_shardings is not None:
         one_root = len(plan.signature.root_names(layout)) == 1
@@ -378,17 +407,42 @@ def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef:
     """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
     whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
     names = plan.signature.root_names(layout)
+    places: list[tuple[int, tuple[Any, ...]]] = graphdef._leaf_places()  # pyright: ignore[reportPrivateUsage]
+    covered = covered_places(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(places)
     donated: dict[int, tuple[bool, str]] = {}
-    for leaf, path in graphdef._leaf_places():  # pyright: ignore[reportPrivateUsage]
+    for (leaf, path), is_covered in zip(places, covered, strict=True):
         name = place_name(path, names)
         root, below = (0, path) if len(names) == 1 else (path[0], path[1:])
-        flag = whole[root] or (handles[root] and is_array_of_handle(below))
-        flag = flag or (plan.donate_path is not None and plan.donate_path(name))
+        flag = is_covered or whole[root] or (handles[root] and is_array_of_handle(below))
         if donated.setdefault(leaf, (flag, name))[0] != flag:
             first, second = donated[leaf][1], name
             gone, kept = (second, first) if flag else (first, second)
             raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=gone, kept=kept))
     return [donated[i][0] for i in range(len(donated))]
+
+
+def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...], option: str) -> list[bool]:
+    """One flag a place of a leaf: do the patterns of `donate=` or `dynamic=` cover it?
+
+    Raises:
+        StructureError: where a pattern means nothing that is there. Spelt wrong, it would have no effect.
+    """
+    patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
+    covering = Covering(graphdef, names)
+    covered: set[int] = set()
+    for pattern in patterns:
+        cover = covering.of(pattern)
+        if not cover.anything:
+            rows = graphdef.instructions()
+            if option == "donate=":
+                there, what = [path for path, op, *_ in rows if op == "leaf"], "no array"
+            else:
+                there = [path for path, op, _, value in rows if op == "static" and type(value) in _NUMBERS]
+                what = "no static number"
+            paths = nearest(pattern.text, (place_name(path, names) for path in there)) or what
+            raise StructureError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
+        covered |= cover.leaves
+    return [pc in covered for pc in covering.leaves]
 
 
 def donated_roots(plan: Plan, layout: Layout) -> list[bool]:

@@ -109,6 +109,12 @@ SHARDING_TOO_DEEP = (
 )
 NO_SUCH_NAME = "{option}={which!r}: {name} has no argument {which!r}; it takes {names}.{hint}"
 NO_SUCH_POSITION = "{option}={which}: {name} has no positional argument {which}; it takes {count}."
+NO_PATTERN = "{text!r} is no pattern: it makes no sense from {rest!r} on. Write layers[*].w or **.w"
+EMPTY_PATTERN = "'' is no pattern: it is empty. Write layers[*].w, or '**', which covers everything"
+NOWHERE = (
+    "{name}: the pattern {pattern!r} of {option} means nothing that is there. There is: {paths}. Name one of these, or "
+    "what they are in, or leave the pattern out. .w is an attribute, [w] a key."
+)
 NOT_FOR = (
     "{option}={which!r}: {name} has no argument {root!r}, with which this pattern of key paths begins. It takes "
     "{names}."
@@ -239,7 +245,10 @@ NOT_PRIMALS = (
     "{name}: {option} is {given}. Both are tuples with one element for each positional argument: "
     "jvp(f, (x, y), (tangent_of_x, tangent_of_y))."
 )
-WRT_UNUSED = "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. There is: {paths}."
+WRT_UNUSED = (
+    "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. There is: {paths}. .w is an "
+    "attribute, [w] a key."
+)
 WRT_AND_ARGNUMS = (
     "{name}: argnums={argnums!r} and wrt={wrt!r} both say what to differentiate. Give one of them; wrt= takes "
     "positions, too."
@@ -397,6 +406,10 @@ NO_ENTRY = (
     "{name}: {option} says nothing of {path}. Add an entry for it; the last of several patterns can be '**', which "
     "covers what no other does."
 )
+NO_TEXT = (
+    "{name}: a dict for {option} as a whole has patterns of key paths as its keys, such as 'x' or '**.w', and "
+    "{given!r} is none. For one entry an argument, give a tuple."
+)
 ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
 OTHER_PARTS = (
     "{name}: {option} has {entry!r} for {path}: that {found}, and {path} does not. Give {what} for all of it, or one "
@@ -404,7 +417,7 @@ OTHER_PARTS = (
 )
 PATTERN_UNUSED = (
     "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
-    "them all (the first that covers a path counts). There is: {paths}."
+    "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
 TWO_ENTRIES = (
     "{name}: {one} and {other} are one array, in an object that is reached twice, and {option} gives {a} for the first "

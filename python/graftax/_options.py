@@ -97,9 +97,14 @@ def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
     return {"donate": (*chosen, *one_or_more(donate))}
 
 
+def is_path(which: int | str) -> bool:
+    """Is it a pattern of key paths (`state.opt`, `**.bias`), rather than a position or a name?"""
+    return isinstance(which, str) and not which.isidentifier()
+
+
 def split_patterns(chosen: Sequence[int | str]) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
-    """Positions and names of arguments apart from patterns of key paths (`state.opt`, `**.bias`)."""
-    patterns = tuple(c for c in chosen if isinstance(c, str) and not c.isidentifier())
+    """Positions and names of arguments apart from patterns of key paths."""
+    patterns = tuple(c for c in chosen if isinstance(c, str) and is_path(c))
     return tuple(c for c in chosen if c not in patterns), patterns
 
 

@@ -8,7 +8,6 @@ import dataclasses
 import dis
 import functools
 import inspect
-import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from . import _core
 from ._errors import GENERATOR, NO_SUCH_NAME, NO_SUCH_POSITION, NOT_FOR
 from .packed import close_handles, open_handles
+from .patterns import of_arguments
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 
@@ -210,13 +210,14 @@ class Signature:
                 raise ValueError(NO_SUCH_POSITION.format(option=option, which=w, name=name, count=count))
 
     def check_patterns(self, patterns: Sequence[str], option: str, name: str) -> None:
-        """Raises when a pattern of key paths begins with a name that no argument has."""
+        """Raises when a text is no pattern of key paths, or begins with a name that no argument has."""
         known = {*self.names, self.var_positional}
-        for pattern in patterns:
-            root = re.match(r"\w+(?=[.\[])", pattern)
-            if root and root[0] not in known and self.var_keyword is None:
+        for text in patterns:
+            root = of_arguments(text, name, f"{option}=").root
+            named = root is not None and not root.startswith(("closure ", "global "))
+            if named and root not in known and self.var_keyword is None:
                 names = ", ".join(self.names) or "none"
-                raise ValueError(NOT_FOR.format(option=option, which=pattern, name=name, root=root[0], names=names))
+                raise ValueError(NOT_FOR.format(option=option, which=text, name=name, root=root, names=names))
 
     def call(
         self,

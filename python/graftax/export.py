@@ -20,7 +20,7 @@ from ._aot import matched, own_copies
 from ._call import Jitted
 from ._compat import is_dimension
 from ._difference import describe, show
-from ._dispatch import Plan, build_entry, leaf_names
+from ._dispatch import Plan, build_entry, dynamic_in, leaf_names
 from ._errors import (
     BY_IDENTITY,
     CAPTURED_CHANGED,
@@ -39,7 +39,7 @@ from ._errors import (
 )
 from ._options import Options, split_patterns
 from .packed import PackLayout
-from .patterns import matcher
+from .patterns import of_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,9 +110,11 @@ class Exported(Generic[P, R]):
     __call__ = call
 
     def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-        flags, patterns = self._how
-        dynamic = matcher(patterns) if patterns else None
-        return _core.record(roots, _names(self._signature, layout), flags, layout, False, True, dynamic)
+        flags, texts = self._how
+        names = _names(self._signature, layout)
+        patterns = [of_arguments(text, self.name, "dynamic=") for text in texts]
+        dynamic = dynamic_in(patterns, roots, names, flags, True)
+        return _core.record(roots, names, flags, layout, False, True, dynamic)
 
     def serialize(self, vjp_order: int = 0) -> bytearray:
         """The exported function as bytes. Classes and functions in it are named, as in every pickle.
@@ -204,7 +206,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     _refuse_packed_shapes(plan.name, graphdef, names)
     flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
     how = (flags, split_patterns(options.dynamic)[1])
-    dynamic = plan.dynamic_path
+    dynamic = plan.dynamic_in(given, given_names, flags, True)
     own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, False, True, dynamic)
     leaf_at = _places(graphdef, range(skip, arguments))
 

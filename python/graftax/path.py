@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 from . import _core
 from ._compat import one_level_with_keys
 from ._errors import INSIDE_ANOTHER, NOT_MUTABLE, StructureError
-from .patterns import NAME, QUOTED, Pattern
+from .patterns import NAME, QUOTED, Pattern, unquoted
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
 
@@ -137,9 +137,10 @@ def _parsed(text: str, rest: str) -> Path:
     at = 0
     while at < len(rest):
         found = _ENTRY.match(rest, at)
-        if found is None or (at > 0 and found["first"] is not None):
+        entry = None if found is None or (at > 0 and found["first"] is not None) else _entry(found)
+        if found is None or entry is None:
             raise ValueError(f"{text!r} is no path: it makes no sense from {rest[at:]!r} on. Write layers[0].w")
-        entries.append(_entry(found))
+        entries.append(entry)
         at = found.end()
     return Path(entries)
 
@@ -150,7 +151,8 @@ def _entry(found: re.Match[str]) -> Any:
     if found["index"] is not None:
         return SequenceKey(int(found["index"]))
     if found["quoted"] is not None:
-        return DictKey(ast.literal_eval(found["quoted"]))
+        key = unquoted(found["quoted"])
+        return None if key is None else DictKey(key)
     if found["key"] is not None:
         return DictKey(_literal(found["key"]))
     return GetAttrKey(found["name"] if found["name"] is not None else found["first"])

@@ -4,38 +4,75 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from . import _core
+from ._errors import EMPTY_PATTERN, NO_PATTERN
+
 # A name: the cell of a function's free variable has one with brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be left out here, too
+
+_KNOWN = 2000  # steps that a pattern remembers
+
+Places = frozenset[int]  # in a pattern: how many of its steps have been made
+
+
+class Root(NamedTuple):
+    """The first entry of a path that begins with an argument's name, which is neither an attribute nor a key."""
+
+    name: str
 
 
 class _Step(NamedTuple):
     """One step of a pattern. Kinds: any (`**`), name (`.x`), key (`[x]`), quoted (`['x']`), first (`x`)."""
 
     kind: str
+    literal: str | None  # its text, where no `*` is in it
     text: re.Pattern[str]
+    at_start: bool  # where a quoted key may be an argument's name: those of `**kwargs` need not be identifiers
+    whole: bool  # `*`: any name, key or index
+    no_text: bool  # it reads as a number, None, ...: a key that is a text has quotes then
 
     def fits(self, entry: Any) -> bool:
+        if isinstance(entry, Root):
+            return (self.kind == "first" or (self.kind == "quoted" and self.at_start)) and self._is(entry.name)
         if isinstance(entry, GetAttrKey):
-            return self.kind in ("name", "first") and self.text.fullmatch(entry.name) is not None
+            return self.kind in ("name", "first") and self._is(entry.name)
         if self.kind == "quoted":
-            return isinstance(entry, DictKey) and isinstance(entry.key, str) and bool(self.text.fullmatch(entry.key))
+            return isinstance(entry, DictKey) and isinstance(entry.key, str) and self._is(str(entry.key))
         if self.kind == "name" or not isinstance(entry, (DictKey, SequenceKey, FlattenedIndexKey)):
             return False
-        if isinstance(entry, FlattenedIndexKey) and self.text.fullmatch(f"<flat index {entry.key}>"):
+        if isinstance(entry, FlattenedIndexKey) and self._is(f"<flat index {entry.key}>"):
             return True
-        key = entry.idx if isinstance(entry, SequenceKey) else entry.key
-        return self.text.fullmatch(str(key)) is not None
+        key: Any = entry.idx if isinstance(entry, SequenceKey) else entry.key
+        if self.whole or isinstance(key, (str, int)):
+            return self.whole or (self._is(str(key)) and not (self.no_text and isinstance(key, str)))
+        return any(map(self._is, _texts(key)))
+
+    def _is(self, text: str) -> bool:
+        return self.whole or self.text.fullmatch(text) is not None
+
+
+def _texts(key: Any) -> list[str]:
+    """How a key may be written: as it is and as messages print it."""
+    try:
+        return [str(key), repr(key)]
+    except Exception:  # it cannot be named, but `*` covers it
+        return []
 
 
 _TOKEN = re.compile(
-    rf"\.?(?P<any>\*\*)(?=$|[.\[*])|\.(?P<name>{NAME})|\[(?P<quoted>{QUOTED})\]|\[(?P<key>[^\[\]]*)\]|(?P<first>[^.\[\]]+)"
+    rf"\.?(?P<any>\*\*)(?=$|[.\[*])|\.(?P<name>{_CELL}|{NAME})|\[(?P<quoted>{QUOTED})\]|\[(?P<key>[^\[\]]*)\]"
+    r"|(?P<first>[^.\[\]]+)"
 )
 
 
@@ -48,30 +85,36 @@ class Pattern:
     """A pattern, as steps: `*` in a step stands for any characters of one name, key or index, `**` for any steps.
 
     Args:
-        text: what comes first may be an attribute or a key; quotes around keys may be left out.
+        text: what comes first may be an attribute, a key or, in a path that has one, an argument's name; quotes around
+            keys may be left out where these read as nothing else (`[1]` is an index or the number, `['1']` the text).
 
     Raises:
         ValueError: where the text is no pattern.
     """
 
     def __init__(self, text: str) -> None:
+        self.text = text
         self.steps: list[_Step] = []
         at = 0
         while at < len(text):
             found = _TOKEN.match(text, at)
-            if (
-                found is None
-                or (found["first"] is not None and at > 0)
-                or "**" in (found["first"] or found["name"] or "")
-            ):
-                raise ValueError(
-                    f"{text!r} is no pattern: it makes no sense from {text[at:]!r} on. Write layers[*].w or **.w"
-                )
-            self.steps.append(_step(found))
+            step = None if found is None else _step(found)
+            if found is None or step is None:
+                raise ValueError(NO_PATTERN.format(text=text, rest=text[at:]))
+            self.steps.append(step)
             at = found.end()
         self.start = self.further({0})
+        self._end = frozenset({len(self.steps)})
+        self._count = len(self.steps)
+        self._known: dict[tuple[Places, Any, Any], Any] = {}  # what `after` found for names and indices
 
-    def further(self, places: Iterable[int]) -> frozenset[int]:
+    @property
+    def root(self) -> str | None:
+        """The argument with which it begins, where it names one."""
+        first = self.steps[0] if self.steps else None
+        return first.literal if first is not None and first.kind in ("first", "quoted") else None
+
+    def further(self, places: Iterable[int]) -> Places:
         """The same positions, and those that `**` leads to without a step."""
         out = set(places)
         for at in sorted(out):
@@ -80,8 +123,33 @@ class Pattern:
                 out.add(at)
         return frozenset(out)
 
-    def after(self, places: frozenset[int], entry: Any) -> frozenset[int]:
+    def after(self, places: Places, entry: Any) -> Places:
         """Where in the pattern one is, coming from `places`, after a step of a path."""
+        kind = type(entry)
+        if kind is GetAttrKey:
+            token = entry.name
+        elif kind is DictKey and type(entry.key) is str:
+            token = entry.key
+        elif kind is SequenceKey:
+            token = entry.idx if self._asks_for_index(places) else None
+        else:
+            return self._after(places, entry)
+        found = self._known.get((places, kind, token))
+        if found is None:
+            found = self._after(places, entry)
+            if len(self._known) < _KNOWN:
+                self._known[places, kind, token] = found
+        return found
+
+    def _asks_for_index(self, places: Places) -> bool:
+        known = self._known.get((places, None, None))
+        if known is None:
+            steps = (self.steps[at] for at in places if at < len(self.steps))
+            known = any(not step.whole and (step.literal is None or step.literal.isdigit()) for step in steps)
+            self._known[places, None, None] = known
+        return known
+
+    def _after(self, places: Places, entry: Any) -> Places:
         out: set[int] = set()
         for at in places:
             if at == len(self.steps):
@@ -93,8 +161,19 @@ class Pattern:
                 out.add(at + 1)
         return self.further(out) if out else frozenset()
 
-    def ends(self, places: frozenset[int]) -> bool:
-        return len(self.steps) in places
+    def below(self, places: Places, entry: Any) -> Places:
+        """As `after`, of a pattern that covers what is below. A captured variable is its cell and what is in it."""
+        if self._count in places:
+            return self._end
+        after = self.after(places, entry)
+        return places | after if type(entry) is GetAttrKey and entry.name == "cell_contents" else after
+
+    def ends(self, places: Places) -> bool:
+        return self._count in places
+
+    def waits(self, places: Places) -> bool:
+        """Has the last step been spelt, rather than passed by `**`? Then the next one may be missing for now."""
+        return any(at > 0 and self.steps[at - 1].kind != "any" for at in places)
 
     def matches(self, path: Iterable[Any]) -> bool:
         """Does it mean this path?"""
@@ -103,37 +182,192 @@ class Pattern:
             places = self.after(places, entry)
         return self.ends(places)
 
+    def covers(self, path: Iterable[Any]) -> bool:
+        """Does it mean this path, or one that leads there?"""
+        places = self.start
+        for entry in path:
+            if not places or self.ends(places):
+                break
+            places = self.below(places, entry)
+        return self.ends(places)
 
-def _step(found: re.Match[str]) -> _Step:
+
+def _step(found: re.Match[str]) -> _Step | None:
     kind = cast(str, found.lastgroup)
+    text: str = found[kind]
+    at_start = found.start() == 0
     if kind == "quoted":
-        return _Step(kind, re.compile(re.escape(ast.literal_eval(found[kind])), re.DOTALL))
-    parts = [re.escape(part) for part in found[kind].split("*")]
-    return _Step(kind, re.compile(".*".join(parts), re.DOTALL))
+        key = unquoted(text)
+        return None if key is None else _Step(kind, key, re.compile(re.escape(key), re.DOTALL), at_start, False, False)
+    if (kind == "first" and not at_start) or (kind in ("first", "name") and "**" in text):
+        return None
+    if kind == "name" and re.fullmatch(_CELL, text):
+        text = "__closure__['" + text[len("__closure__[") : -1].strip("'\"") + "']"
+    literal = None if "*" in text else text
+    expression = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
+    return _Step(kind, literal, expression, at_start, set(text) == {"*"}, _is_literal(text))
 
 
-# ---- patterns for the texts of paths in messages
+def unquoted(text: str) -> str | None:
+    """A key without its quotes; None where these hold an escape that is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
 
-_PIECE = re.compile(r"\*\*|\*|[^*]+")
+
+def _is_literal(text: str) -> bool:
+    """Does it read as a value that is no text: 1, None, (1, 2)?"""
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False
+    return True
 
 
-def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """A test of key paths as messages print them (`state.layers[0].w`, `params['w']`).
+# ---- patterns of what a function is called with: `state.opt`, `args[0][w]`, `closure model`
 
-    A pattern covers a path and everything below it. `*` stands for one name, key or index, `**` for any number of
-    steps: `model.layers[*].bias`, `**.bias`. Quotes around keys may be left out.
+
+@functools.lru_cache(maxsize=512)
+def of_arguments(text: str, name: str, option: str) -> Pattern:
+    """The pattern that an option of a call has.
+
+    Raises:
+        ValueError: where the text is no pattern; names the call and the option.
     """
-    parts = [_expression(pattern) for pattern in patterns]
-    if not parts:
-        return lambda path: False
-    compiled = re.compile(rf"(?:{'|'.join(parts)})(?:[.\[].*)?", re.DOTALL)
-    return lambda path: compiled.fullmatch(_bare(path)) is not None
+    try:
+        if not text:
+            raise ValueError(EMPTY_PATTERN)
+        return Pattern(text)
+    except ValueError as error:
+        raise ValueError(f"{name}, {option}: {error}") from None
 
 
-def _bare(text: str) -> str:
-    return text.replace("'", "").replace('"', "")
+_NUMBERED = re.compile(r"(\w+)\[(\d+)\]")
 
 
-def _expression(pattern: str) -> str:
-    wild: dict[str, str] = {"**": r".*", "*": r"[^.\[\]]*"}
-    return "".join(wild[p] if p in wild else re.escape(p) for p in cast("list[str]", _PIECE.findall(_bare(pattern))))
+def root_entries(name: str) -> tuple[Any, ...]:
+    """The entries that a root's name stands for: `x`, `args[0]`, `closure n`."""
+    found = _NUMBERED.fullmatch(name)
+    return (Root(name),) if found is None else (Root(found[1]), SequenceKey(int(found[2])))
+
+
+def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[tuple[Any, ...]], bool] | None:
+    """Does one of the patterns cover a path? With several roots its first entry is the root's number."""
+    if not patterns:
+        return None
+    roots = [root_entries(name) for name in names]
+
+    def covers(path: tuple[Any, ...]) -> bool:
+        rooted = (*roots[0], *path) if len(roots) == 1 else (*roots[path[0]], *path[1:])
+        return any(pattern.covers(rooted) for pattern in patterns)
+
+    return covers
+
+
+_LEAF, _REF, _SAME, _NODE = 0, 2, 3, 4  # operations of a GraphDef's state
+_NO_TRACK = 2**32 - 1
+
+
+class Cover(NamedTuple):
+    """What a pattern covers of a structure."""
+
+    leaves: set[int]  # the instructions of leaves
+    statics: set[int]  # and those of statics
+    anything: bool  # does it mean a place, or one that something empty may have later?
+
+
+class Covering:
+    """A structure in which patterns are looked for, by whatever way a place is reached.
+
+    Args:
+        graphdef: the structure.
+        names: one name a root.
+    """
+
+    def __init__(self, graphdef: _core.GraphDef, names: Sequence[str]) -> None:
+        self.names = names
+        code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
+        columns: list[tuple[int, ...]] = list(zip(*code, strict=True))[:5] or [()] * 5
+        self._ops, _, self._args, self._next, tracks = columns
+        self._entries: list[Any] = []
+        self._none: set[int] = set()  # where None stands
+        for pc, (path, op, _, value) in enumerate(graphdef.instructions()):
+            self._entries.append(path[-1] if path else None)
+            if op == "static" and value is None:
+                self._none.add(pc)
+        self._at = {track: pc for pc, track in enumerate(tracks) if track != _NO_TRACK and self._ops[pc] == _NODE}
+
+    @property
+    def leaves(self) -> list[int]:
+        """The instructions of all leaves, in order: an array in two places may have two."""
+        return [pc for pc, op in enumerate(self._ops) if op == _LEAF]
+
+    def leaf(self, pc: int) -> int:
+        """Which leaf the instruction of one is."""
+        return self._args[pc]
+
+    def of(self, pattern: Pattern, roots: Container[int] | None = None) -> Cover:
+        """What a pattern covers, in some roots or in all. A node is visited once with each position in the pattern."""
+        leaves: set[int] = set()
+        statics: set[int] = set()
+        anything = pattern.ends(pattern.start)
+        ops, args, after, entries, below = self._ops, self._args, self._next, self._entries, pattern.below
+        done: dict[int, Places] = {}
+        stack = self._roots(pattern, roots)
+        while stack:
+            pc, places = stack.pop()
+            ends = pattern.ends(places)
+            anything = anything or ends
+            op = ops[pc]
+            if op == _LEAF:
+                if ends:
+                    leaves.add(pc)
+                continue
+            if op in (_REF, _SAME):
+                at, pc = pc, self._at[args[pc]] if op == _REF else args[pc]
+                if ends and pc < at < after[pc]:  # what something is in is not below it
+                    continue
+            if ops[pc] != _NODE:
+                if ends:
+                    statics.add(pc)
+                anything = anything or (pc in self._none and pattern.waits(places))
+                continue
+            known = done.get(pc)
+            places = places if known is None else places - known
+            if not places:
+                continue
+            done[pc] = places if known is None else known | places
+            child, end = pc + 1, after[pc]
+            if child == end:
+                anything = anything or pattern.waits(places)
+            while child < end:
+                there = below(places, entries[child])
+                if there:
+                    stack.append((child, there))
+                child = after[child]
+        return Cover(leaves, statics, anything)
+
+    def _roots(self, pattern: Pattern, roots: Container[int] | None) -> list[tuple[int, Places]]:
+        found: list[tuple[int, Places]] = []
+        pc = 0
+        for number, name in enumerate(self.names):
+            if roots is None or number in roots:
+                places = pattern.start
+                for entry in root_entries(name):
+                    places = pattern.below(places, entry)
+                if places:
+                    found.append((pc, places))
+            pc = self._next[pc]
+        return found
+
+
+_NAMES = 500  # that a message looks through for one that is close
+
+
+def nearest(pattern: str, names: Iterable[str]) -> str:
+    """Some names for a message, those that are spelt like the pattern first; empty where there are none."""
+    known = list(dict.fromkeys(itertools.islice(names, _NAMES)))
+    close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
+    close += [name for name in known if name not in close]
+    return ", ".join(close[:6]) + ", ..." * (len(close) > 6)

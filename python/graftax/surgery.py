@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +29,7 @@ from ._errors import (
 from ._trees import short_text
 from .compare import leaf_difference, node_difference
 from .path import Graph, Path, open_node
-from .patterns import is_pattern
+from .patterns import is_pattern, nearest
 
 T = TypeVar("T")
 
@@ -427,11 +426,10 @@ def _matching(graph: Graph, pattern: str | Path) -> list[int]:
         return [graph.place_of(pattern)]
     found = graph.matching(pattern)
     if not found:
-        names = [str(graph.path(place)) for place in range(1, min(len(graph.rows), 200))]
-        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:5]
-        near_text = f"It has {', '.join(near)}{', ...' if len(graph.rows) - 1 > len(near) else ''}."
+        near = nearest(pattern, (str(graph.path(place)) for place in range(1, len(graph.rows))))
+        text = f"It has {near}." if near else "It has no parts."
         cls = type(graph.rows[0].value).__qualname__
-        raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=near_text if near else "It has no parts."))
+        raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=text))
     return found
 
 

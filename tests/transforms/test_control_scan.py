@@ -189,6 +189,17 @@ def test_two_objects_that_change_places_are_where_the_loop_puts_them():
         assert ys.tolist() == [0, 1, 0][:length]
 
 
+def test_a_number_under_a_key_that_messages_cut_short_is_traced_when_it_changes():
+    key = "k" * 200
+
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry[key] += 1
+        return carry, x
+
+    carry, _ = graftax.scan(step, {key: 0}, jnp.arange(3))
+    assert carry[key] == 3
+
+
 def test_a_number_of_the_carry_that_changes_is_traced_and_one_that_stays_is_not():
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         carry["n"] += 1

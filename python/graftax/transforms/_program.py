@@ -65,7 +65,7 @@ class Program:
         keywords: keyword arguments of each of them.
         mutation: "propagate", "error" or "discard", as in `graftax.jit`.
         captured: False for transforms by value, where closures and globals are as in JAX.
-        dynamic: by key path, which Python numbers are traced.
+        dynamic: by key path, as messages print it, which Python numbers are traced.
         static: positions of operands that must hold no array.
         shapes: nothing will run: `jax.ShapeDtypeStruct` may stand in place of arrays.
     """
@@ -88,7 +88,7 @@ class Program:
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
-        self._keywords, self._dynamic = tuple(keywords), dynamic
+        self._keywords, self._traced = tuple(keywords), dynamic
         declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
         self._flags = [int(i in declared) for i in range(self.operands)]
         self._parts = [self._part(function, captured) for function in functions]
@@ -156,6 +156,11 @@ class Program:
             count = len(marks)
             operands = (named.get(id(mark), old) for mark, old in zip(marks, self.names[:count], strict=True))
             self.names = (*operands, *self.names[count:])
+
+    @property
+    def _dynamic(self) -> Callable[[tuple[Any, ...]], bool] | None:
+        traced, names = self._traced, self.names
+        return None if traced is None else lambda path: traced(place_name(path, names))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -17,21 +16,28 @@ from .._errors import (
     AMBIGUOUS_ENTRY,
     ENTRY_TOO_DEEP,
     NO_ENTRY,
+    NO_TEXT,
     NOT_AN_ENTRY,
     OTHER_PARTS,
     PATTERN_UNUSED,
     TWO_ENTRIES,
     StructureError,
 )
-from ..patterns import matcher
+from ..patterns import Pattern, Places, nearest, of_arguments, root_entries
 
 _LEAF, _REF, _NODE = 0, 2, 4  # operations of a GraphDef's state
 _NO_TRACK = 2**32 - 1
 UNKNOWN = object()
-_FIRST_KEY = re.compile(r"^\[([^\]]*)\]")
 
 # A place in the walk: the place above, and the instruction that leads here.
 _Chain = tuple["_Chain | None", int]
+
+
+class Here(NamedTuple):
+    """A place, spelled where somebody asks."""
+
+    text: Callable[[], str]  # as messages print it
+    entries: Callable[[], Sequence[Any]]  # the key entries from the name of an argument on
 
 
 class Entries(NamedTuple):
@@ -43,6 +49,12 @@ class Entries(NamedTuple):
     nothing: Any  # the entry of what is not mapped
     is_entry: Callable[[Any], bool]
     canonical: Callable[[Any, Any], Any]  # (entry, leaf): equal for entries that mean the same
+
+    def text(self, pattern: Any) -> str:
+        """The text of a pattern, which a key of a specification of all arguments has to be."""
+        if not isinstance(pattern, str):
+            raise TypeError(NO_TEXT.format(name=self.name, option=self.option, given=pattern))
+        return pattern
 
     def check(self, entry: Any, path: str) -> Any:
         if not self.is_entry(entry):
@@ -56,7 +68,7 @@ class Entries(NamedTuple):
         if spec is None or self.is_entry(spec):
             return Constant(self, spec)
         if names and isinstance(spec, dict):
-            return Patterns(self, cast("dict[Any, Any]", spec), "")
+            return Patterns.of(self, cast("dict[Any, Any]", spec))
         if isinstance(spec, (types.FunctionType, types.MethodType, functools.partial)):
             return ByLeaf(self, cast("Callable[[Any], Any]", spec))
         return Prefix(self, spec)
@@ -65,8 +77,6 @@ class Entries(NamedTuple):
 class Rule:
     """Says what the leaves below a node are given."""
 
-    by_name = False  # does it need the path's text?
-
     def __init__(self, entries: Entries, memo: Any) -> None:
         self.entries, self.memo = entries, memo
 
@@ -74,7 +84,11 @@ class Rule:
         """The rule for the child at `key`."""
         return self
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+    def enter(self, root: str) -> Rule:
+        """The rule for the argument of this name."""
+        return self
+
+    def entry(self, leaf: Any, here: Here) -> Any:
         """The entry of a leaf; UNKNOWN where there is none."""
         raise NotImplementedError
 
@@ -82,7 +96,7 @@ class Rule:
 class Silent(Rule):
     """Says nothing: there may be no arrays below."""
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+    def entry(self, leaf: Any, here: Here) -> Any:
         return UNKNOWN
 
 
@@ -93,8 +107,8 @@ class Constant(Rule):
         super().__init__(entries, ("constant", value))
         self.value = value
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
-        return self.value if self.entries.is_entry(self.value) else self.entries.check(self.value, path())
+    def entry(self, leaf: Any, here: Here) -> Any:
+        return self.value if self.entries.is_entry(self.value) else self.entries.check(self.value, here.text())
 
 
 class ByLeaf(Rule):
@@ -104,8 +118,8 @@ class ByLeaf(Rule):
         super().__init__(entries, ("function", id(function)))
         self.function = function
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
-        return self.entries.check(self.function(leaf), path())
+    def entry(self, leaf: Any, here: Here) -> Any:
+        return self.entries.check(self.function(leaf), here.text())
 
 
 class Prefix(Rule):
@@ -115,25 +129,25 @@ class Prefix(Rule):
         super().__init__(entries, ("prefix", id(spec)))
         self.spec = spec
 
-    def opened(self, children: Sequence[Any], cls: type, path: str) -> Rule:
+    def opened(self, children: Sequence[Any], cls: type, here: Here) -> Rule:
         """The rule that this is at a node of a class, whose children have these plain keys."""
         spec = self.spec
         if isinstance(spec, dict):
             mapping = cast("dict[Any, Any]", spec)
             strange = [key for key in mapping if key not in children]
             if strange and all(isinstance(key, str) for key in mapping):
-                return Patterns(self.entries, mapping, path)
+                return Patterns.of(self.entries, mapping, here)
             if strange:
-                raise self._misfit(OTHER_PARTS, path, f"has {', '.join(map(repr, strange))}")
+                raise self._misfit(OTHER_PARTS, here, f"has {', '.join(map(repr, strange))}")
         elif isinstance(spec, (tuple, list)):
             parts = len(cast("Sequence[Any]", spec))
             if hasattr(cast("Any", spec), "_fields"):
                 if cls is not type(cast("Any", spec)):
-                    raise self._misfit(OTHER_PARTS, path, f"is a {type(cast('Any', spec)).__qualname__}")
+                    raise self._misfit(OTHER_PARTS, here, f"is a {type(cast('Any', spec)).__qualname__}")
             elif parts != len([key for key in children if isinstance(key, int)]):
-                raise self._misfit(OTHER_PARTS, path, f"has {parts} parts")
+                raise self._misfit(OTHER_PARTS, here, f"has {parts} parts")
         elif cls is not type(spec):
-            return ByLeaf(self.entries, self._function(path))
+            return ByLeaf(self.entries, self._function(here))
         return self
 
     def step(self, key: Any) -> Rule:
@@ -147,58 +161,95 @@ class Prefix(Rule):
         except (LookupError, AttributeError, TypeError):
             return Silent(self.entries, "silent")
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+    def entry(self, leaf: Any, here: Here) -> Any:
         if isinstance(self.spec, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.spec)):
-            return Patterns(self.entries, cast("dict[Any, Any]", self.spec), path()).entry(leaf, path)
+            return Patterns.of(self.entries, cast("dict[Any, Any]", self.spec), here).entry(leaf, here)
         if isinstance(self.spec, (tuple, list, dict)):
-            raise self._misfit(ENTRY_TOO_DEEP, path())
-        return self.entries.check(self._function(path())(leaf), path())
+            raise self._misfit(ENTRY_TOO_DEEP, here)
+        return self.entries.check(self._function(here)(leaf), here.text())
 
-    def _function(self, path: str) -> Callable[[Any], Any]:
+    def _function(self, here: Here) -> Callable[[Any], Any]:
         if not callable(self.spec):
-            self.entries.check(self.spec, path)
+            self.entries.check(self.spec, here.text())
         return self.spec
 
-    def _misfit(self, message: str, path: str, found: str = "") -> StructureError:
+    def _misfit(self, message: str, here: Here, found: str = "") -> StructureError:
         name, option, what = self.entries.name, self.entries.option, self.entries.what
         return StructureError(
-            message.format(name=name, option=option, what=what, entry=self.spec, path=path, found=found)
+            message.format(name=name, option=option, what=what, entry=self.spec, path=here.text(), found=found)
         )
+
+
+class _Choice(NamedTuple):
+    """One pattern of several, and what is so where it covers a leaf."""
+
+    pattern: Pattern
+    rule: Rule
+
+
+class _Use:
+    """What became of several patterns, by number."""
+
+    def __init__(self) -> None:
+        self.decided: set[int] = set()  # of some array
+        self.arrays: set[int] = set()  # it covers an array
+        self.others: set[int] = set()  # it covers a place that holds no array
 
 
 class Patterns(Rule):
     """Patterns of key paths: the first that covers a leaf decides."""
 
-    by_name = True
+    def __init__(self, entries: Entries, choices: tuple[_Choice, ...], use: _Use, places: tuple[Places, ...]) -> None:
+        super().__init__(entries, ("patterns", id(use), places))
+        self.choices, self.use = choices, use
+        self._places = places  # where in each of the patterns one is here
 
-    def __init__(self, entries: Entries, patterns: dict[Any, Any], base: str) -> None:
-        super().__init__(entries, ("patterns", id(patterns), base))
-        self.base = base
-        self.patterns = [(p, matcher([p]), entries.rule(value)) for p, value in patterns.items()]
-        self.used: set[str] = set()
-        self.met: list[str] = []  # paths of arrays
+    @staticmethod
+    def of(entries: Entries, patterns: dict[Any, Any], here: Here | None = None) -> Patterns:
+        """The rule at a node, below which the patterns begin, if not with the name of an argument."""
+        texts = [entries.text(pattern) for pattern in patterns]
+        choices = [
+            _Choice(of_arguments(text, entries.name, entries.option), entries.rule(value))
+            for text, value in zip(texts, patterns.values(), strict=True)
+        ]
+        rule = Patterns(entries, tuple(choices), _Use(), tuple(c.pattern.start for c in choices))
+        if here is None:
+            return rule
+        whole = functools.reduce(Patterns.step, here.entries(), rule)
+        both = (below | above for below, above in zip(rule._places, whole._places, strict=True))
+        return Patterns(entries, rule.choices, rule.use, tuple(both))
 
-    def covers(self, test: Callable[[str], bool], path: str) -> bool:
-        if test(path) or not self.base:
-            return test(path)
-        below = path.removeprefix(self.base).lstrip(".")
-        return test(below) or test(_FIRST_KEY.sub(r"\1", below))
+    def step(self, key: Any) -> Patterns:
+        pairs = zip(self.choices, self._places, strict=True)
+        below = (choice.pattern.below(places, key) if places else places for choice, places in pairs)
+        return Patterns(self.entries, self.choices, self.use, tuple(below))
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
-        text = path()
-        self.met.append(text)
-        for pattern, test, rule in self.patterns:
-            if self.covers(test, text):
-                self.used.add(pattern)
-                return rule.entry(leaf, path)
-        return UNKNOWN
+    def enter(self, root: str) -> Patterns:
+        return functools.reduce(Patterns.step, root_entries(root), self)
 
-    def unused(self, others: Sequence[str]) -> str | None:
-        """A pattern that covers nothing, or only arrays that others decide about. `others` are paths of no array."""
-        for pattern, test, _ in self.patterns:
-            of_arrays = any(self.covers(test, path) for path in self.met)
-            if pattern not in self.used and (of_arrays or not any(self.covers(test, path) for path in others)):
-                return pattern
+    @property
+    def _covering(self) -> list[int]:
+        """The patterns that cover this place, by number."""
+        pairs = zip(self.choices, self._places, strict=True)
+        return [i for i, (choice, places) in enumerate(pairs) if choice.pattern.ends(places)]
+
+    def entry(self, leaf: Any, here: Here) -> Any:
+        covering = self._covering
+        self.use.arrays.update(covering)
+        if not covering:
+            return UNKNOWN
+        self.use.decided.add(covering[0])
+        return self.choices[covering[0]].rule.entry(leaf, here)
+
+    def note(self) -> None:
+        """Here is something that is no array."""
+        self.use.others.update(self._covering)
+
+    def unused(self) -> str | None:
+        """A pattern that covers nothing, or only arrays that others decide about."""
+        for i, (pattern, _) in enumerate(self.choices):
+            if i not in self.use.decided and (i in self.use.arrays or i not in self.use.others):
+                return pattern.text
         return None
 
 
@@ -232,7 +283,7 @@ class Spread:
         self._roots: dict[int, int] = {}
         self._found: dict[int, tuple[Any, _Chain]] = {}
         self._visits: dict[int, list[tuple[Rule, _Chain]]] = {}
-        self._named: list[Patterns] = []
+        self._patterns: dict[int, Patterns] = {}
         self._met: set[Any] = set()
         self._parts: dict[int, dict[tuple[Any, Any], int]] = {}
         self._nothing = rules[0].entries.nothing if rules else None
@@ -240,8 +291,7 @@ class Spread:
         pc = 0
         for number, rule in enumerate(rules):
             self._roots[pc] = number
-            self._name(rule)
-            self._walk(pc, rule)
+            self._walk(pc, rule.enter(names[number]))
             pc = self._code[pc][3]
         self._check_patterns()
         self.entries: list[Any] = [self._found[i][0] for i in range(len(leaves))]
@@ -252,28 +302,30 @@ class Spread:
         while todo:
             pc, rule, chain = todo.pop()
             op, _, arg, after, track, *_ = self._code[pc]
+            if isinstance(rule, Patterns):
+                self._patterns[id(rule.use)] = rule
+                if op != _LEAF:
+                    rule.note()
             if op == _LEAF:
                 self._give(arg, rule, chain)
                 continue
             if op == _REF:
-                if rule.by_name and (root, pc, rule.memo) in visited:
-                    continue
-                visited.add((root, pc, rule.memo))
                 pc = self._at[arg]
                 op, _, arg, after, track, *_ = self._code[pc]
-            if op != _NODE or (not rule.by_name and (pc, rule.memo) in visited):
+            if op != _NODE or (pc, rule.memo) in visited:
                 continue
             visited.add((pc, rule.memo))
             children = list(self._children(pc, after))
             if isinstance(rule, Prefix):
                 keys = [plain_key(self._keys[child]) for child in children]
-                rule = rule.opened(keys, self._code[pc][11], self.name(chain))
-            self._name(rule)
+                rule = rule.opened(keys, self._code[pc][11], self._here(chain))
+                if isinstance(rule, Patterns):
+                    self._patterns[id(rule.use)] = rule
+                    rule.note()
             if track != _NO_TRACK:
                 self._visits.setdefault(track, []).append((rule, chain))
             for child in reversed(children):
-                below = rule.step(self._keys[child]) if isinstance(rule, Prefix) else rule
-                todo.append((child, below, (chain, child)))
+                todo.append((child, rule.step(self._keys[child]), (chain, child)))
 
     def _children(self, pc: int, after: int) -> Any:
         child = pc + 1
@@ -287,7 +339,7 @@ class Spread:
         return [path[-1] if path else None for path, *_ in self.graphdef.instructions()]
 
     def _give(self, leaf: int, rule: Rule, chain: _Chain) -> None:
-        value = rule.entry(self.leaves[leaf], lambda: self.name(chain))
+        value = rule.entry(self.leaves[leaf], self._here(chain))
         entries = rule.entries
         if value is UNKNOWN:
             raise StructureError(NO_ENTRY.format(name=entries.name, option=entries.option, path=self.name(chain)))
@@ -299,32 +351,36 @@ class Spread:
                 TWO_ENTRIES.format(name=entries.name, option=entries.option, one=one, other=other, a=known, b=value)
             )
 
-    def _name(self, rule: Rule) -> None:
-        if isinstance(rule, Patterns) and rule not in self._named:
-            self._named.append(rule)
-
     def _check_patterns(self) -> None:
-        if not self._named:
-            return
-        others = [place_name(path, self._names) for path, op, *_ in self.graphdef.instructions() if op != "leaf"]
-        for rule in self._named:
-            unused = rule.unused(others)
+        for rule in self._patterns.values():
+            unused = rule.unused()
             if unused is not None:
                 entries = rule.entries
-                some = ", ".join(rule.met[:4])
+                there = nearest(unused, (self.name(chain) for _, chain in self._found.values())) or "no array"
                 raise ValueError(
-                    PATTERN_UNUSED.format(name=entries.name, option=entries.option, pattern=unused, paths=some)
+                    PATTERN_UNUSED.format(name=entries.name, option=entries.option, pattern=unused, paths=there)
                 )
 
-    def name(self, chain: _Chain) -> str:
-        """The text of a place."""
+    def _here(self, chain: _Chain) -> Here:
+        def entries() -> Sequence[Any]:
+            root, keys = self._spelled(chain)
+            return (*root_entries(self._names[root]), *keys)
+
+        return Here(lambda: self.name(chain), entries)
+
+    def _spelled(self, chain: _Chain) -> tuple[int, list[Any]]:
+        """(the root, the key entries below it) of a place."""
         steps: list[int] = []
         at: _Chain | None = chain
         while at is not None:
             steps.append(at[1])
             at = at[0]
         root = self._roots[steps.pop()]
-        keys = [self._keys[pc] for pc in reversed(steps)]
+        return root, [self._keys[pc] for pc in reversed(steps)]
+
+    def name(self, chain: _Chain) -> str:
+        """The text of a place."""
+        root, keys = self._spelled(chain)
         return place_name((root, *keys) if len(self._names) > 1 else tuple(keys), self._names)
 
     def path(self, leaf: int) -> str:
@@ -398,7 +454,8 @@ class Spread:
             rule = rule.step(key)
         if isinstance(rule, Prefix):
             return UNKNOWN
-        return rule.entry(leaf, lambda: place_name(path, (self.name(chain),)))
+        here = Here(lambda: place_name(path, (self.name(chain),)), lambda: (*self._here(chain).entries(), *path))
+        return rule.entry(leaf, here)
 
     def _around(self, chain: _Chain | None) -> list[Any]:
         """The entries of the leaves of the nearest node around that has any: those that are mapped, if some are."""

@@ -25,9 +25,10 @@ from .._errors import (
     WRT_TYPE,
     WRT_UNUSED,
 )
-from ..patterns import matcher
+from .._options import is_path
+from ..patterns import Covering, nearest, of_arguments
 from ._program import Program, name_of, wraps
-from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing, some
+from ._tangents import Shape, fitting, is_inexact, is_key, is_nothing
 
 Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -201,17 +202,13 @@ def program_by(
         return program
     types = (float, complex, int, bool) if allow_int else (float, complex)
     given = [*args, *kwargs.values()]
-    at = [i for i in {program.operand(w) for w in by if not is_pattern(w)} if type(given[i]) in types]
+    at = [i for i in {program.operand(w) for w in by if not is_path(w)} if type(given[i]) in types]
     if not at:
         return program
     for i in at:
         given[i] = jnp.asarray(given[i])
     count = len(args)
     return make(name, [fun], given[:count], dict(zip(kwargs, given[count:], strict=True)))
-
-
-def is_pattern(which: int | str) -> bool:
-    return isinstance(which, str) and not which.isidentifier()
 
 
 def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
@@ -236,42 +233,47 @@ def choose(
     wanted, single = chosen_by(program.name, argnums, wrt)
     if wrt is not None and not callable(wrt) and argnums != 0:
         raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
-    patterns = [w for w in wanted if isinstance(w, str) and is_pattern(w)]
+    patterns = [w for w in wanted if isinstance(w, str) and is_path(w)]
     roots = [program.operand(w) for w in wanted if w not in patterns]
     if len(set(roots)) != len(roots):
         raise ValueError(WRT_TWICE.format(name=program.name, wrt=wanted))
     below = program.below(roots)
-    matched: dict[int, int] = {}  # leaf, and the operand in which it stands
-    if patterns:
-        matches = matcher(patterns)
-        places = enumerate(program.places)
-        matched = {i: place.root for i, place in places if place.root < program.operands and matches(place.name)}
-        _refuse_unused(program, patterns, allow_int)
+    usable = [i for i, leaf in enumerate(program.leaves) if is_inexact(leaf) or (allow_int and not is_key(leaf))]
+    covered = _covered(program, patterns, set(usable)) if patterns else {}
     leaves: list[int] = []
-    for i, leaf in enumerate(program.leaves):
-        if not (i in below or i in matched) or (predicate is not None and not predicate(leaf)):
+    for i in usable:
+        if not (i in below or i in covered) or (predicate is not None and not predicate(program.leaves[i])):
             continue
-        if is_inexact(leaf) or (allow_int and not is_key(leaf)):
-            leaves.append(i)
-            if i not in below and matched[i] not in roots:
-                roots.append(matched[i])
+        leaves.append(i)
+    matched = {root for i in leaves for root in covered.get(i, ())}
+    roots += sorted(matched.difference(roots))
     if not leaves and not allow_none:
         where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
 
-def _refuse_unused(program: Program, patterns: Sequence[str], allow_int: bool) -> None:
-    """Each pattern has to choose something: a name that is spelt wrong would be left out without a word."""
-    names = [
-        place.name
-        for leaf, place in zip(program.leaves, program.places, strict=True)
-        if place.root < program.operands and (is_inexact(leaf) or (allow_int and not is_key(leaf)))
-    ]
-    for pattern in patterns:
-        if not any(matcher([pattern])(name) for name in names):
-            text = WRT_UNUSED.format(name=program.name, pattern=pattern, paths=some(names) or "no array")
-            raise ValueError(text)
+def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dict[int, set[int]]:
+    """The leaves that patterns cover, and for each the operands in which they do.
+
+    Raises:
+        ValueError: where a pattern chooses nothing: a name that is spelt wrong would be left out without a word.
+    """
+    covering = Covering(program.graphdef, program.names)
+    found: dict[int, set[int]] = {}
+    for text in patterns:
+        pattern = of_arguments(text, program.name, "wrt=")
+        missed = True
+        for root in range(program.operands):
+            for at in covering.of(pattern, (root,)).leaves:
+                leaf = covering.leaf(at)
+                found.setdefault(leaf, set()).add(root)
+                missed = missed and leaf not in usable
+        if missed:
+            places = (place for i, place in enumerate(program.places) if i in usable)
+            there = nearest(text, (p.name for p in places if p.root < program.operands)) or "no array"
+            raise ValueError(WRT_UNUSED.format(name=program.name, pattern=text, paths=there))
+    return found
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:

@@ -402,7 +402,11 @@ def _plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: _Slices, r
     ys = ys[::-1] if reverse else ys
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
     if changing:  # numbers that the steps change: a compiled loop traces them
-        ys = [_core.record((_core.unflatten(g, y),), ("y",), [0], None, dynamic=changing.__contains__) for y, g in ys]
+
+        def changes(path: tuple[Any, ...]) -> bool:
+            return place_name(path, ("y",)) in changing
+
+        ys = [_core.record((_core.unflatten(g, y),), ("y",), [0], None, dynamic=changes) for y, g in ys]
     for _, graphdef in ys:
         if graphdef != ys[0][1]:
             text = describe(ys[0][1], graphdef, ("y",))

@@ -38,7 +38,7 @@ from .._errors import (
 )
 from ..packed import Packed
 from ._program import Program, name_of, wraps
-from ._specs import UNKNOWN, Constant, Entries, Rule, Spread
+from ._specs import UNKNOWN, Constant, Entries, Here, Rule, Spread
 from .autodiff import named
 
 _RESULT = "result"
@@ -262,7 +262,7 @@ class _Outputs:
                 name, entry = self._spread.written(tracks[root - 1], path, leaf)
             else:
                 name = _RESULT + keystr(path)
-                entry = whole.at(path) if whole is not None else rule.entry(leaf, lambda: _RESULT)
+                entry = whole.at(path) if whole is not None else rule.entry(leaf, Here(lambda: _RESULT, tuple))
             of = self._program.untouched.get(i)
             if of is not None and not self._same(entry, self._spread.entries[of], leaf):
                 of = None
@@ -442,7 +442,7 @@ class _OwnSharding(Rule):
         self._manual = manual
         self._known = {id(leaf) for leaf in leaves}
 
-    def entry(self, leaf: Any, path: Callable[[], str]) -> Any:
+    def entry(self, leaf: Any, here: Here) -> Any:
         if id(leaf) not in self._known:  # new: it has the spec of what is around it
             return UNKNOWN
         spec = jax.typeof(leaf).sharding.spec
@@ -452,7 +452,7 @@ class _OwnSharding(Rule):
             kept = tuple(axis for axis in axes if axis in self._manual)
             if kept != axes[: len(kept)]:
                 text = ", ".join(map(repr, sorted(self._manual, key=str)))
-                raise ValueError(PARTS_INFERRED.format(name=self.entries.name, path=path(), spec=spec, names=text))
+                raise ValueError(PARTS_INFERRED.format(name=self.entries.name, path=here.text(), spec=spec, names=text))
             parts.append(kept if isinstance(part, tuple) and kept else kept[0] if kept else None)
         return spec if tuple(parts) == tuple(spec) else PartitionSpec(*parts)
 
