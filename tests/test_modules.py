@@ -518,6 +518,17 @@ def test_empty_slots_and_attributes_beside_the_fields():
             TypeError,
             "leave out static= and dynamic=",
         ),
+        (
+            lambda: graftax.register(type("X", (), {}), flatten=len, unflatten=len, names="ab"),
+            TypeError,
+            r"give a list of names: \['ab'\]",
+        ),
+        (
+            lambda: graftax.register(type("X", (), {}), flatten=len, unflatten=len, names=["a", "a"]),
+            TypeError,
+            "a different text for each child",
+        ),
+        (lambda: graftax.register(type("X", (), {}), names=["a"]), TypeError, "names= names the children of flatten="),
         (lambda: graftax.register(type("X", (), {}), static="ab"), TypeError, r"give a list of names: \['ab'\]"),
         (
             lambda: graftax.register(dataclasses.make_dataclass("D", ["w"]), static=["v"]),
@@ -538,6 +549,44 @@ def test_a_subclass_of_list_with_its_own_flatten():
     graftax.register(Items, flatten=lambda x: (tuple(x), len(x)), unflatten=lambda _, children: Items(children))
     assert jax.tree.map(lambda x: x + 1, Items([1, 2])) == [2, 3]
     assert graftax.jit(lambda x: x)(Items([f32(1)]))[0] == 1
+
+
+def pair_of_arrays(names: Any) -> Any:
+    class Pair:
+        def __init__(self, first: Any, second: Any) -> None:
+            self.first, self.second = first, second
+
+    flatten = lambda p: (iter((p.first, p.second)), None)
+    graftax.register(Pair, flatten=flatten, unflatten=lambda _, children: Pair(*children), names=names)
+    return Pair
+
+
+def test_children_of_a_flatten_function_go_by_the_names_given():
+    pair = pair_of_arrays(name for name in ("first", "second"))([f32(1)], f32(2))
+    for tree in (jax.tree_util, graftax.tree):
+        paths = [tree.keystr(path) for path, _ in tree.tree_leaves_with_path({"p": pair})]
+        assert paths == ["['p'].first[0]", "['p'].second"]
+        assert tree.tree_map(lambda x: x + 1, pair).second == 3
+    leaves, graphdef = graftax.flatten({"p": pair})
+    assert [jax.tree_util.keystr(path) for path in graphdef.leaf_paths()] == ["['p'].first[0]", "['p'].second"]
+    assert [repr(path) for path in graftax.to_dict(pair) if "_" not in repr(path)] == ["obj.first[0]", "obj.second"]
+    assert graftax.at(pair)[lambda p: p.second].set(5).second == 5 and graftax.at(pair)["second"].get() is pair.second
+    assert graftax.unflatten(graphdef, leaves)["p"].first[0] is pair.first[0]
+    with pytest.raises(ValueError, match=r"\.first: expected list of length 1, found list of length 0"):
+        graftax.tree.map(lambda a, b: a, pair, type(pair)([], 2))
+    by_number = pair_of_arrays(None)([f32(1)], f32(2))
+    for tree in (jax.tree_util, graftax.tree):
+        paths = [tree.keystr(path) for path, _ in tree.tree_leaves_with_path(by_number)]
+        assert paths == ["[<flat index 0>][0]", "[<flat index 1>]"]
+    assert jax.tree_util.keystr(graftax.flatten(by_number)[1].leaf_paths()[1]) == "[<flat index 1>]"
+
+
+def test_as_many_names_as_children():
+    pair = pair_of_arrays(["first"])(1, 2)
+    assert jax.tree.leaves(pair) == [1, 2]
+    for tree in (jax.tree_util, graftax.tree):
+        with pytest.raises(ValueError, match=r"register\(.*Pair.* names 1 children \('first'\), and flatten gave 2"):
+            tree.tree_leaves_with_path(pair)
 
 
 def test_field():

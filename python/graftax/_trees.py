@@ -11,6 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+import jax
 from jax import tree_util
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
@@ -313,7 +314,8 @@ def describe_value(value: Any) -> str:
         return _shape_text(type(value), level[1], len(level[0]))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
-        return f"{type(value).__name__} {dtype}[{','.join(map(str, shape))}]"
+        text = f"{dtype}[{', '.join(map(str, shape))}]"
+        return text if isinstance(value, jax.Array) else f"{type(value).__qualname__} {text}"
     return f"{type(value).__qualname__} {short_text(value)}"
 
 

@@ -62,7 +62,7 @@ class Description(NamedTuple):
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity
-    order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
+    order: tuple[str, ...] | None = None  # fields in the class's order; role registered: names of its children
     absent: Any = None  # a field with this value counts as not there
     expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
     by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
@@ -187,7 +187,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
-        return Description("registered", is_frozen(cls))
+        return Description("registered", is_frozen(cls), order=child_names.get(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
@@ -218,7 +218,9 @@ def describe(obj: Any, solid: type) -> Description:
 
 
 _STATIC_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()
-by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()  # given to `register`
+# What was given to `register`: classes without a flatten, and the names of the children of those with one.
+by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()
+child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 def register_static(cls: type) -> type:
