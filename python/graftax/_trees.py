@@ -30,7 +30,7 @@ from ._compat import (
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
-from .registry import dict_key
+from .registry import dict_key, layouts
 
 # What the core reads here besides the functions below.
 __all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_first", "open_with_keys"]
@@ -54,6 +54,8 @@ class TreeDescription(NamedTuple):
     absent: Any = None  # stands for a field that is not there
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
     with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked
+    # Node: says what flatten and unflatten do with an instance that has attributes of these names.
+    layout: Callable[[tuple[str, ...]], Any] | None = None
 
 
 def describe(cls: Any) -> TreeDescription:
@@ -79,7 +81,14 @@ def describe(cls: Any) -> TreeDescription:
         children, others = names
         order = _order_of_init(cls, (*children, *others))
         return TreeDescription("fields", flatten, unflatten, children, others, order)
-    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten))
+    layout = layouts.get(cls) if _is_its_dict(cls) else None
+    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten), layout=layout)
+
+
+def _is_its_dict(cls: Any) -> bool:
+    """Does `__dict__` of an instance give what the instance holds, and nothing of the class's own?"""
+    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return isinstance(found, types.GetSetDescriptorType) and cls.__getattribute__ is object.__getattribute__
 
 
 def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:

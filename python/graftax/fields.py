@@ -18,7 +18,7 @@ from . import _core
 from ._compat import is_tree_node
 from ._errors import REGISTERED_ALREADY, REGISTERED_CHILDREN, REGISTERED_ITEMS, REGISTERED_NAMES
 from .marks import Static
-from .registry import Description, by_fields, child_names, is_frozen
+from .registry import Description, by_fields, child_names, is_frozen, layouts
 
 C = TypeVar("C", bound=type)
 
@@ -134,6 +134,8 @@ def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[s
     given[cls] = fields
     tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
     order = _names(cls) or None
+    if not fields.slots:
+        layouts[cls] = fields.layout
     by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
     _core.forget_kind(cls)
     return cls
@@ -207,7 +209,7 @@ class _Fields:
         self._declared = _names(cls)
         bases = [base for base in reversed(cls.__mro__)]
         found = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
-        self._slots = {name: member for name, member in found}
+        self.slots = {name: member for name, member in found}
         self.some = bool(self.static) or dynamic is not None
         # Which of the names are children, by all the names that an instance has.
         self._plans: dict[tuple[str, ...], _Plan] = {}
@@ -231,18 +233,29 @@ class _Fields:
         plan, others = (aux.plan, aux.values) if isinstance(aux, _Aux) else (aux, ())
         values = dict(zip((*plan.children, *plan.others), (*children, *others), strict=True))
         for name in plan.names:
-            if name in self._slots:
-                self._slots[name].__set__(obj, values[name])
+            if name in self.slots:
+                self.slots[name].__set__(obj, values[name])
             else:
                 obj.__dict__[name] = values[name]
         return obj
 
+    def layout(self, given: tuple[str, ...]) -> tuple[Any, ...]:
+        """What `flatten` and `unflatten` do with an instance that has these attributes, in this order.
+
+        Returns:
+            (aux data where nothing is static, class of the aux data where something is, key entries of the children;
+            numbers of the names that are children, of the others, and in which order both are assigned).
+        """
+        plan = self._plan(dict.fromkeys(given))
+        children, others = (tuple(map(given.index, names)) for names in (plan.children, plan.others))
+        return plan, _Aux, plan.keys, children, others, tuple(map((*plan.children, *plan.others).index, plan.names))
+
     def _values(self, obj: Any) -> dict[str, Any]:
         values: dict[str, Any] = getattr(obj, "__dict__", {})
-        if not self._slots:
+        if not self.slots:
             return values
         values = dict(values)
-        for name, member in self._slots.items():
+        for name, member in self.slots.items():
             if name != "__weakref__" and name != "__dict__":
                 try:
                     values[name] = member.__get__(obj)
