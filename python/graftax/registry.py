@@ -46,6 +46,8 @@ from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
 from .packed import Packed, PackLayout
 
+C = TypeVar("C", bound=type)
+
 
 class Description(NamedTuple):
     """How the core is to treat one type.
@@ -224,7 +226,7 @@ child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyD
 layouts: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
 
 
-def register_static(cls: type) -> type:
+def register_static(cls: C) -> C:
     """Makes every instance of a class one static value, which is never opened.
 
     Instances are compared with the class's own `__eq__` and `__hash__`, or by identity where it has none; a change in
