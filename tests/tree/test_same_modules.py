@@ -329,7 +329,8 @@ def test_trees_that_do_not_match_are_named():
     with pytest.raises(ValueError, match=r"name='b'.*name='a'"):
         tree.map(lambda a, b: a, Named([1], "a"), Named([1], "b"))
     for one, other in ((Plain(1), Named(1)), (Plain(1), changed(Plain(1), d=2)), (Open(x=1, y=2), Open(y=1, x=2))):
-        both(lambda t, one=one, other=other: t.map(lambda a, b: a, one, other), ValueError)
+        with pytest.raises(ValueError, match="expected"):  # JAX 0.10 fails at its own message
+            tree.map(lambda a, b: a, one, other)
 
 
 def test_instances_do_not_outlive_a_walk():
