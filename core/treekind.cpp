@@ -70,11 +70,13 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     }
     kind->children = interned(at(3));
     if (at(9) != Py_None && type->tp_dictoffset != 0) {
-      _PyType_Lookup(type, runtime.tables);  // a type has no version before
-      kind->plans = std::make_shared<TreePlans>();
-      kind->plans->layout = Owned::borrow(at(9));
-      kind->by_version = true;
+      _PyType_Lookup(type, runtime.tables);  // a type has no version before; one that was changed too often, none any more
       kind->version = type->tp_version_tag;
+      kind->by_version = kind->version != 0;
+      if (kind->by_version) {
+        kind->plans = std::make_shared<TreePlans>();
+        kind->plans->layout = Owned::borrow(at(9));
+      }
     }
     return kind;
   }
