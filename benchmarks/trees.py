@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+import graftax
 import graftax.tree
 from benchmarks.rounds import interleave, median, ratios
 from benchmarks.table import Row
@@ -57,6 +58,15 @@ class Named(Registered):
         return cls(*items)
 
 
+class Module(graftax.Module):
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+    e: Any
+    size: int = graftax.field(static=True, default=3)
+
+
 def _chunks(leaves: list[Any], make: Callable[..., Any], size: int) -> list[Any]:
     return [make(*leaves[i : i + size]) for i in range(0, len(leaves), size)]
 
@@ -80,6 +90,7 @@ FORMS: dict[str, Callable[[list[Any]], Any]] = {
     "dataclasses of 5": lambda xs: _chunks(xs, Record, 5),
     "registered nodes of 5": lambda xs: _chunks(xs, Registered, 5),
     "registered, with names, of 5": lambda xs: _chunks(xs, Named, 5),
+    "graftax.Modules of 5": lambda xs: _chunks(xs, Module, 5),
 }
 
 if importlib.util.find_spec("equinox") is not None:
@@ -145,6 +156,7 @@ def _optree() -> Any:
         read = [(Registered, lambda r: (r.items, None, None), lambda _, xs: Registered(*xs))]
         read.append((Named, lambda r: (r.items, None, names), lambda _, xs: Named(*xs)))
         read.append((Record, lambda r: ([getattr(r, n) for n in names], None, names), lambda _, xs: Record(*xs)))
+        read.append((Module, lambda m: ([getattr(m, n) for n in names], m.size, names), lambda s, xs: Module(*xs, s)))
         if "eqx.Modules of 5" in FORMS:
             read.append((Layer, lambda m: ([getattr(m, n) for n in names], m.size, names), lambda s, xs: Layer(*xs, s)))
         for cls, flatten, unflatten in read:

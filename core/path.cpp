@@ -22,6 +22,7 @@ Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   bool keyed = own_keys && n.kind->base != Base::set;
   if (i < n.items && n.kind->base == Base::function)
     return {Cursor::Stage::items, n.kind->base, i, function_item_name(p, n, i), {}};
+  if (i < n.items && i < n.kind->item_names.size()) return named_item(*n.kind, i);
   if (i < n.items)
     return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
   i -= n.items;
@@ -80,6 +81,10 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 }
 
 }  // namespace
+
+Step named_item(const Kind& kind, Py_ssize_t i) {
+  return {Cursor::Stage::fields, kind.base, i, kind.item_names[static_cast<size_t>(i)], {}};
+}
 
 Owned key_entry(const Step& s) {
   static PyObject* sequence = key_class("SequenceKey");

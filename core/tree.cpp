@@ -6,6 +6,7 @@
 
 #include "treebuild.h"
 #include "treekeys.h"
+#include "treeplan.h"
 
 namespace graftax {
 
@@ -87,6 +88,19 @@ Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   return data;
 }
 
+// By plan, where there is one for this instance. With `entries`, also the key path entries of the children.
+template <class Sink>
+Owned open_by_plan(PyObject* obj, const TreeKind& kind, Sink& children, OwnedList* entries = nullptr) {
+  if (!kind.plans) return {};
+  PlannedValues values;
+  TreePlan* plan = plan_of(obj, kind, values);
+  if (!plan) return {};
+  for (uint32_t i : plan->children) children.push(values[i]);
+  for (Py_ssize_t i = 0; entries && i < PyTuple_GET_SIZE(plan->entries.get()); ++i)
+    entries->push(PyTuple_GET_ITEM(plan->entries.get(), i));
+  return planned_data(kind, *plan, values);
+}
+
 template <class Sink>
 void push_items(PyObject* obj, Sink& children) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(obj); ++i) children.push(PyTuple_GET_ITEM(obj, i));
@@ -129,7 +143,10 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
       return keys;
     }
     case Shape::fields: return open_fields(obj, kind, children);
-    case Shape::registered: return call_flatten(obj, kind, children);
+    case Shape::registered: {
+      Owned data = open_by_plan(obj, kind, children);
+      return data ? std::move(data) : call_flatten(obj, kind, children);
+    }
   }
   return {};
 }
@@ -267,7 +284,12 @@ class TreeWalk {
   template <class Sink>
   Owned open_named(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
     OwnedList entries, children;
-    Owned data = open_with_keys(obj, kind, entries, children);
+    Owned data = open_by_plan(obj, kind, sink, &entries);
+    if (data) {
+      named().push_back({node, std::move(entries)});
+      return data;
+    }
+    data = open_with_keys(obj, kind, entries, children);
     if (!data) return open_node(obj, kind, sink);
     for (size_t i = 0; i < children.size(); ++i) sink.push_stolen(Owned::steal(children.release(i)));
     if (kind.names != Names::flat) named().push_back({node, std::move(entries)});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "treebuild.h"
 
+#include "treeplan.h"
+
 namespace graftax {
 
 namespace {
@@ -75,6 +77,8 @@ Owned build_tree_node(const TreeNode& n, PyObject* const* items) {
     }
     case Shape::fields: return build_fields(n, items);
     case Shape::registered: {
+      if (n.kind->plans)
+        if (Owned made = build_by_plan(*n.kind, n.data, items, n.arity)) return made;
       Owned children = tuple_of(items, n.arity);
       return own(PyObject_CallFunctionObjArgs(n.kind->unflatten.get(), n.data, children.get(), nullptr));
     }

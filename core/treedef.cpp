@@ -262,6 +262,14 @@ void check_data(const TreeKind& kind, PyObject* data, size_t arity) {
                                            std::to_string(arity) + " children: " + (data ? short_repr(data) : "nothing"));
 }
 
+const TreeKind& kind_of_node_data(PyObject* pair) {
+  if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !PyType_Check(PyTuple_GET_ITEM(pair, 0)))
+    raise_error(PyExc_TypeError, "node data are a pair (type, data), or None for a leaf");
+  const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(pair, 0)));
+  if (!kind.is_node()) raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is no node type");
+  return kind;
+}
+
 TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable given) {
   std::vector<nb::object> parts;
   for (nb::handle child : given) parts.push_back(as_treedef(child));
@@ -271,11 +279,8 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
     out.tree.add_leaves(1, false);
     return out;
   }
-  if (!PyTuple_Check(data.ptr()) || PyTuple_GET_SIZE(data.ptr()) != 2 || !PyType_Check(PyTuple_GET_ITEM(data.ptr(), 0)))
-    raise_error(PyExc_TypeError, "node data are a pair (type, data), or None for a leaf");
   Walking walking;
-  const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(data.ptr(), 0)));
-  if (!kind.is_node()) raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is no node type");
+  const TreeKind& kind = kind_of_node_data(data.ptr());
   Owned kept = kept_data(kind, PyTuple_GET_ITEM(data.ptr(), 1));
   check_data(kind, kept.get(), parts.size());
   uint32_t node = out.tree.open(kind, static_cast<uint32_t>(parts.size()), kept.get());
@@ -310,44 +315,91 @@ nb::list state_of(const TreeDef& def) {
   return out;
 }
 
+[[noreturn]] void refuse_records() { raise_error(PyExc_ValueError, "this is no pickled tree structure"); }
+
+// A structure made of its records, given in pre-order.
+class FromRecords {
+ public:
+  void leaves(uint32_t count) {
+    if (done_ || count == 0 || (open_.empty() ? count != 1 : open_.back().second < count)) refuse_records();
+    out_.tree.add_leaves(count, run_);
+    run_ = true;
+    if (!open_.empty()) open_.back().second -= count;
+    close();
+  }
+  void node(const TreeKind& kind, uint32_t arity, PyObject* data) {
+    if (done_ || (!open_.empty() && open_.back().second == 0)) refuse_records();
+    bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
+    if (!empty || kind.shape == Shape::none) check_data(kind, data, arity);
+    if (!open_.empty()) --open_.back().second;
+    open_.emplace_back(out_.tree.open(kind, arity, empty ? nullptr : data), arity);
+    run_ = false;
+    close();
+  }
+  TreeDef take() {
+    if (!done_) refuse_records();
+    out_.tree.keep_kinds();
+    return std::move(out_);
+  }
+
+ private:
+  void close() {
+    while (!open_.empty() && open_.back().second == 0) {
+      out_.tree.close(open_.back().first);
+      open_.pop_back();
+      run_ = false;
+    }
+    done_ = open_.empty();
+  }
+
+  TreeDef out_;
+  std::vector<std::pair<uint32_t, uint32_t>> open_;  // record, children still to come
+  bool run_ = false, done_ = false;
+};
+
 TreeDef from_state(nb::list state) {
   Walking walking;
-  TreeDef out;
-  std::vector<std::pair<uint32_t, uint32_t>> open;  // record, children still to come
-  bool run = false, done = false;
-  auto bad = [] { raise_error(PyExc_ValueError, "this is no pickled tree structure"); };
+  FromRecords out;
   for (nb::handle h : state) {
-    if (done || !PyTuple_Check(h.ptr()) || PyTuple_GET_SIZE(h.ptr()) != 4) bad();
+    if (!PyTuple_Check(h.ptr()) || PyTuple_GET_SIZE(h.ptr()) != 4) refuse_records();
     auto shape = nb::cast<int>(h[0]);
     auto arity = nb::cast<uint32_t>(h[1]);
     PyObject *type = PyTuple_GET_ITEM(h.ptr(), 2), *data = PyTuple_GET_ITEM(h.ptr(), 3);
     if (shape == 0) {
-      if (arity == 0 || (open.empty() ? arity != 1 : open.back().second < arity)) bad();
-      out.tree.add_leaves(arity, run);
-      run = true;
-      if (!open.empty()) open.back().second -= arity;
-    } else {
-      if (!PyType_Check(type) || (!open.empty() && open.back().second == 0)) bad();
-      const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(type));
-      if (static_cast<int>(kind.shape) != shape)
-        raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
-      bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
-      Owned read = empty ? Owned() : with_mark(kind, data, true);
-      if (!empty) check_data(kind, read.get(), arity);
-      if (!open.empty()) --open.back().second;
-      open.emplace_back(out.tree.open(kind, arity, read.get()), arity);
-      run = false;
+      out.leaves(arity);
+      continue;
     }
-    while (!open.empty() && open.back().second == 0) {
-      out.tree.close(open.back().first);
-      open.pop_back();
-      run = false;
-    }
-    done = open.empty();
+    if (!PyType_Check(type)) refuse_records();
+    const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(type));
+    if (static_cast<int>(kind.shape) != shape)
+      raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
+    out.node(kind, arity, with_mark(kind, data, true).get());
   }
-  if (!done) bad();
-  out.tree.keep_kinds();
+  return out.take();
+}
+
+// (node data, number of children) of each record, in pre-order; of leaves: (None, how many stand side by side).
+nb::list records_of(const TreeDef& def) {
+  nb::list out;
+  for (const TreeNode& n : def.tree.nodes) out.append(nb::make_tuple(node_data(n), n.arity));
   return out;
+}
+
+TreeDef from_records(nb::list records) {
+  Walking walking;
+  FromRecords out;
+  for (nb::handle h : records) {
+    if (!PyTuple_Check(h.ptr()) || PyTuple_GET_SIZE(h.ptr()) != 2) refuse_records();
+    PyObject* data = PyTuple_GET_ITEM(h.ptr(), 0);
+    auto arity = nb::cast<uint32_t>(h[1]);
+    if (data == Py_None) {
+      out.leaves(arity);
+      continue;
+    }
+    const TreeKind& kind = kind_of_node_data(data);
+    out.node(kind, arity, kept_data(kind, PyTuple_GET_ITEM(data, 1)).get());
+  }
+  return out.take();
 }
 
 int treedef_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -415,6 +467,10 @@ void bind_treedef(nb::module_& m) {
         return nb::make_tuple(nb::borrow(runtime.trees).attr("treedef_from_state"), nb::make_tuple(state_of(d)));
       }, nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def_static("_from_state", &from_state, nb::arg("state"), nb::sig("def _from_state(state: list[Any]) -> PyTreeDef"))
+      .def("_records", &records_of, nb::sig("def _records(self) -> list[tuple[tuple[type, Any] | None, int]]"),
+           "(node data, number of children) of each node in pre-order; leaves side by side are one (None, number).")
+      .def_static("_from_records", &from_records, nb::arg("records"),
+                  nb::sig("def _from_records(records: list[tuple[tuple[type, Any] | None, int]]) -> PyTreeDef"))
       .def_prop_ro("num_leaves", [](const TreeDef& d) { return d.tree.leaves; })
       .def_prop_ro("num_nodes", [](const TreeDef& d) { return d.tree.num_nodes(); }, "Nodes and leaves.")
       .def("is_leaf", [](const TreeDef& d) { return d.tree.is_leaf(); }, "Is this the structure of one leaf?")

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "treeplan.h"
 
 namespace graftax {
 
@@ -36,7 +37,7 @@ bool found_in_dict(PyTypeObject* type, const TreeKind& kind) {
 }
 
 // Asks _trees.describe for (shape, flatten, unflatten, names of children, names of the rest, order of
-// assignment, absent value, number of attributes, flatten with keys).
+// assignment, absent value, number of attributes, flatten with keys, what gives the layout of instances).
 std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   auto kind = std::make_shared<TreeKind>();
   kind->type = type;
@@ -44,8 +45,8 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   Owned describe = own(PyObject_GetAttrString(runtime.trees, "describe"));
   Owned answer = own(PyObject_CallOneArg(describe.get(), cls));
   PyObject* a = answer.get();
-  if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 9)
-    raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of nine");
+  if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 10)
+    raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of ten");
   auto at = [a](Py_ssize_t i) { return PyTuple_GET_ITEM(a, i); };
   std::string shape = utf8(at(0));
   if (shape == "leaf") return kind;
@@ -68,6 +69,15 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
       return known;
     }
     kind->children = interned(at(3));
+    if (at(9) != Py_None && type->tp_dictoffset != 0) {
+      _PyType_Lookup(type, runtime.tables);  // a type has no version before; one that was changed too often, none any more
+      kind->version = type->tp_version_tag;
+      kind->by_version = kind->version != 0;
+      if (kind->by_version) {
+        kind->plans = std::make_shared<TreePlans>();
+        kind->plans->layout = Owned::borrow(at(9));
+      }
+    }
     return kind;
   }
   kind->shape = Shape::fields;
@@ -81,6 +91,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   if (PyErr_Occurred()) raise_python();
   // Where a field may be absent, it is the instance dictionary that says so.
   kind->in_dict = kind->absent ? type->tp_dictoffset != 0 : found_in_dict(type, *kind);
+  kind->by_version = true;
   kind->version = type->tp_version_tag;
   return kind;
 }

@@ -29,6 +29,8 @@ enum class Names : uint8_t {
 
 inline bool is_dict_shape(Shape s) { return s == Shape::dict || s == Shape::odict || s == Shape::defaultdict; }
 
+struct TreePlans;
+
 struct TreeKind : std::enable_shared_from_this<TreeKind> {
   Shape shape = Shape::leaf;
   PyTypeObject* type = nullptr;  // kept alive by JAX's registry, or by whoever holds a node of it
@@ -44,7 +46,9 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
   Owned no_data;                    // the data of a node that has none; absent ones come first: see `field_data`
   Py_ssize_t size = -1;             // attributes an instance has; with more of them it goes through `flatten`
   bool in_dict = false;             // the names are found in the instance dictionary, and nowhere before it
-  unsigned int version = 0;         // of the type, for which the above holds
+  std::shared_ptr<TreePlans> plans; // registered: how instances are read by attribute; null: by the functions only
+  bool by_version = false;          // the above holds for one version of the type
+  unsigned int version = 0;         // that one
   mutable std::vector<PyObject*> entries;  // key path entries of the children, once asked for; kept for ever
 
   bool is_node() const { return shape != Shape::leaf; }
@@ -54,7 +58,7 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
 // changed too often has no version any more.
 inline const TreeKind* known_tree_kind(PyTypeObject* type) {
   const TreeKind* kind = TypeTable<TreeKind>::find(type);
-  bool stale = kind && kind->shape == Shape::fields && (kind->version != type->tp_version_tag || kind->version == 0);
+  bool stale = kind && kind->by_version && (kind->version != type->tp_version_tag || kind->version == 0);
   return stale ? nullptr : kind;
 }
 

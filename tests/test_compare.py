@@ -184,7 +184,7 @@ def test_every_difference_is_found_and_nothing_below_one():
         "obj[a]: int 1 and int 2",
         "obj[b][1]: int 2 and int 5",
         "obj[b][2]: dict with the keys 'c' and list of length 1",
-        "obj[d]: ArrayImpl float32[2] np.float32(2.0) and np.float32(3.0) (1 of 2 elements differ, the first at [1])",
+        "obj[d]: float32[2] np.float32(2.0) and np.float32(3.0) (1 of 2 elements differ, the first at [1])",
         "obj[e]: tuple without and tuple with [2]",
     ]
     assert len(graftax.diff(one, other, limit=2)) == 2 and graftax.diff(one, one, limit=2) == []

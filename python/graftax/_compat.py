@@ -89,6 +89,89 @@ treedef_of_node: Any = getattr(PyTreeDef, "from_node_data_and_children", None) o
 )
 
 
+# (node data, number of children) of each node in pre-order; of leaves: (None, how many stand side by side).
+Records = list[tuple[tuple[type, Any] | None, int]]
+
+
+@functools.cache
+def _pickles_are_known() -> bool:
+    """Is a treedef pickled as a list of nodes from below, each a tuple that ends with its leaves and nodes?
+
+    Nothing public takes a deep treedef apart in linear time: each call of `children` copies what is below.
+    """
+    try:
+        sample = _tree_util.tree_structure(([0, None, {"a": 0}], (), _tree_util.Partial(len, (0,))))
+        registry, records = sample.__getstate__()
+        counts = [(r[1], *r[-2:]) for r in records]
+        leaf = (0, 1, 1)
+        below = [leaf, (0, 0, 1), leaf, (1, 1, 2), (3, 2, 5), (0, 0, 1), leaf, (1, 1, 2), (1, 1, 3), (0, 0, 1)]
+        known = counts == [*below, (2, 1, 5), (3, 3, 12)] and registry is _tree_util.default_registry
+        return known and _unpickled(_records_to_pickle(_records_of_pickle(records))) == sample
+    except Exception:
+        return False
+
+
+def _unpickled(records: list[Any]) -> Any:
+    treedef: Any = PyTreeDef.__new__(PyTreeDef)
+    treedef.__setstate__((_tree_util.default_registry, records))
+    return treedef
+
+
+def _records_of_pickle(pickled: list[Any]) -> Records:
+    leaf: Any = _tree_util.tree_structure(0).__getstate__()[1][0]
+    found: Records = []
+    stack = [len(pickled) - 1]
+    while stack:
+        place = stack.pop()
+        record = pickled[place]
+        if record == leaf:
+            found.append((None, 1))
+            continue
+        arity: int = record[1]
+        # What the numbers and fields in front mean, JAX says: of this node above leaves.
+        alone = _unpickled([leaf] * arity + [(*record[:-2], arity, arity + 1)])
+        found.append((alone.node_data(), arity))
+        child = place - 1
+        for _ in range(arity):
+            stack.append(child)
+            child -= pickled[child][-1]
+    return found
+
+
+def _records_to_pickle(records: Records) -> list[Any]:
+    leaf: Any = _tree_util.tree_structure(0)
+    of_leaf: Any = leaf.__getstate__()[1][0]
+    pickled: list[Any] = []
+    leaves = 0
+    open_: list[tuple[Any, int, int, int]] = []  # node data, arity; leaves and nodes before it
+    left: list[int] = [1]  # children that are still to come, of each open node
+    for data, arity in records:
+        if data is None:
+            pickled += [of_leaf] * arity
+            leaves += arity
+            left[-1] -= arity
+        else:
+            left[-1] -= 1
+            open_.append((data, arity, leaves, len(pickled)))
+            left.append(arity)
+        while open_ and left[-1] == 0:
+            left.pop()
+            data, arity, leaves_before, nodes_before = open_.pop()
+            alone = treedef_of_node(_tree_util.default_registry, data, [leaf] * arity).__getstate__()[1][-1]
+            pickled.append((*alone[:-2], leaves - leaves_before, len(pickled) - nodes_before + 1))
+    return pickled
+
+
+def treedef_records(treedef: Any) -> Records | None:
+    """What JAX's treedef consists of, in linear time; None where this version's pickles are not known."""
+    return _records_of_pickle(treedef.__getstate__()[1]) if _pickles_are_known() else None
+
+
+def treedef_of_records(records: Records) -> Any | None:
+    """JAX's treedef of these nodes, in linear time; None where this version's pickles are not known."""
+    return _unpickled(_records_to_pickle(records)) if _pickles_are_known() else None
+
+
 def tree_registry() -> Any:
     """JAX's dict from registered types to their functions: its size tells when another type was registered."""
     registry = getattr(_tree_util, "_registry", None)

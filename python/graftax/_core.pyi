@@ -203,6 +203,14 @@ class PyTreeDef:
     @staticmethod
     def _from_state(state: list[Any]) -> PyTreeDef: ...
 
+    def _records(self) -> list[tuple[tuple[type, Any] | None, int]]:
+        """
+        (node data, number of children) of each node in pre-order; leaves side by side are one (None, number).
+        """
+
+    @staticmethod
+    def _from_records(records: list[tuple[tuple[type, Any] | None, int]]) -> PyTreeDef: ...
+
     @property
     def num_leaves(self) -> int: ...
 

@@ -514,3 +514,7 @@ REGISTERED_ITEMS = (
     "{cls} holds items besides its attributes, which would be lost. "
     "Give register() flatten= and unflatten= that keep them."
 )
+REGISTERED_CHILDREN = (
+    "register({cls}, flatten=..., names=...) names {wanted} children ({names}), and flatten gave {count}. "
+    "Give a name for each child, or leave out names= where their number varies."
+)

@@ -11,15 +11,26 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+import jax
 from jax import tree_util
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
-from ._compat import data_fields, is_tree_node, names_function, open_first, tree_functions, treedef_of_node
+from ._compat import (
+    Records,
+    data_fields,
+    is_tree_node,
+    names_function,
+    open_first,
+    tree_functions,
+    treedef_of_node,
+    treedef_of_records,
+    treedef_records,
+)
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
 from ._errors import TREE_MISMATCH
-from .registry import dict_key
+from .registry import dict_key, layouts
 
 # What the core reads here besides the functions below.
 __all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_first", "open_with_keys"]
@@ -43,6 +54,8 @@ class TreeDescription(NamedTuple):
     absent: Any = None  # stands for a field that is not there
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
     with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked
+    # Node: says what flatten and unflatten do with an instance that has attributes of these names.
+    layout: Callable[[tuple[str, ...]], Any] | None = None
 
 
 def describe(cls: Any) -> TreeDescription:
@@ -68,7 +81,14 @@ def describe(cls: Any) -> TreeDescription:
         children, others = names
         order = _order_of_init(cls, (*children, *others))
         return TreeDescription("fields", flatten, unflatten, children, others, order)
-    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten))
+    layout = layouts.get(cls) if _is_its_dict(cls) else None
+    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten), layout=layout)
+
+
+def _is_its_dict(cls: Any) -> bool:
+    """Does `__dict__` of an instance give what the instance holds, and nothing of the class's own?"""
+    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return isinstance(found, types.GetSetDescriptorType) and cls.__getattribute__ is object.__getattribute__
 
 
 def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
@@ -118,18 +138,23 @@ def from_jax(treedef: Any) -> _core.PyTreeDef:
         return treedef
     if not isinstance(treedef, tree_util.PyTreeDef):
         raise TypeError(f"expected a treedef, got {type(treedef).__qualname__}: {treedef!r}")
-    return _rebuilt(treedef, _core.PyTreeDef.from_node_data_and_children)
+    records = treedef_records(treedef)
+    if records is None:
+        return _rebuilt(treedef, _core.PyTreeDef.from_node_data_and_children)
+    return _core.PyTreeDef._from_records(records)
 
 
 def to_jax(treedef: Any) -> Any:
     """The same structure as a treedef of `jax.tree`."""
     if isinstance(treedef, tree_util.PyTreeDef):
         return treedef
-    return _rebuilt(from_jax(treedef), treedef_of_node)
+    ours = from_jax(treedef)
+    theirs = treedef_of_records(ours._records())
+    return _rebuilt(ours, treedef_of_node) if theirs is None else theirs
 
 
 def _rebuilt(treedef: Any, make: Callable[..., Any]) -> Any:
-    """The structure made anew from below, with a stack of its own: it may be deep."""
+    """The structure made anew from below, by what is public: in time that grows with nodes times depth."""
     registry = tree_util.default_registry
     done: list[Any] = []
     stack: list[tuple[Any, Any, int]] = [(treedef, None, -1)]
@@ -148,18 +173,30 @@ def _rebuilt(treedef: Any, make: Callable[..., Any]) -> Any:
 
 def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
     """The tree of this structure whose nodes have the elements of the iterables in `tree` as their children."""
+    records = treedef._records()
     leaves: list[Any] = []
-    stack: list[tuple[_core.PyTreeDef, Any]] = [(treedef, tree)]
-    while stack:
-        wanted, given = stack.pop()
-        if wanted.is_leaf():
-            leaves.append(given)
+    stack: list[Any] = [tree]
+    for place, (data, arity) in enumerate(records):
+        if data is None:
+            leaves += [stack.pop() for _ in range(arity)]
             continue
-        children, elements = wanted.children(), list(given)
-        if len(elements) != len(children):
-            raise ValueError(f"expected an iterable of {len(children)} for {wanted}, got {short_text(given)}")
-        stack.extend(reversed(list(zip(children, elements, strict=True))))
+        given = stack.pop()
+        elements = list(given)
+        if len(elements) != arity:
+            wanted = _core.PyTreeDef._from_records(records[place : _after(records, place)])
+            raise ValueError(f"expected an iterable of {arity} for {wanted}, got {short_text(given)}")
+        stack.extend(reversed(elements))
     return treedef.unflatten(leaves)
+
+
+def _after(records: Records, place: int) -> int:
+    """The first record that is not below the one at `place`."""
+    left = 1  # nodes still to come
+    while left:
+        data, arity = records[place]
+        left += -arity if data is None else arity - 1
+        place += 1
+    return place
 
 
 def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
@@ -188,60 +225,77 @@ def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
 # ---- why a tree does not match
 
 
+# The last key entry of a path, and what comes before it. A path as a tuple is as long as the tree is deep.
+Way = tuple["Way", Any] | None
+
+
 class Difference(NamedTuple):
     """Where two structures part, and how: one line."""
 
-    path: tuple[Any, ...]
+    way: Way
     expected: str
     found: str
     more: str = ""
 
+    @property
+    def path(self) -> tuple[Any, ...]:
+        entries: list[Any] = []
+        way = self.way
+        while way is not None:
+            way, entry = way
+            entries.append(entry)
+        return tuple(reversed(entries))
 
-def differences(treedef: _core.PyTreeDef, tree: Any, path: tuple[Any, ...] = ()) -> list[Difference]:
+
+def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference]:
     """Every place where `tree` is not what `treedef` says; below such a place nothing more is looked for."""
+    records = treedef._records()
     found: list[Difference] = []
-    stack: list[tuple[_core.PyTreeDef, Any, tuple[Any, ...]]] = [(treedef, tree, path)]
-    while stack:
-        wanted, given, where = stack.pop()
-        node = wanted.node_data()
+    stack: list[tuple[Any, Way]] = [(tree, None)]
+    place = 0
+    while place < len(records):
+        node, arity = records[place]
         if node is None:
+            del stack[len(stack) - arity :]
+            place += 1
             continue
-        difference = _of_one_node(wanted, node, given, where)
-        if difference is not None:
-            found.append(difference)
+        given, way = stack.pop()
+        texts = _of_one_node(*node, arity, given)
+        if texts is not None:
+            found.append(Difference(way, *texts))
+            place = _after(records, place)
             continue
         pairs = _core.tree_one_level(given, with_keys=True)
         assert pairs is not None
-        children = zip(wanted.children(), pairs[0], strict=True)
-        stack.extend(reversed([(child, value, (*where, key)) for child, (key, value) in children]))
+        stack.extend(reversed([(child, (way, entry)) for entry, child in pairs[0]]))
+        place += 1
     return found
 
 
-def _of_one_node(
-    wanted: _core.PyTreeDef, node: tuple[type, Any], given: Any, where: tuple[Any, ...]
-) -> Difference | None:
-    cls, data = node
-    expected, found = _shape_text(cls, data, len(wanted.children())), describe_value(given)
+def _of_one_node(cls: type, data: Any, arity: int, given: Any) -> tuple[str, str, str] | None:
+    """What was expected in place of a node, what was found there, and a remark; None where it is what it has to be."""
+
+    def texts(more: str = "") -> tuple[str, str, str]:
+        return _shape_text(cls, data, arity), describe_value(given), more
+
     if type(given) is not cls:
-        more = ""
-        if cls is type(None):
-            more = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
-        return Difference(where, expected, found, more)
+        none = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
+        return texts(none if cls is type(None) else "")
     level = _core.tree_one_level(given)
     assert level is not None
     children, own = level
     if issubclass(cls, dict):
         wanted_keys, own_keys = _keys(cls, data), _keys(cls, own)
-        if set(wanted_keys) != set(own_keys):
+        known = set(wanted_keys)
+        if known != set(own_keys):
             missing = [k for k in wanted_keys if k not in given]
-            extra = [k for k in own_keys if k not in wanted_keys]
+            extra = [k for k in own_keys if k not in known]
             words = [f"missing {_listed(missing)}"] * bool(missing) + [f"not expected {_listed(extra)}"] * bool(extra)
-            return Difference(where, expected, found, "keys " + ", ".join(words))
-    if len(children) != len(wanted.children()):
-        return Difference(where, expected, found)
+            return texts("keys " + ", ".join(words))
+    if len(children) != arity:
+        return texts()
     if own is not data and not (own == data or (cls is dict and tuple(own) == tuple(data))):
-        more = f"its aux data are {short_text(own)}, and have to be {short_text(data)}"
-        return Difference(where, expected, found, more)
+        return texts(f"its aux data are {short_text(own)}, and have to be {short_text(data)}")
     return None
 
 
@@ -269,7 +323,8 @@ def describe_value(value: Any) -> str:
         return _shape_text(type(value), level[1], len(level[0]))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
-        return f"{type(value).__name__} {dtype}[{','.join(map(str, shape))}]"
+        text = f"{dtype}[{', '.join(map(str, shape))}]"
+        return text if isinstance(value, jax.Array) else f"{type(value).__qualname__} {text}"
     return f"{type(value).__qualname__} {short_text(value)}"
 
 
@@ -287,11 +342,16 @@ def short_text(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _path_text(path: tuple[Any, ...]) -> str:
+    if len(path) > 40:
+        return f"{tree_util.keystr(path[:10])} ... {len(path) - 20} more ... {tree_util.keystr(path[-10:])}"
+    return tree_util.keystr(path) or "the root"
+
+
 def mismatch_text(found: list[Difference], name: str) -> str:
     lines: list[str] = []
     for difference in found[:5]:
-        path = tree_util.keystr(difference.path) or "the root"
-        lines.append(f"  {path}: expected {difference.expected}, found {difference.found}")
+        lines.append(f"  {_path_text(difference.path)}: expected {difference.expected}, found {difference.found}")
         if difference.more:
             lines.append(f"    {difference.more}")
     if len(found) > 5:

@@ -16,9 +16,9 @@ from jax.tree_util import GetAttrKey
 
 from . import _core
 from ._compat import is_tree_node
-from ._errors import REGISTERED_ALREADY, REGISTERED_ITEMS, REGISTERED_NAMES
+from ._errors import REGISTERED_ALREADY, REGISTERED_CHILDREN, REGISTERED_ITEMS, REGISTERED_NAMES
 from .marks import Static
-from .registry import Description, by_fields, is_frozen
+from .registry import Description, by_fields, child_names, is_frozen, layouts
 
 C = TypeVar("C", bound=type)
 
@@ -48,6 +48,7 @@ def register(
     dynamic: Iterable[str] | None = None,
     flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
     unflatten: Callable[[Any, Any], Any] | None = None,
+    names: Iterable[str] | None = None,
 ) -> C: ...
 @overload
 def register(
@@ -57,6 +58,7 @@ def register(
     dynamic: Iterable[str] | None = None,
     flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
     unflatten: Callable[[Any, Any], Any] | None = None,
+    names: Iterable[str] | None = None,
 ) -> Callable[[C], C]: ...
 def register(
     cls: Any = None,
@@ -65,6 +67,7 @@ def register(
     dynamic: Iterable[str] | None = None,
     flatten: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
     unflatten: Callable[[Any, Any], Any] | None = None,
+    names: Iterable[str] | None = None,
 ) -> Any:
     """Makes a class a node of JAX's trees: it works in `jax.tree`, `jax.jit`, Optax, and stays what it is in graftax.
 
@@ -79,6 +82,8 @@ def register(
         dynamic: the attributes that are children; all others are static then.
         flatten: a function from an instance to (children, aux data), instead of the attributes. Needs `unflatten`.
         unflatten: a function from (aux data, children) to an instance.
+        names: the attributes that the children of `flatten` are, in its order: in key paths they go by them. Without
+            these, children of `flatten` go by number.
 
     Returns:
         the class.
@@ -97,11 +102,18 @@ def register(
         'first'
     """
     if cls is None:
-        return functools.partial(register, static=static, dynamic=dynamic, flatten=flatten, unflatten=unflatten)
-    static, dynamic = _listed(static), _listed(dynamic)
-    _check(cls, static, dynamic, flatten, unflatten)
+        given = {"static": static, "dynamic": dynamic, "flatten": flatten, "unflatten": unflatten, "names": names}
+        return functools.partial(register, **given)
+    static, dynamic, names = _listed(static), _listed(dynamic), _listed(names)
+    _check(cls, static, dynamic, flatten, unflatten, names)
     if flatten is not None:
-        tree_util.register_pytree_node(cls, flatten, cast("Callable[..., Any]", unflatten))
+        made = cast("Callable[[Any, Any], Any]", unflatten)
+        if names is None:
+            tree_util.register_pytree_node(cls, flatten, made)
+        else:
+            child_names[cls] = tuple(names)
+            with_keys = functools.partial(_with_names, flatten, tuple(map(GetAttrKey, names)))
+            tree_util.register_pytree_with_keys(cls, with_keys, made, flatten)
         _core.forget_kind(cls)
         return cls
     return register_by_fields(cls, static, dynamic)
@@ -110,7 +122,7 @@ def register(
 def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[str] | None) -> C:
     """`register` without a flatten: by attributes. What base classes were given holds for this one, too."""
     static, dynamic = _listed(static), _listed(dynamic)
-    _check(cls, static, dynamic, None, None)
+    _check(cls, static, dynamic)
     bases = [given[base] for base in cls.__mro__[1:] if base in given]
     statics = {*(static or ()), *(name for base in bases for name in base.static)}
     if dynamic is None and any(base.dynamic is not None for base in bases):
@@ -122,6 +134,8 @@ def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[s
     given[cls] = fields
     tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
     order = _names(cls) or None
+    if not fields.slots:
+        layouts[cls] = fields.layout
     by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
     _core.forget_kind(cls)
     return cls
@@ -131,7 +145,19 @@ def _listed(names: Iterable[str] | None) -> Iterable[str] | None:
     return names if names is None or isinstance(names, str) else list(names)
 
 
-def _check(cls: Any, static: Any, dynamic: Any, flatten: Any, unflatten: Any) -> None:
+def _with_names(flatten: Callable[[Any], Any], keys: tuple[Any, ...], obj: Any) -> Any:
+    """What JAX asks for where it wants keys: the children of `flatten` by their names."""
+    opened = flatten(obj)
+    children, aux = tuple(opened[0]), opened[1]
+    if len(children) != len(keys):
+        known = ", ".join(repr(key.name) for key in keys)
+        raise ValueError(
+            REGISTERED_CHILDREN.format(cls=type(obj).__qualname__, count=len(children), wanted=len(keys), names=known)
+        )
+    return list(zip(keys, children, strict=True)), aux
+
+
+def _check(cls: Any, static: Any, dynamic: Any, flatten: Any = None, unflatten: Any = None, named: Any = None) -> None:
     if not isinstance(cls, type):
         raise TypeError(f"register expects a class, got {cls!r}")
     if issubclass(cls, enum.Enum):
@@ -142,9 +168,13 @@ def _check(cls: Any, static: Any, dynamic: Any, flatten: Any, unflatten: Any) ->
         raise TypeError("register needs flatten= and unflatten= together")
     if flatten is not None and (static is not None or dynamic is not None):
         raise TypeError("flatten= says what is static: leave out static= and dynamic=")
+    if named is not None and flatten is None:
+        raise TypeError("names= names the children of flatten=: without it, children go by their attributes anyway")
+    if named is not None and (len(set(named)) < len(named) or not all(isinstance(name, str) for name in named)):
+        raise TypeError(f"names= takes a different text for each child, got {named!r}")
     if static is not None and dynamic is not None:
         raise TypeError("give static= or dynamic=: what is not the one is the other")
-    for names in (static, dynamic):
+    for names in (static, dynamic, named):
         if isinstance(names, str):
             raise TypeError(f"give a list of names: [{names!r}]")
     known = _names(cls)
@@ -179,7 +209,7 @@ class _Fields:
         self._declared = _names(cls)
         bases = [base for base in reversed(cls.__mro__)]
         found = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
-        self._slots = {name: member for name, member in found}
+        self.slots = {name: member for name, member in found}
         self.some = bool(self.static) or dynamic is not None
         # Which of the names are children, by all the names that an instance has.
         self._plans: dict[tuple[str, ...], _Plan] = {}
@@ -203,18 +233,29 @@ class _Fields:
         plan, others = (aux.plan, aux.values) if isinstance(aux, _Aux) else (aux, ())
         values = dict(zip((*plan.children, *plan.others), (*children, *others), strict=True))
         for name in plan.names:
-            if name in self._slots:
-                self._slots[name].__set__(obj, values[name])
+            if name in self.slots:
+                self.slots[name].__set__(obj, values[name])
             else:
                 obj.__dict__[name] = values[name]
         return obj
 
+    def layout(self, given: tuple[str, ...]) -> tuple[Any, ...]:
+        """What `flatten` and `unflatten` do with an instance that has these attributes, in this order.
+
+        Returns:
+            (aux data where nothing is static, class of the aux data where something is, key entries of the children;
+            numbers of the names that are children, of the others, and in which order both are assigned).
+        """
+        plan = self._plan(dict.fromkeys(given))
+        children, others = (tuple(map(given.index, names)) for names in (plan.children, plan.others))
+        return plan, _Aux, plan.keys, children, others, tuple(map((*plan.children, *plan.others).index, plan.names))
+
     def _values(self, obj: Any) -> dict[str, Any]:
         values: dict[str, Any] = getattr(obj, "__dict__", {})
-        if not self._slots:
+        if not self.slots:
             return values
         values = dict(values)
-        for name, member in self._slots.items():
+        for name, member in self.slots.items():
             if name != "__weakref__" and name != "__dict__":
                 try:
                     values[name] = member.__get__(obj)

@@ -46,6 +46,8 @@ from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
 from .packed import Packed, PackLayout
 
+C = TypeVar("C", bound=type)
+
 
 class Description(NamedTuple):
     """How the core is to treat one type.
@@ -62,7 +64,7 @@ class Description(NamedTuple):
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity
-    order: tuple[str, ...] | None = None  # fields in the class's order, whatever the instance's
+    order: tuple[str, ...] | None = None  # fields in the class's order; role registered: names of its children
     absent: Any = None  # a field with this value counts as not there
     expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
     by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
@@ -187,7 +189,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
-        return Description("registered", is_frozen(cls))
+        return Description("registered", is_frozen(cls), order=child_names.get(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
@@ -218,10 +220,13 @@ def describe(obj: Any, solid: type) -> Description:
 
 
 _STATIC_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()
-by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()  # given to `register`
+# What was given to `register`: classes without a flatten, and the names of the children of those with one.
+by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()
+child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+layouts: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
 
 
-def register_static(cls: type) -> type:
+def register_static(cls: C) -> C:
     """Makes every instance of a class one static value, which is never opened.
 
     Instances are compared with the class's own `__eq__` and `__hash__`, or by identity where it has none; a change in

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from .path import Graph, Path, open_node
 from .patterns import is_pattern, nearest
 
 T = TypeVar("T")
+V = TypeVar("V")
+_Where = str | Path | Callable[[T], Any]
 
 
 # ---- whole graphs
@@ -134,7 +136,7 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     return graph.core.build(out, all=True), graph.core.build(into, all=True)
 
 
-def combine(*graphs: Any) -> Any:
+def combine(*graphs: T) -> T:
     """A graph with, at each place, the first leaf that is not None.
 
     Args:
@@ -328,7 +330,7 @@ class At(Generic[T]):
     def __init__(self, obj: T) -> None:
         self._obj = obj
 
-    def __getitem__(self, where: Any) -> Places[T]:
+    def __getitem__(self, where: _Where[T] | tuple[_Where[T], ...]) -> Places[T]:
         return Places(self._obj, where)
 
 
@@ -478,14 +480,18 @@ def _parts(graph: Graph, result: Any) -> tuple[bool, list[Any]]:
     return False, [result]
 
 
-class Found(NamedTuple):
+class Found(NamedTuple, Generic[V]):
     """A part of a graph, and where it is."""
 
     path: Path
-    value: Any
+    value: V
 
 
-def find(obj: Any, what: Any) -> list[Found]:
+@overload
+def find(obj: Any, what: type[V] | tuple[type[V], ...]) -> list[Found[V]]: ...
+@overload
+def find(obj: Any, what: str | Path | types.UnionType | Callable[[Any], object]) -> list[Found[Any]]: ...
+def find(obj: Any, what: Any) -> list[Found[Any]]:
     """Every part of a graph that is an instance of a type, or for which a function says True.
 
     Args:

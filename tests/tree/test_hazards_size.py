@@ -10,7 +10,9 @@ from collections import OrderedDict
 import jax
 import pytest
 
+import graftax._compat
 import graftax.tree
+from beside import laws
 from hazards.watchdog import isolated, python
 from tree_nodes import Data, Module, Pair, module, node
 
@@ -54,6 +56,66 @@ def test_a_hundred_thousand_levels(kind):
     few = deep(300, WRAPS[kind])
     with pytest.raises(ValueError):
         tree.map(lambda a, b: a, [few, few], [few, deep(300, lambda v, i: WRAPS[kind](v, i) if i else [])])
+
+
+@isolated()
+@pytest.mark.parametrize("kind", WRAPS)
+def test_treedefs_of_jax_and_back_a_hundred_thousand_levels_deep(kind):
+    treedef = tree.structure(deep(100_000, WRAPS[kind]))
+    theirs = tree.to_jax(treedef)
+    assert theirs.num_nodes == treedef.num_nodes and theirs.num_leaves == treedef.num_leaves
+    assert tree.from_jax(theirs) == treedef
+    assert tree.to_jax(tree.structure(deep(100, WRAPS[kind]))) == jax.tree.structure(deep(100, WRAPS[kind]))
+
+
+@isolated()
+def test_iterables_for_nodes_a_hundred_thousand_levels_deep():
+    given = deep(100_000, lambda v, i: iter([v, i]))
+    made = tree.structure(deep(100_000, WRAPS["dict"])).from_iterable_tree(given)
+    assert tree.structure(made) == tree.structure(deep(100_000, WRAPS["dict"]))
+    with pytest.raises(ValueError, match=r"an iterable of 1 for PyTreeDef\(\[\[\*\]\]\), got \[\]"):
+        tree.structure(deep(100_000, WRAPS["list"])).from_iterable_tree(deep(99_999, lambda v, i: [v] if i else []))
+
+
+@isolated()
+@pytest.mark.parametrize("kind", WRAPS)
+def test_why_trees_do_not_match_a_hundred_thousand_levels_down(kind):
+    wrap = WRAPS[kind]
+    one, other = deep(100_000, wrap), deep(100_000, lambda v, i: wrap(v, i) if i else [1, 2, 3])
+    with pytest.raises(ValueError, match=r"\.\.\. 99979 more \.\.\. .*found list of length 3$") as error:
+        tree.map(lambda a, b: a, one, other)
+    assert len(str(error.value)) < 1000
+
+
+@isolated()
+def test_trees_that_differ_at_each_of_a_hundred_thousand_levels():
+    one, other = (deep(100_000, lambda v, i, side=side: {"a": v, "b": side}) for side in ([1], 1))
+    with pytest.raises(ValueError, match="and 99995 more places") as error:
+        tree.map(lambda a, b: a, one, other)
+    assert len(str(error.value)) < 3000
+
+
+def test_where_jax_pickles_treedefs_in_another_way_the_public_functions_are_enough(monkeypatch):
+    monkeypatch.setattr(graftax._compat, "_pickles_are_known", lambda: False)
+    for wrap in WRAPS.values():
+        laws(lambda wrap=wrap: deep(7, wrap))
+
+
+def test_a_treedef_in_a_form_that_is_not_its_own_is_refused():
+    good = tree.structure([1, {"a": 2}, None])._records()
+    assert tree.PyTreeDef._from_records(good) == tree.structure([1, {"a": 2}, None])
+    for place, record in (
+        (0, (None, 1)),
+        (1, (None, 0)),
+        (2, ((dict, ["a"]), 2)),
+        (4, ((type(None), None), 1)),
+        (0, 3),
+    ):
+        with pytest.raises(ValueError):
+            tree.PyTreeDef._from_records([*good[:place], record, *good[place + 1 :]])
+    for bad in ([], good[:-1], [*good, (None, 1)]):
+        with pytest.raises(ValueError, match="no pickled tree structure"):
+            tree.PyTreeDef._from_records(bad)
 
 
 @isolated()

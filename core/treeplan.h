@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Modules and classes given to `graftax.register`: opened and rebuilt by attribute, with the node data that the functions
+// given to JAX make (`fields.py`). Those functions remain for whatever is not as planned.
+#pragma once
+
+#include <array>
+
+#include "treekind.h"
+
+namespace graftax {
+
+// What is done with all instances that have the same attributes in the same order.
+struct TreePlan {
+  std::vector<PyObject*> given;      // names as the instance dictionary has them; interned, kept for ever
+  std::vector<uint32_t> children;    // which of them
+  std::vector<uint32_t> others;
+  std::vector<uint32_t> assigned;    // names in the order of assignment, as numbers: children first, then others
+  std::vector<PyObject*> names;      // of children and others
+  Owned data;                        // node data where there are no others
+  Owned entries;                     // key path entries of the children
+  struct Known {
+    Owned others, data;
+  };
+  std::vector<Known> known;          // node data of values that cannot change, made before
+  size_t replaced = 0;
+};
+
+struct TreePlans {
+  Owned layout;                      // asked for the plan of some names: `_Fields.layout`
+  Owned aux;                         // the class of node data with others; null before the first
+  std::vector<std::unique_ptr<TreePlan>> plans;
+  size_t recent = 0;                 // the one that fitted last
+};
+
+constexpr size_t most_attributes = 64;
+using PlannedValues = std::array<PyObject*, most_attributes>;  // borrowed, as `given`
+
+// The plan for this instance, and its values; null where the functions have to be asked. May call Python; the caller is
+// `Walking`.
+TreePlan* plan_of(PyObject* obj, const TreeKind& kind, PlannedValues& values);
+
+// The node data. The values must not have been let go since `plan_of`.
+Owned planned_data(const TreeKind& kind, TreePlan& plan, const PlannedValues& values);
+
+// An instance of these children; empty where unflatten has to make it.
+Owned build_by_plan(const TreeKind& kind, PyObject* data, PyObject* const* items, uint32_t arity);
+
+}  // namespace graftax

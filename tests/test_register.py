@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`register`: classes that JAX's own functions open, too."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import attrs
+import jax
+import numpy as np
+import optax
+import pytest
+
+import graftax
+from zoo import f32
+
+structure = jax.tree.structure
+
+
+def checked(self: Any, weight: Any, name: str = "n") -> None:
+    self.weight, self.name = weight, name
+    assert isinstance(weight, (jax.Array, np.ndarray)), "never a placeholder"
+
+
+def registered() -> list[Any]:
+    @graftax.register(static=["name"])
+    class Plain:
+        __init__ = checked
+
+    @graftax.register(dynamic=["weight"])
+    class ByChildren:
+        __init__ = checked
+
+    @graftax.register(static=(name for name in ["name"]))
+    class Slotted:
+        __slots__ = ("__weakref__", "name", "weight")
+        __init__ = checked
+
+    @graftax.register
+    @dataclasses.dataclass
+    class Data:
+        weight: Any
+        name: str = graftax.field(static=True, default="n")
+
+        def __post_init__(self) -> None:
+            assert isinstance(self.weight, jax.Array)
+
+    @graftax.register(static=["name"])
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Frozen:
+        weight: Any
+        name: str = "n"
+
+    @graftax.register(static=["name"])
+    @attrs.define
+    class Attrs:
+        weight: Any = attrs.field(validator=attrs.validators.instance_of(jax.Array))
+        name: str = "n"
+
+    @graftax.register(static=["name"])
+    @attrs.frozen(slots=False)
+    class FrozenAttrs:
+        weight: Any
+        name: str = "n"
+
+    class ByHand:
+        __init__ = checked
+
+    def unflatten(name: str, children: Any) -> Any:
+        new = object.__new__(ByHand)
+        new.__dict__.update(weight=children[0], name=name)
+        return new
+
+    graftax.register(ByHand, flatten=lambda x: ((x.weight,), x.name), unflatten=unflatten)
+    return [Plain, ByChildren, Slotted, Data, Frozen, Attrs, FrozenAttrs, ByHand]
+
+
+CLASSES = registered()
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=[cls.__name__ for cls in CLASSES])
+def test_registered_classes(cls: Any):
+    obj = cls(f32(1, 2, 3), name="first")
+    assert jax.tree.leaves(obj)[0] is obj.weight and len(jax.tree.leaves(obj)) == 1
+    assert structure(obj) == structure(cls(f32(0), name="first")) != structure(cls(f32(0), name="second"))
+    assert hash(structure(obj)) == hash(structure(cls(f32(0), name="first")))
+    mapped = jax.tree.map(lambda x: x * 2, obj)
+    assert type(mapped) is cls and mapped.name == "first" and mapped.weight.tolist() == [2, 4, 6]
+    assert jax.jit(lambda o: o)(obj).weight.tolist() == [1, 2, 3]
+    assert jax.vmap(lambda o: o)(obj).name == "first" and jax.vmap(lambda o: o.weight, in_axes=0)(obj).shape == (3,)
+    assert jax.jacobian(lambda o: o)(obj).weight.weight.shape == (3, 3)
+    assert jax.grad(lambda o: o.weight.sum())(obj).weight.tolist() == [1, 1, 1]
+    assert jax.tree.map(lambda x: None, obj).weight is None and jax.tree.map(lambda x: object(), obj).name == "first"
+    assert graftax.jit(lambda o: o.weight + 1)(obj).tolist() == [2, 3, 4]
+    selected, rest = graftax.partition([obj], jax.Array)
+    assert rest[0].weight is None and rest[0].name == "first" and graftax.equal(graftax.combine(selected, rest), [obj])
+    assert graftax.equal(graftax.copy(obj), obj) and graftax.equal(graftax.tree.map(lambda x: x, obj), obj)
+    changed = graftax.at([obj])[lambda x: x[0].weight].set(f32(9))
+    assert changed[0].weight == 9 and obj.weight.shape == (3,)
+    optimizer = optax.adam(0.1)
+    updates, _ = optimizer.update(obj, optimizer.init(obj), obj)
+    assert type(optax.apply_updates(obj, updates)) is cls
+
+
+def test_a_registered_class_changes_in_place_in_graftax():
+    cls = CLASSES[0]
+    obj = cls(f32(1))
+    obj.me = obj
+    graftax.jit(lambda o: setattr(o.me, "weight", o.weight + 1))(obj)
+    assert obj.weight == 2 and obj.me is obj
+
+
+def test_empty_slots_and_attributes_beside_the_fields():
+    cls = CLASSES[2]
+    obj = cls(f32(1))
+    del obj.weight
+    again = jax.tree.map(lambda x: x, obj)
+    assert not hasattr(again, "weight") and again.name == "n" and jax.tree.leaves(obj) == []
+    data = CLASSES[3](f32(1))
+    data.later = f32(2)
+    assert len(jax.tree.leaves(data)) == 2 and jax.tree.map(lambda x: x, data).later == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: graftax.register(CLASSES[0]), ValueError, "Plain is registered with JAX already"),
+        (lambda: graftax.register(3), TypeError, "register expects a class, got 3"),
+        (
+            lambda: graftax.register(type("L", (list,), {})),
+            TypeError,
+            "L holds items besides .*flatten= and unflatten=",
+        ),
+        (lambda: graftax.register(enum.Enum("E", "a")), TypeError, "members of E are values"),
+        (
+            lambda: graftax.register(type("X", (), {}), flatten=lambda x: x),
+            TypeError,
+            "flatten= and unflatten= together",
+        ),
+        (
+            lambda: graftax.register(type("X", (), {}), static=["a"], flatten=len, unflatten=len),
+            TypeError,
+            "leave out static= and dynamic=",
+        ),
+        (
+            lambda: graftax.register(type("X", (), {}), flatten=len, unflatten=len, names="ab"),
+            TypeError,
+            r"give a list of names: \['ab'\]",
+        ),
+        (
+            lambda: graftax.register(type("X", (), {}), flatten=len, unflatten=len, names=["a", "a"]),
+            TypeError,
+            "a different text for each child",
+        ),
+        (lambda: graftax.register(type("X", (), {}), names=["a"]), TypeError, "names= names the children of flatten="),
+        (lambda: graftax.register(type("X", (), {}), static="ab"), TypeError, r"give a list of names: \['ab'\]"),
+        (
+            lambda: graftax.register(dataclasses.make_dataclass("D", ["w"]), static=["v"]),
+            TypeError,
+            "D has no field 'v'. It has 'w'",
+        ),
+    ],
+)
+def test_what_register_refuses(make: Any, error: Any, message: str):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_subclass_of_list_with_its_own_flatten():
+    class Items(list):  # type: ignore[type-arg]
+        pass
+
+    graftax.register(Items, flatten=lambda x: (tuple(x), len(x)), unflatten=lambda _, children: Items(children))
+    assert jax.tree.map(lambda x: x + 1, Items([1, 2])) == [2, 3]
+    assert graftax.jit(lambda x: x)(Items([f32(1)]))[0] == 1
+
+
+def pair_of_arrays(names: Any) -> Any:
+    class Pair:
+        def __init__(self, first: Any, second: Any) -> None:
+            self.first, self.second = first, second
+
+    flatten = lambda p: (iter((p.first, p.second)), None)
+    graftax.register(Pair, flatten=flatten, unflatten=lambda _, children: Pair(*children), names=names)
+    return Pair
+
+
+def test_children_of_a_flatten_function_go_by_the_names_given():
+    pair = pair_of_arrays(name for name in ("first", "second"))([f32(1)], f32(2))
+    for tree in (jax.tree_util, graftax.tree):
+        paths = [tree.keystr(path) for path, _ in tree.tree_leaves_with_path({"p": pair})]
+        assert paths == ["['p'].first[0]", "['p'].second"]
+        assert tree.tree_map(lambda x: x + 1, pair).second == 3
+    leaves, graphdef = graftax.flatten({"p": pair})
+    assert [jax.tree_util.keystr(path) for path in graphdef.leaf_paths()] == ["['p'].first[0]", "['p'].second"]
+    assert [repr(path) for path in graftax.to_dict(pair) if "_" not in repr(path)] == ["obj.first[0]", "obj.second"]
+    assert graftax.at(pair)[lambda p: p.second].set(5).second == 5 and graftax.at(pair)["second"].get() is pair.second
+    assert graftax.unflatten(graphdef, leaves)["p"].first[0] is pair.first[0]
+    with pytest.raises(ValueError, match=r"\.first: expected list of length 1, found list of length 0"):
+        graftax.tree.map(lambda a, b: a, pair, type(pair)([], 2))
+    by_number = pair_of_arrays(None)([f32(1)], f32(2))
+    for tree in (jax.tree_util, graftax.tree):
+        paths = [tree.keystr(path) for path, _ in tree.tree_leaves_with_path(by_number)]
+        assert paths == ["[<flat index 0>][0]", "[<flat index 1>]"]
+    assert jax.tree_util.keystr(graftax.flatten(by_number)[1].leaf_paths()[1]) == "[<flat index 1>]"
+
+
+def test_as_many_names_as_children():
+    pair = pair_of_arrays(["first"])(1, 2)
+    assert jax.tree.leaves(pair) == [1, 2]
+    for tree in (jax.tree_util, graftax.tree):
+        with pytest.raises(ValueError, match=r"register\(.*Pair.* names 1 children \('first'\), and flatten gave 2"):
+            tree.tree_leaves_with_path(pair)
