@@ -12,6 +12,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -363,7 +365,7 @@ class Model:
         ("**.layers[*]a", ValueError, r"is no pattern: it makes no sense from 'a' on"),
         (3, TypeError, r"at\(\) takes a path, a pattern, a function or a tuple of those, got 3"),
         ((), TypeError, r"got \(\)"),
-        (lambda m: m.layers[0].a + 1000, graftax.StructureError, r"must return parts of.*a int that is none"),
+        (lambda m: m.layers[0].a + 1000, graftax.StructureError, r"must return parts of.*an int that is no part"),
         (lambda m: [m.w, object()], graftax.StructureError, r"must return parts of the object"),
         (lambda m: m.layers[m.w - 1].a, graftax.StructureError, r"\.w, obj.layers\[0\].a.*failed: TypeError.*the path"),
     ],
@@ -389,8 +391,27 @@ def test_two_values_for_one_place_and_a_value_inside_another():
 def test_the_number_of_values():
     with pytest.raises(ValueError, match=r"one value for each of the 2 places, got 1 values"):
         graftax.at([1, 2])["[0]", "[1]"].set([1])
-    with pytest.raises(ValueError, match=r"one value for each of the 2 places, got a int"):
+    with pytest.raises(ValueError, match=r"one value for each of the 2 places, got an int"):
         graftax.at([1, 2])[lambda x: (x[0], x[1])].set(1)
+
+
+@pytest.mark.parametrize("value", [jnp.zeros(2), np.zeros(2), "ab", {"a": 1, "b": 2}, {1, 2}], ids=repr)
+def test_the_rows_of_an_array_and_what_has_no_order_are_no_values_for_several_places(value: Any):
+    with pytest.raises(ValueError, match=rf"one value for each of the 2 places, got an? {type(value).__name__[:5]}"):
+        graftax.at([1, 2])["[0]", "[1]"].set(value)
+    assert graftax.at([1, 2])["[0]", "[1]"].set(iter((3, 4))) == [3, 4]
+
+
+def test_the_items_of_a_named_tuple_have_names():
+    state = (optax.ScaleByAdamState(jnp.asarray(3), {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}), optax.EmptyState())
+    assert graftax.at(state)["[0].count"].get() is graftax.at(state)["[0][0]"].get() is state[0].count
+    jax_path = jax.tree_util.tree_leaves_with_path(state)[1][0]
+    assert graftax.at(state)[graftax.Path(jax_path)].get() is graftax.Path(jax_path).get(state) is state[0].mu["w"]
+    fresh = graftax.at(state)["[*].mu.*"].apply(jnp.zeros_like)
+    assert type(fresh[0]) is optax.ScaleByAdamState and fresh[0].mu["w"].sum() == 0 and fresh[0].nu is state[0].nu
+    assert [value for _, value in graftax.find(state, "**.mu.w")] == [state[0].mu["w"]]
+    with pytest.raises(graftax.StructureError, match=r"has no \.mean\. It has \.count, \.mu, \.nu\."):
+        graftax.at(state)["[0].mean"]
 
 
 def test_an_error_of_the_function_given_to_apply_names_the_place():

@@ -17,6 +17,7 @@ import pytest
 import graftax
 import zoo
 from graftax import Path
+from graftax.path import Graph
 from hazards.watchdog import isolated
 from zoo import Box, Data, f32
 
@@ -177,6 +178,14 @@ def test_a_graph_that_a_predicate_changes():
     places = graftax.at({"l": [1, 2]})["l[1]"]
     places._graph.rows[0].value["l"].clear()
     assert places.get() == 2 and places.set(5) == {"l": [1, 5]}
+
+
+def test_a_graph_that_grows_while_places_are_looked_for():
+    graph: dict[str, Any] = {"a": [1, 2]}
+    watched = Graph(graph)
+    graph["a"].append(3)
+    with pytest.raises(graftax.ConcurrentChangeError, match="list changed while it was read"):
+        watched.matching("a[*]")
 
 
 def test_objects_that_die_meanwhile():

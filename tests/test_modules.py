@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import functools
 import pickle
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import equinox as eqx
 import jax
@@ -204,6 +204,45 @@ def test_repr():
 
     assert repr(Cell(Short(1))) == "Cell(value=short, other=None)"
     assert repr(Cell(np.ones(2), jax.random.key(0))).startswith("Cell(value=f64[2] ndarray, other=key<")
+
+
+def test_repr_shows_what_is_in_slots():
+    class Slotted(graftax.Module):
+        __slots__ = ("b", "w")
+
+        def __init__(self, w: Any) -> None:
+            self.w = w
+
+    m = Slotted(f32(1, 2))
+    m.extra = 3
+    name = "test_repr_shows_what_is_in_slots.<locals>.Slotted"
+    assert repr(m) == f"{name}(extra=3, w=f32[2])"
+
+
+def test_the_init_is_generated_beside_a_protocol():
+    class Callable_(Protocol):
+        def __call__(self) -> Any: ...
+
+    class Real(graftax.Module, Callable_):
+        w: Any
+
+        def __call__(self) -> Any:
+            return self.w
+
+    class Below(Real):
+        b: Any = 2
+
+    assert Real(3)() == 3 and (Below(3).b, Below(3, 4).b) == (2, 4)
+    assert jax.tree.leaves(Below(3)) == [3, 2]
+
+
+def test_a_dataclass_decorator_with_slots_is_refused():
+    with pytest.raises(TypeError, match=r"Model is a dataclass already.*leave dataclass\(slots=True\) off"):
+
+        @dataclasses.dataclass(slots=True)
+        class Model(graftax.Module):
+            w: Any
+            name: str = graftax.field(static=True, default="model")
 
 
 def test_attributes_come_and_go():

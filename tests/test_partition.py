@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+import typing
 import weakref
 from typing import Any
 
@@ -227,13 +228,13 @@ def test_a_node_in_the_place_of_none_is_a_copy_and_keeps_its_sharing():
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        ([1], [1, 2], r"at obj: a list\(\[0\]\) there, a list\(\[0\], \[1\]\) here"),
-        ({"a": 1}, {"b": 1}, r"at obj: a dict\(\[a\]\) there, a dict\(\[b\]\) here"),
-        ([[1]], [(1,)], r"at obj\[0\]: a list\(\[0\]\) there, a tuple\(\[0\]\) here"),
-        ([[1]], [1], r"at obj\[0\]: a list\(\[0\]\) there, a int here"),
-        ([{1}], [{2}], r"at obj\[0\]: set \{1\} there, set \{2\} here"),
-        (Affine(1, 2, name="a"), Affine(1, 2, name="b"), r"at obj.name: 'a' there, 'b' here"),
-        (Registered(1, 2, name="a"), Registered(1, 2, name="b"), r"at obj.aux_data: 'a' there, 'b' here"),
+        ([1], [1, 2], r"at obj: a list\(\[0\]\) in the first, a list\(\[0\], \[1\]\) in another"),
+        ({"a": 1}, {"b": 1}, r"at obj: a dict\(\[a\]\) in the first, a dict\(\[b\]\) in another"),
+        ([[1]], [(1,)], r"at obj\[0\]: a list\(\[0\]\) in the first, a tuple\(\[0\]\) in another"),
+        ([[1]], [1], r"at obj\[0\]: a list\(\[0\]\) in the first, an int in another"),
+        ([{1}], [{2}], r"at obj\[0\]: set \{1\} in the first, set \{2\} in another"),
+        (Affine(1, 2, name="a"), Affine(1, 2, name="b"), r"at obj.name: 'a' in the first, 'b' in another"),
+        (Registered(1, 2, name="a"), Registered(1, 2, name="b"), r"at obj.aux_data: 'a' in the first, 'b' in another"),
     ],
 )
 def test_what_has_another_structure_is_refused_at_its_path(one: Any, other: Any, message: str):
@@ -326,6 +327,18 @@ def test_an_error_in_a_predicate_names_the_place():
     with pytest.raises(ValueError, match="truth value") as ambiguous:
         graftax.partition([f32(1, 2)], lambda leaf: leaf > 1)
     assert any("obj[0]" in note for note in ambiguous.value.__notes__)
+
+
+def test_annotations_stand_for_their_classes():
+    graph = {"a": f32(1), "b": 1, "c": "text", "d": [2.0]}
+    for union in (typing.Optional[int], typing.Union[int, None], int | None):  # noqa: UP007, UP045 - all ways to write it
+        assert graftax.partition(graph, union)[0] == {"a": None, "b": 1, "c": None, "d": [None]}
+        assert [str(path) for path, _ in graftax.find(graph, union)] == ["[b]"]
+    arrays, rest = graftax.partition(graph, jax.typing.ArrayLike)
+    assert arrays["a"] is graph["a"] and rest == {"a": None, "b": None, "c": "text", "d": [None]}
+    for function in (graftax.partition, graftax.find):  # `list[int]` can be called, and makes a list of anything
+        with pytest.raises(TypeError, match=r"list\[int\] cannot be asked with isinstance: give the class, list"):
+            function(graph, list[int])
 
 
 @pytest.mark.parametrize(

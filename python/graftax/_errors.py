@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Sequence
+from typing import Any
 
 
 class GraftaxError(Exception):
@@ -46,6 +47,18 @@ class CapturedArrayWarning(UserWarning):
 
 class LostChangeWarning(UserWarning):
     """A by-value call changed an argument, and the change is dropped."""
+
+
+def a_type(value: Any) -> str:
+    """A value by its type, as messages name it: `a list`, `an Array`."""
+    name = type(value).__qualname__
+    name = "Array" if name == "ArrayImpl" else name
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
+def some(texts: Sequence[str], total: int) -> str:
+    """What is shown of a number of things."""
+    return ", ".join(texts) + (f" and {total - len(texts)} more" if total > len(texts) else "")
 
 
 def at_path(error: BaseException, path: str) -> BaseException:
@@ -500,15 +513,25 @@ NO_POINTING = (
 )
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 WHERE_ELSEWHERE = (
-    "the function given to at() must return parts of the object it is called with. It returned a {found} that is none. "
-    "Give it a path instead: at(obj)['layers[0].w']"
+    "the function given to at() must return parts of the object it is called with, nothing computed from them. It "
+    "returned {found} that is no part of it. Give a path instead: at(obj)['layers[0].w']"
 )
-SET_COUNT = "set() takes a sequence with one value for each of the {places} places, got {given}."
+SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."
 NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
 NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or one for all that contains it."
 NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
-OTHER_STRUCTURE = "{name}: the graphs do not have the same structure at {path!r}: {one} there, {other} here."
+OTHER_STRUCTURE = (
+    "{name}: the graphs do not have the same structure at {path!r}: {one} in the first, {other} in another."
+)
+NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, or a function of a leaf."
+CHANGED_SINCE = (
+    "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."
+)
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
+DATACLASS_ALREADY = (
+    "{cls} is a dataclass already, as every subclass of graftax.Module: leave dataclass(slots=True) off, which would "
+    "make it anew without what its fields are declared with. A class may write its own __slots__ and __init__."
+)
 REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."
 REGISTERED_ITEMS = (
     "{cls} holds items besides its attributes, which would be lost. "

@@ -218,7 +218,7 @@ class _Fields:
         return name in self.static or (self.dynamic is not None and name not in self.dynamic)
 
     def flatten(self, obj: Any) -> tuple[list[Any], _Plan | _Aux]:
-        values = self._values(obj)
+        values = self.values(obj)
         plan = self._plan(values)
         children = [values[name] for name in plan.children]
         return children, _Aux(plan, tuple(values[name] for name in plan.others)) if plan.others else plan
@@ -250,7 +250,8 @@ class _Fields:
         children, others = (tuple(map(given.index, names)) for names in (plan.children, plan.others))
         return plan, _Aux, plan.keys, children, others, tuple(map((*plan.children, *plan.others).index, plan.names))
 
-    def _values(self, obj: Any) -> dict[str, Any]:
+    def values(self, obj: Any) -> dict[str, Any]:
+        """The attributes of an instance, in slots too."""
         values: dict[str, Any] = getattr(obj, "__dict__", {})
         if not self.slots:
             return values

@@ -10,7 +10,8 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
-from .fields import field, register_by_fields
+from ._errors import DATACLASS_ALREADY
+from .fields import field, given, register_by_fields
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field, field))
@@ -42,10 +43,13 @@ class Module:
         cls, *, kw_only: bool = False, static: Any = None, dynamic: Any = None, **kwargs: Any
     ) -> None:
         super().__init_subclass__(**kwargs)
+        if _SEEN in vars(cls):
+            raise TypeError(DATACLASS_ALREADY.format(cls=cls.__qualname__))
         written = "__init__" in vars(cls) or not _has_generated_init(cls)
         dataclasses.dataclass(init=not written, repr=False, eq=False, kw_only=kw_only)(cls)
         if not written:
             cls.__init__.__graftax_generated__ = True  # type: ignore[attr-defined]
+        type.__setattr__(cls, _SEEN, True)
         register_by_fields(cls, static, dynamic)
 
     def __repr__(self) -> str:
@@ -59,14 +63,18 @@ class Module:
             _printing.reset(token)
 
 
+# In the contents of each class that was made a dataclass here, and of the copy that `dataclass(slots=True)` makes.
+_SEEN = "__graftax_dataclass__"
+
 # Modules whose repr is on its way.
 _printing: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("graftax_printing", default=frozenset())
 
 
 def _has_generated_init(cls: type) -> bool:
     """Is the `__init__` that a class inherits none that anybody wrote?"""
-    init = cls.__init__
-    return init is object.__init__ or getattr(init, "__graftax_generated__", False)
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    of_protocol = getattr(owner, "_is_protocol", False)  # typing puts one there
+    return owner is object or of_protocol or getattr(owner.__init__, "__graftax_generated__", False)
 
 
 _WIDTH = 100
@@ -89,7 +97,7 @@ def _text(value: Any, seen: dict[int, str], path: str, indent: int) -> str:
 
 def _attributes(module: Module) -> dict[str, Any]:
     """Fields in the order in which they are declared, then other attributes."""
-    own = vars(module)
+    own = given[type(module)].values(module)
     declared = [f.name for f in dataclasses.fields(module) if f.name in own]  # type: ignore[arg-type]
     return {name: own[name] for name in (*declared, *(name for name in own if name not in declared))}
 

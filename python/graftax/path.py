@@ -6,13 +6,21 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
 from ._compat import one_level_with_keys
-from ._errors import INSIDE_ANOTHER, NOT_MUTABLE, StructureError
+from ._errors import (
+    CHANGED_SINCE,
+    INSIDE_ANOTHER,
+    NOT_MUTABLE,
+    ConcurrentChangeError,
+    StructureError,
+    a_type,
+    some,
+)
 from .patterns import NAME, QUOTED, Pattern, unquoted
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
@@ -100,7 +108,7 @@ class Path(tuple[Any, ...]):
             return obj[wanted.key]
         if type(obj) in (list, tuple) and isinstance(wanted, SequenceKey) and 0 <= wanted.idx < len(obj):
             return obj[wanted.idx]
-        child = _chosen(wanted, open_node(obj))
+        child = _chosen(wanted, open_node(obj), obj)
         if child is None:
             raise StructureError(no_such_place(self, depth, obj))
         return child[1]
@@ -180,12 +188,20 @@ def open_node(obj: Any) -> list[tuple[Any, Any]]:
     return children
 
 
-def _chosen(wanted: Any, children: list[tuple[Any, Any]]) -> tuple[Any, Any] | None:
-    """The child that an entry of a path means."""
+def item_names(obj: Any) -> tuple[str, ...]:
+    """The names of the items of a named tuple: JAX's key paths have them in the place of numbers."""
+    names: Any = getattr(type(obj), "_fields", ()) if isinstance(obj, tuple) else ()
+    return cast("tuple[str, ...]", names) if isinstance(names, tuple) else ()
+
+
+def _chosen(wanted: Any, children: list[tuple[Any, Any]], obj: Any) -> tuple[Any, Any] | None:
+    """The child of `obj` that an entry of a path means."""
     for fits in (_is_entry, same_entry):
         for child in children:
             if fits(wanted, child[0]):
                 return child
+    if isinstance(wanted, GetAttrKey) and wanted.name in (names := item_names(obj)):
+        return _chosen(SequenceKey(names.index(wanted.name)), children, None)
     if isinstance(wanted, FlattenedIndexKey):  # the number in the place of a name
         items = [c for c in children if not (isinstance(c[0], GetAttrKey) and c[0].name == "aux_data")]
         return items[wanted.key] if wanted.key < len(items) and len(items) < len(children) else None
@@ -215,14 +231,13 @@ _NAMES = 500  # that a message looks through for one that is close
 
 def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
     """Says how far a path leads, and what is there instead."""
-    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES]]
+    names, entries = item_names(obj), [entry for entry, _ in open_node(obj)[:_NAMES]]
+    numbered = [e for e in entries if isinstance(e, SequenceKey) and e.idx < len(names)]
+    texts = [keystr((GetAttrKey(names[e.idx]) if e in numbered else e,)) for e in entries]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
-    here = (
-        f"the {type(obj).__qualname__} at {keystr(tuple(path[:depth]))}" if depth else f"this {type(obj).__qualname__}"
-    )
-    has = (
-        f"It has {', '.join(close)}{', ...' if len(texts) > len(close) else ''}." if close else "It has nothing below."
-    )
+    name = a_type(obj).partition(" ")[2]
+    here = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
+    has = f"It has {some(close, len(texts))}." if close else "It has nothing below."
     return f"there is no {keystr(tuple(path))}: {here} has no {keystr((path[depth],))}. {has}"
 
 
@@ -265,6 +280,8 @@ class Graph:
         if known is None:
             below = self.children(place)
             opened = open_node(self.rows[place].value) if below else []
+            if len(opened) != len(below):
+                raise ConcurrentChangeError(CHANGED_SINCE.format(cls=type(self.rows[place].value).__qualname__))
             known = [(entry, child) for (entry, _), child in zip(opened, below, strict=True)]
             self._entries[place] = known
             self._entry.update((child, entry) for entry, child in known)
@@ -279,7 +296,7 @@ class Graph:
         at = 0
         for depth, wanted in enumerate(path):
             node = self.rows[at].target
-            step = _chosen(wanted, self.entries(node))
+            step = _chosen(wanted, self.entries(node), self.rows[node].value)
             if step is None:
                 raise StructureError(no_such_place(path, depth, self.rows[node].value))
             at = step[1]
@@ -319,8 +336,11 @@ class Graph:
             if not states:
                 continue
             done[node] = known | states
+            names = item_names(self.rows[node].value)
             for entry, place in self.entries(node):
                 after = pattern.after(states, entry)
+                if isinstance(entry, SequenceKey) and entry.idx < len(names):
+                    after |= pattern.after(states, GetAttrKey(names[entry.idx]))
                 if pattern.ends(after):
                     found.append(place)
                 if after and not self.rows[place].is_leaf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
@@ -18,13 +19,16 @@ from ._errors import (
     NO_PLACE,
     NO_POINTING,
     NO_SUCH_BOOL,
+    NO_TYPE,
     NOT_SELECTED,
     OTHER_STRUCTURE,
     SET_COUNT,
     TWO_VALUES,
     WHERE_ELSEWHERE,
     StructureError,
+    a_type,
     at_path,
+    some,
 )
 from ._trees import short_text
 from .compare import leaf_difference, node_difference
@@ -217,10 +221,10 @@ def _what(graph: Graph, place: int) -> str:
     if row.what == "node":
         entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(place)]
         shown = ", ".join(entries[:6]) + (", ..." if len(entries) > 6 else "")
-        return f"a {type(row.value).__qualname__}({shown})"
+        return f"{a_type(row.value)}({shown})"
     if row.aux:
         return short_text(row.value)
-    return "None" if row.value is None else f"a {type(row.value).__qualname__}"
+    return "None" if row.value is None else a_type(row.value)
 
 
 def _selection(graph: Graph, spec: Any) -> set[int]:
@@ -242,10 +246,17 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, f
 
 
 def _is_types(spec: Any) -> bool:
-    """Is it what `isinstance` takes: a type, a union or a tuple of them?"""
+    """Is it what `isinstance` takes: a type, a union or a tuple of them?
+
+    Raises:
+        TypeError: where it is an annotation that `isinstance` does not take, such as `list[int]`.
+    """
     if isinstance(spec, tuple):
         return bool(spec) and all(map(_is_types, cast("tuple[Any, ...]", spec)))
-    return isinstance(spec, (type, types.UnionType))
+    origin = typing.get_origin(spec)
+    if origin is not None and origin not in (typing.Union, types.UnionType):
+        raise TypeError(NO_TYPE.format(spec=spec, origin=getattr(origin, "__name__", origin)))
+    return origin is not None or isinstance(spec, type)
 
 
 def _asked(function: Callable[[Any], Any], graph: Graph, place: int) -> Any:
@@ -376,8 +387,9 @@ class Places(Generic[T]):
         if not self._several or isinstance(self._where, (str, Path)):
             values = [value] * len(self._groups)
         else:
-            values = list(cast("Iterable[Any]", value)) if isinstance(value, Iterable) else None
-            given = f"a {type(value).__qualname__}" if values is None else f"{len(values)} values"
+            # Not the rows of an array, the letters of a text, or what has no order.
+            values = list(cast("Iterable[Any]", value)) if isinstance(value, (list, tuple, Iterator)) else None
+            given = a_type(value) if values is None else f"{len(values)} values"
             if values is None or len(values) != len(self._groups):
                 raise ValueError(SET_COUNT.format(given=given, places=len(self._groups)))
         changes: dict[int, Any] = {}
@@ -449,7 +461,7 @@ def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[l
             known.setdefault(id(row.value), []).append(place)
     groups = [known.get(id(part), []) for part in parts]
     if not all(groups):
-        raise StructureError(WHERE_ELSEWHERE.format(found=type(parts[groups.index([])]).__qualname__))
+        raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[groups.index([])])))
     doubtful = {place: object() for group in groups if len(group) > 1 for place in group}
     if doubtful:
         paths = ", ".join(repr(graph.path(place)) for place in list(doubtful)[:4])
@@ -467,7 +479,7 @@ def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[l
         for i, part in enumerate(pointed):
             if len(groups[i]) > 1:
                 if id(part) not in places:
-                    raise StructureError(WHERE_ELSEWHERE.format(found=type(parts[i]).__qualname__))
+                    raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[i])))
                 groups[i] = [places[id(part)]]
     refers = graph.refers()
     return several, [[group[0], *refers.get(group[0], ())] for group in groups]
