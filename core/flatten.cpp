@@ -337,13 +337,16 @@ void Recorder::step() {
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;
     }
-    below.aux = below.aux || kind.by_name;  // attributes that are no arrays are part of such an object
+    below.arrays_only = below.arrays_only || kind.by_name;  // other attributes are part of such an object
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   }
   size_t pc = out_.program.code.size();
   visit(child, below);
-  if (below.aux && out_.program.code.size() > pc) out_.program.code[pc].flags |= AUX;
+  if (out_.program.code.size() <= pc) return;
+  Instr& n = out_.program.code[pc];
+  bool array = n.op == Op::leaf && n.items == 0;
+  if (below.aux || (below.arrays_only && !array)) n.flags |= AUX;
 }
 
 void Recorder::close() {

@@ -66,6 +66,7 @@ class Recorder {
     bool in_function = false; // numbers of a function's own are static, unless marked
     bool repeated = false;    // it is below an immutable node that was expanded before
     bool aux = false;         // no leaf for JAX, but part of a node
+    bool arrays_only = false; // the same for what is no array
   };
 
   struct Frame {

@@ -179,7 +179,12 @@ def test_one_array_in_two_places_and_one_tuple_in_two_places():
 
 def test_several_places():
     model = {"l": [Box(w=1, b=None), Box(w=2, b=None)], "n": 3}
-    for where in (("l[0].w", "l[1].b"), lambda m: (m["l"][0].w, m["l"][1].b), lambda m: [m["l"][0].w, m["l"][1].b]):
+    for where in (
+        ("l[0].w", "l[1].b"),
+        ["l[0].w", "l[1].b"],
+        lambda m: (m["l"][0].w, m["l"][1].b),
+        lambda m: [m["l"][0].w, m["l"][1].b],
+    ):
         places = graftax.at(model)[where]
         assert places.get() == [1, None]
         changed = places.set(["x", "y"])
@@ -363,8 +368,9 @@ class Model:
         ("**.c", graftax.StructureError, r"nothing in this Model matches '\*\*.c'. It has .*layers"),
         ("layers..a", ValueError, r"is no path: it makes no sense from '..a' on"),
         ("**.layers[*]a", ValueError, r"is no pattern: it makes no sense from 'a' on"),
-        (3, TypeError, r"at\(\) takes a path, a pattern, a function or a tuple of those, got 3"),
+        (3, TypeError, r"at\(\) takes a path, a pattern, a function or several of those, got 3"),
         ((), TypeError, r"got \(\)"),
+        ([], TypeError, r"got \[\]"),
         (lambda m: m.layers[0].a + 1000, graftax.StructureError, r"must return parts of.*an int that is no part"),
         (lambda m: [m.w, object()], graftax.StructureError, r"must return parts of the object"),
         (lambda m: m.layers[m.w - 1].a, graftax.StructureError, r"\.w, obj.layers\[0\].a.*failed: TypeError.*the path"),
@@ -407,9 +413,9 @@ def test_the_items_of_a_named_tuple_have_names():
     assert graftax.at(state)["[0].count"].get() is graftax.at(state)["[0][0]"].get() is state[0].count
     jax_path = jax.tree_util.tree_leaves_with_path(state)[1][0]
     assert graftax.at(state)[graftax.Path(jax_path)].get() is graftax.Path(jax_path).get(state) is state[0].mu["w"]
-    fresh = graftax.at(state)["[*].mu.*"].apply(jnp.zeros_like)
+    fresh = graftax.at(state)["[*].mu[*]"].apply(jnp.zeros_like)
     assert type(fresh[0]) is optax.ScaleByAdamState and fresh[0].mu["w"].sum() == 0 and fresh[0].nu is state[0].nu
-    assert [value for _, value in graftax.find(state, "**.mu.w")] == [state[0].mu["w"]]
+    assert [value for _, value in graftax.find(state, "**.mu[w]")] == [state[0].mu["w"]]
     with pytest.raises(graftax.StructureError, match=r"has no \.mean\. It has \.count, \.mu, \.nu\."):
         graftax.at(state)["[0].mean"]
 

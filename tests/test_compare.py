@@ -184,10 +184,22 @@ def test_every_difference_is_found_and_nothing_below_one():
         "obj[a]: int 1 and int 2",
         "obj[b][1]: int 2 and int 5",
         "obj[b][2]: dict with the keys 'c' and list of length 1",
-        "obj[d]: float32[2] np.float32(2.0) and np.float32(3.0) (1 of 2 elements differ, the first at [1])",
+        "obj[d]: float32[2] 2.0 and 3.0 (1 of 2 elements differ, the first at [1])",
         "obj[e]: tuple without and tuple with [2]",
     ]
     assert len(graftax.diff(one, other, limit=2)) == 2 and graftax.diff(one, one, limit=2) == []
+
+
+def test_what_both_have_is_compared_where_one_has_more():
+    one, other = {"a": 1, "b": [1, 2]}, {"a": 2, "b": [1, 3, 4], "c": 5}
+    assert texts(one, other) == [
+        "obj: dict without and dict with [c]",
+        "obj[a]: int 1 and int 2",
+        "obj[b]: list without and list with [2]",
+        "obj[b][1]: int 2 and int 3",
+    ]
+    assert texts(Box(a=1, x=2), Box(b=1, x=3)) == ["obj: Box with .a and Box with .b", "obj.x: int 2 and int 3"]
+    assert texts([1], (2,)) == ["obj: list of length 1 and tuple of length 1"], "nothing below what has another type"
 
 
 def test_keys_that_only_one_has_are_named():

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import graftax
 import oracle
@@ -327,6 +328,60 @@ def test_an_error_in_a_predicate_names_the_place():
     with pytest.raises(ValueError, match="truth value") as ambiguous:
         graftax.partition([f32(1, 2)], lambda leaf: leaf > 1)
     assert any("obj[0]" in note for note in ambiguous.value.__notes__)
+
+
+def test_a_type_of_objects_selects_all_that_is_below_them():
+    layer = Box(w=f32(1), n="layer")
+    model = {"a": layer, "b": [layer, Box(w=f32(2))], "c": f32(3)}
+    boxes, rest = graftax.partition(model, Box)
+    assert boxes["a"] is boxes["b"][0] and boxes["a"].w is layer.w and boxes["a"].n == "layer" and boxes["c"] is None
+    assert rest["a"].w is None and rest["a"].n is None and rest["c"] is model["c"]
+    assert graftax.equal(graftax.combine(boxes, rest), model)
+
+
+class Norm(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear, self.norm = nnx.Linear(2, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+        self.tied = self.linear
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (jax.Array, ["kernel", "mean", "scale"]),
+        (nnx.Param, ["kernel", "scale"]),
+        ("**.mean", ["mean"]),
+        (lambda leaf: isinstance(leaf, jax.Array) and leaf.ndim == 2, ["kernel"]),
+        (jax.tree.map(lambda leaf: leaf.ndim == 2, Norm(nnx.Rngs(0))), ["kernel"]),
+    ],
+    ids=["type of leaves", "type of objects", "pattern", "function", "bools"],
+)
+def test_arrays_of_nnx_modules_are_leaves_and_the_rest_is_structure(spec: Any, expected: list[str]):
+    def held(net: Any) -> list[str]:
+        variables = {"kernel": net.linear.kernel, "mean": net.norm.mean, "scale": net.norm.scale}
+        return [name for name, variable in variables.items() if variable.get_raw_value() is not None]
+
+    net = Norm(nnx.Rngs(0))
+    selected, rest = graftax.partition(net, spec)
+    assert held(selected) == expected and {*held(rest)} == {"kernel", "mean", "scale"} - {*expected}
+    assert selected.tied is selected.linear and selected.norm.momentum == rest.norm.momentum == 0.99
+    for parts in ((selected, rest), (rest, selected)):
+        assert graftax.equal(graftax.combine(*parts), net)
+    other = Norm(nnx.Rngs(1))
+    assert graftax.equal(graftax.update(other, net), net) and other.tied is other.linear
+    other.norm.momentum = 0.5
+    with pytest.raises(graftax.StructureError, match=r"norm\.momentum: 0\.99 in the first, 0\.5 in another"):
+        graftax.update(net, other)
+
+
+def test_a_tree_from_jax_that_lost_its_sharing_is_refused_with_the_way_out():
+    layer = {"w": f32(1)}
+    model = {"a": layer, "b": layer}
+    with pytest.raises(graftax.StructureError, match=r"the dict of obj\[a\] once more in the first.*graftax.flatten"):
+        graftax.update(model, jax.tree.map(lambda x: x * 2, model))
+    leaves, graphdef = graftax.flatten(model)
+    graftax.update(model, graftax.unflatten(graphdef, [x * 2 for x in leaves]))
+    assert layer["w"] == 2
 
 
 def test_annotations_stand_for_their_classes():

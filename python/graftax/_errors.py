@@ -49,10 +49,15 @@ class LostChangeWarning(UserWarning):
     """A by-value call changed an argument, and the change is dropped."""
 
 
-def a_type(value: Any) -> str:
-    """A value by its type, as messages name it: `a list`, `an Array`."""
+def type_name(value: Any) -> str:
+    """The type of a value, as messages name it."""
     name = type(value).__qualname__
-    name = "Array" if name == "ArrayImpl" else name
+    return "Array" if name == "ArrayImpl" else name
+
+
+def a_type(value: Any) -> str:
+    """A value by its type: `a list`, `an Array`."""
+    name = type_name(value)
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
@@ -522,6 +527,10 @@ NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it
 NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
 OTHER_STRUCTURE = (
     "{name}: the graphs do not have the same structure at {path!r}: {one} in the first, {other} in another."
+)
+UNSHARED = (
+    " jax.tree makes a tree, in which a shared object is several. For a map over each array once: leaves, graphdef = "
+    "graftax.flatten(obj), then graftax.unflatten(graphdef, new_leaves)."
 )
 NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, or a function of a leaf."
 CHANGED_SINCE = (

@@ -92,9 +92,10 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
         text = _place_difference(x, y, rtol, atol, way)
         if text is not None:
             yield Difference(_path(way), *text)
-            continue
+            if type(x.value) is not type(y.value):
+                continue
         below = dict(right.entries(y.target))
-        children = [(p, below[entry], (way, entry)) for entry, p in left.entries(x.target)]
+        children = [(p, below[entry], (way, entry)) for entry, p in left.entries(x.target) if entry in below]
         stack.extend(reversed(children))
 
 
@@ -177,10 +178,10 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     count = int(np.size(same) - np.count_nonzero(same))
     one, other = _both(x, y)
     if np.size(same) == 1:
-        return f"{one} {a.reshape(())[()]!r}", f"{other} {b.reshape(())[()]!r}"
+        return f"{one} {a.reshape(())[()]!s}", f"{other} {b.reshape(())[()]!s}"
     place = tuple(int(i) for i in np.argwhere(~np.asarray(same))[0])
     where = f"{count} of {np.size(same)} elements differ, the first at {list(place)}"
-    return f"{one} {a[place]!r}", f"{b[place]!r} ({where})"
+    return f"{one} {a[place]!s}", f"{b[place]!s} ({where})"
 
 
 def node_difference(x: Any, y: Any) -> tuple[str, str] | None:

@@ -18,8 +18,8 @@ from ._errors import (
     NOT_MUTABLE,
     ConcurrentChangeError,
     StructureError,
-    a_type,
     some,
+    type_name,
 )
 from .patterns import NAME, QUOTED, Pattern, unquoted
 
@@ -235,7 +235,7 @@ def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
     numbered = [e for e in entries if isinstance(e, SequenceKey) and e.idx < len(names)]
     texts = [keystr((GetAttrKey(names[e.idx]) if e in numbered else e,)) for e in entries]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
-    name = a_type(obj).partition(" ")[2]
+    name = type_name(obj)
     here = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
     has = f"It has {some(close, len(texts))}." if close else "It has nothing below."
     return f"there is no {keystr(tuple(path))}: {here} has no {keystr((path[depth],))}. {has}"

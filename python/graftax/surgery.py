@@ -24,6 +24,7 @@ from ._errors import (
     OTHER_STRUCTURE,
     SET_COUNT,
     TWO_VALUES,
+    UNSHARED,
     WHERE_ELSEWHERE,
     StructureError,
     a_type,
@@ -115,8 +116,9 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
 
     Args:
         obj: the root.
-        spec: a function of a leaf; a type or a tuple of types; a key-path pattern (`layers[*].w`, `**.bias`) or
-            several; or a tree of bools, in which one stands for everything below its place.
+        spec: a function of a leaf; a type or a tuple of types, of leaves or of objects with all that is below them;
+            a key-path pattern (`layers[*].w`, `**.bias`) or several; or a tree of bools, in which one stands for
+            everything below its place.
         replace: what stands for a leaf that is left out.
 
     Returns:
@@ -171,7 +173,7 @@ def _side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, in
     while stack:
         a, b = stack.pop()
         x, y = one.rows[a], other.rows[b]
-        if x.aux and x.is_leaf and y.is_leaf:  # a part of the structure
+        if x.aux and y.aux and x.is_leaf and y.is_leaf:  # a part of the structure
             if leaf_difference(x.value, y.value) is not None:
                 raise _other_structure(name, one, other, a, b)
             continue
@@ -211,7 +213,9 @@ def _paired(left: list[tuple[Any, int]], right: list[tuple[Any, int]]) -> list[t
 
 def _other_structure(name: str, one: Graph, other: Graph, a: int, b: int) -> StructureError:
     texts = [_what(graph, place) for graph, place in ((one, a), (other, b))]
-    return StructureError(OTHER_STRUCTURE.format(name=name, path=one.path(a), one=texts[0], other=texts[1]))
+    text = OTHER_STRUCTURE.format(name=name, path=one.path(a), one=texts[0], other=texts[1])
+    unshared = (one.rows[a].what == "ref") != (other.rows[b].what == "ref")
+    return StructureError(text + UNSHARED if unshared else text)
 
 
 def _what(graph: Graph, place: int) -> str:
@@ -230,7 +234,8 @@ def _what(graph: Graph, place: int) -> str:
 def _selection(graph: Graph, spec: Any) -> set[int]:
     leaves = [place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
     if _is_types(spec):
-        return {place for place in leaves if isinstance(graph.rows[place].value, spec)}
+        parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]
+        return _below(graph, {place for place in parts if isinstance(graph.rows[place].value, spec)}) & set(leaves)
     if isinstance(spec, (str, Path)):
         spec = [spec]
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):
@@ -282,6 +287,7 @@ def _below(graph: Graph, tops: set[int]) -> set[int]:
 def _by_bools(graph: Graph, spec: Any) -> set[int]:
     """The leaves for which a prefix tree of bools says True."""
     chosen: set[int] = set()
+    above = _above_leaves(graph)
     stack: list[tuple[int, Any]] = [(0, spec)]
     seen: dict[tuple[int, int], Any] = {}  # with what was seen: its id is not given to another object meanwhile
     while stack:
@@ -305,12 +311,24 @@ def _by_bools(graph: Graph, spec: Any) -> set[int]:
             if entry not in known:
                 raise StructureError(NO_SUCH_BOOL.format(path=graph.path(place) + (entry,)))
         for entry, child in entries:
+            if graph.rows[child].aux and graph.rows[child].target not in above:
+                continue  # nothing but structure
             if entry in below:
-                if not graph.rows[child].aux:
-                    stack.append((child, below[entry]))
-            elif not graph.rows[child].aux:
+                stack.append((child, below[entry]))
+            else:
                 raise StructureError(NO_BOOL.format(path=graph.path(child)))
-    return {place for place in chosen if graph.rows[place].is_leaf}
+    return {place for place in chosen if graph.rows[place].is_leaf and not graph.rows[place].aux}
+
+
+def _above_leaves(graph: Graph) -> set[int]:
+    """The leaves for JAX, and every node that one is below."""
+    above: set[int] = set()
+    for place, row in enumerate(graph.rows):
+        at = place if row.is_leaf and not row.aux else -1
+        while at >= 0 and at not in above:
+            above.add(at)
+            at = graph.rows[at].parent
+    return above
 
 
 # ---- places
@@ -425,11 +443,11 @@ def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
         return False, [[graph.place(where)]]
     if isinstance(where, str):
         return is_pattern(where), [[place] for place in _matching(graph, where)]
-    if type(where) is tuple and where:
-        return True, [group for part in cast("tuple[Any, ...]", where) for group in _located(graph, part)[1]]
+    if type(where) in (tuple, list) and where:
+        return True, [group for part in cast("list[Any]", where) for group in _located(graph, part)[1]]
     if callable(where):
         return _pointed_at(graph, where)
-    raise TypeError(f"at() takes a path, a pattern, a function or a tuple of those, got {where!r}")
+    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {where!r}")
 
 
 def _matching(graph: Graph, pattern: str | Path) -> list[int]:
