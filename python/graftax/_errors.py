@@ -61,9 +61,10 @@ def a_type(value: Any) -> str:
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
-def some(texts: Sequence[str], total: int) -> str:
-    """What is shown of a number of things."""
-    return ", ".join(texts) + (f" and {total - len(texts)} more" if total > len(texts) else "")
+def some(texts: Sequence[str], most: int = 6, total: int | None = None) -> str:
+    """The first few texts, and how many more there are."""
+    shown, total = texts[:most], len(texts) if total is None else total
+    return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 
 def at_path(error: BaseException, path: str) -> BaseException:

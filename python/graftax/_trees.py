@@ -29,7 +29,7 @@ from ._compat import (
 )
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
-from ._errors import TREE_MISMATCH
+from ._errors import TREE_MISMATCH, some
 from .registry import dict_key, layouts
 
 # What the core reads here besides the functions below.
@@ -329,8 +329,7 @@ def describe_value(value: Any) -> str:
 
 
 def _listed(keys: Any) -> str:
-    texts = [repr(key) for key in keys]
-    return ", ".join(texts[:8] + [f"and {len(texts) - 8} more"] * (len(texts) > 8))
+    return some([repr(key) for key in keys], 8)
 
 
 def short_text(value: Any) -> str:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from . import _core
-from ._errors import UnsupportedValueError, at_path
+from ._errors import UnsupportedValueError, at_path, some
 from ._trees import describe_value
 from .path import Graph, Path, Row
 
@@ -237,4 +237,4 @@ def _order(keys: list[Any]) -> str:
 
 
 def _names(entries: list[Any]) -> str:
-    return ", ".join(str(Path((k,))) for k in entries[:6]) + (", ..." if len(entries) > 6 else "")
+    return some([str(Path((k,))) for k in entries])

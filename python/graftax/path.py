@@ -237,7 +237,7 @@ def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
     name = type_name(obj)
     here = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
-    has = f"It has {some(close, len(texts))}." if close else "It has nothing below."
+    has = f"It has {some(close, total=len(texts))}." if close else "It has nothing below."
     return f"there is no {keystr(tuple(path))}: {here} has no {keystr((path[depth],))}. {has}"
 
 
@@ -398,9 +398,7 @@ class Graph:
         except TypeError as error:
             if "no mutable object" not in str(error):
                 raise
-            paths = ", ".join(repr(self.path(place)) for place in list(changes)[:4]) + (
-                ", ..." if len(changes) > 4 else ""
-            )
+            paths = some([repr(self.path(place)) for place in changes], 4)
             raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__)) from None
 
 

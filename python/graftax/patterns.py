@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core
-from ._errors import EMPTY_PATTERN, NO_PATTERN
+from ._errors import EMPTY_PATTERN, NO_PATTERN, some
 
 # A name: the cell of a function's free variable has one with brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
@@ -370,4 +370,4 @@ def nearest(pattern: str, names: Iterable[str]) -> str:
     known = list(dict.fromkeys(itertools.islice(names, _NAMES)))
     close = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4)
     close += [name for name in known if name not in close]
-    return ", ".join(close[:6]) + ", ..." * (len(close) > 6)
+    return some(close)

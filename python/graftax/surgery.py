@@ -224,7 +224,7 @@ def _what(graph: Graph, place: int) -> str:
         return f"the {type(row.value).__qualname__} of {graph.path(row.target)!r} once more"
     if row.what == "node":
         entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(place)]
-        shown = ", ".join(entries[:6]) + (", ..." if len(entries) > 6 else "")
+        shown = some(entries)
         return f"{a_type(row.value)}({shown})"
     if row.aux:
         return short_text(row.value)
@@ -434,7 +434,7 @@ class Places(Generic[T]):
         return changes
 
     def __repr__(self) -> str:
-        return f"<places {', '.join(map(repr, self.paths[:8]))}{', ...' if len(self._places) > 8 else ''}>"
+        return f"<places {some([repr(path) for path in self.paths], 8)}>"
 
 
 def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:

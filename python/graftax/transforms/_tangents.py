@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._errors import NO_TANGENT, OTHER_SHAPE, OTHER_TANGENT, StructureError
+from .._errors import NO_TANGENT, OTHER_SHAPE, OTHER_TANGENT, StructureError, some
 
 
 def is_inexact(leaf: Any) -> bool:
@@ -28,11 +28,6 @@ def is_key(leaf: Any) -> bool:
 @functools.cache
 def _is_inexact(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few, for a message."""
-    return ", ".join(names[:6]) + ", ..." * (len(names) > 6)
 
 
 class Shape(NamedTuple):
