@@ -140,12 +140,8 @@ void Recorder::add_value(PyObject* obj) {
 // The steps that lead to the value being visited, from every open node.
 std::vector<Step> Recorder::open_steps() const {
   std::vector<Step> steps;
-  for (const Frame& f : stack_) {
-    Step s{f.cursor.stage(), f.cursor.kind().base, f.cursor.index(), f.cursor.key(), {}};
-    if (s.base == Base::function && s.stage == Cursor::Stage::items)
-      s.key = code_item_name(PyFunction_GET_CODE(f.cursor.object()), s.index);
-    if (f.cursor.started()) steps.push_back(std::move(s));
-  }
+  for (const Frame& f : stack_)
+    if (f.cursor.started()) steps.push_back(step_of(f.cursor));
   return steps;
 }
 

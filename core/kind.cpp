@@ -190,7 +190,8 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     for (Py_ssize_t i = 0; PyTuple_Check(order) && i < PyTuple_GET_SIZE(order); ++i) {
       PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order, i));
       PyUnicode_InternInPlace(&name);
-      (kind.base == Base::registered ? kind.item_names : kind.order).push_back(name);
+      bool items = kind.base == Base::registered || kind.base == Base::tuple;
+      (items ? kind.item_names : kind.order).push_back(name);
     }
     PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
     if (absent != Py_None) kind.absent = Py_NewRef(absent);

@@ -76,7 +76,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;  // what is asked whether it contains a name, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
-  std::vector<PyObject*> item_names;  // of the children of a registered node, where they were given
+  std::vector<PyObject*> item_names;  // of the children of a registered node, where they were given; of the items of a named tuple
   bool by_name = false;               // fields alone, without slots, sorted by name: their order says nothing
   PyObject* absent = nullptr;         // a field with this value counts as not there
   PyObject* reduce = nullptr;         // How::reduce; How::context: makes a new one

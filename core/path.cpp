@@ -13,6 +13,10 @@ PyObject* key_class(const char* name) {
   return cls.release().ptr();
 }
 
+Step to_named_item(const Kind& kind, Py_ssize_t i) {
+  return {Cursor::Stage::fields, kind.base, i, kind.item_names[static_cast<size_t>(i)], {}};
+}
+
 // The step from node `pc` to its child number `i`.
 Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   const Instr& n = p.code[pc];
@@ -22,7 +26,7 @@ Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   bool keyed = own_keys && n.kind->base != Base::set;
   if (i < n.items && n.kind->base == Base::function)
     return {Cursor::Stage::items, n.kind->base, i, function_item_name(p, n, i), {}};
-  if (i < n.items && i < n.kind->item_names.size()) return named_item(*n.kind, i);
+  if (i < n.items && i < n.kind->item_names.size()) return to_named_item(*n.kind, i);
   if (i < n.items)
     return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
   i -= n.items;
@@ -82,8 +86,13 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 
 }  // namespace
 
-Step named_item(const Kind& kind, Py_ssize_t i) {
-  return {Cursor::Stage::fields, kind.base, i, kind.item_names[static_cast<size_t>(i)], {}};
+Step step_of(const Cursor& cursor) {
+  const Kind& kind = cursor.kind();
+  bool item = cursor.stage() == Cursor::Stage::items;
+  if (item && cursor.index() < static_cast<Py_ssize_t>(kind.item_names.size())) return to_named_item(kind, cursor.index());
+  PyObject* key = cursor.key();
+  if (item && kind.base == Base::function) key = code_item_name(PyFunction_GET_CODE(cursor.object()), cursor.index());
+  return {cursor.stage(), kind.base, cursor.index(), key, {}};
 }
 
 Owned key_entry(const Step& s) {

@@ -15,7 +15,7 @@ struct Step {
   Owned entry;    // as a JAX key entry, once it was asked for
 };
 
-Step named_item(const Kind& kind, Py_ssize_t i);  // to a child of a registered node that was given a name
+Step step_of(const Cursor& cursor);        // to the child that it returned last
 Owned key_entry(const Step& step);         // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
 std::string step_text(const Step& step);   // "[0]", "['a']", ".w"
 

@@ -261,10 +261,7 @@ void bind_surgery(nb::module_& m) {
     PyObject *child = nullptr, *key = nullptr;
     while (cursor.next(child, key)) {
       Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
-      if (kind.base == Base::function && cursor.stage() == Cursor::Stage::items)
-        key = code_item_name(PyFunction_GET_CODE(obj.ptr()), cursor.index());
-      bool named = cursor.stage() == Cursor::Stage::items && cursor.index() < static_cast<Py_ssize_t>(kind.item_names.size());
-      Owned entry = key_entry(named ? named_item(kind, cursor.index()) : Step{cursor.stage(), kind.base, cursor.index(), key, {}});
+      Owned entry = key_entry(step_of(cursor));
       out.append(nb::make_tuple(nb::borrow(entry.get()), nb::borrow(child)));
     }
     return out;

@@ -314,7 +314,7 @@ def test_an_unflatten_that_fails_leaves_everything_as_it_was():
 def test_an_immutable_root_cannot_be_updated():
     with pytest.raises(TypeError, match=r"obj\[0\] cannot be written to.*(?s:.)*graftax.at\(obj\)\[path\].set"):
         graftax.update((1, 2), (3, 2))
-    with pytest.raises(TypeError, match=r"obj\[0\], obj\[1\], obj\[2\], obj\[3\], \.\.\. cannot"):
+    with pytest.raises(TypeError, match=r"obj\[0\], obj\[1\], obj\[2\], obj\[3\] and 5 more cannot"):
         graftax.update(tuple(range(9)), tuple(range(1, 10)))
 
 

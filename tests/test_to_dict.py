@@ -187,3 +187,29 @@ def test_a_dag_of_forty_tuples_has_a_small_flat_form():
     flat = graftax.to_dict(graph)
     assert len(flat) < 50_000
     assert graftax.flatten(graftax.from_dict(flat))[1].num_nodes < 50_000
+
+
+def test_named_items_go_by_name():
+    class Both:
+        def __init__(self, one, other):
+            self.one, self.other = one, other
+
+    graftax.register(
+        Both,
+        flatten=lambda b: ((b.other, b.one), "aux"),
+        unflatten=lambda _, c: Both(c[1], c[0]),
+        names=["other", "one"],
+    )
+    flat = graftax.to_dict([zoo.Point(1, [2]), Both(3, 4)])
+    assert [str(path) for path in flat if "__" not in str(path)] == [
+        "[0].x",
+        "[0].y[0]",
+        "[1].aux_data",
+        "[1].other",
+        "[1].one",
+    ]
+    point, both = graftax.from_dict(dict(reversed(flat.items())))
+    assert point == zoo.Point(1, [2]) and (both.one, both.other) == (3, 4)
+    renamed = {graftax.Path([*p[:-1], SequenceKey(0)]) if str(p) == "[0].x" else p: v for p, v in flat.items()}
+    with pytest.raises(graftax.StructureError, match=r"obj\[0\] is a tuple node and needs the entries x, y"):
+        graftax.from_dict(renamed)

@@ -116,8 +116,12 @@ def from_dict(flat: dict[Path, Any]) -> Any:
 _LEAF, _REF, _NODE, _NONE, _TUPLE_KEY, _FUNCTION = 0, 2, 4, 0xFFFFFFFF, 6, 11  # as in core/graphdef.h
 
 
-def _parts(base: str, detail: Any) -> tuple[str, ...]:
-    """The names of the items of a node that is made of parts."""
+def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
+    """The names of the items of a node whose items have names."""
+    if base == "registered":
+        return registry.child_names.get(cls, ())
+    if base == "tuple":
+        return registry.item_names(cls)
     if base == "function":
         return ("__defaults__", "__kwdefaults__", *(f"__closure__[{n!r}]" for n in detail.__code__.co_freevars))
     return {
@@ -194,7 +198,7 @@ class _Assembly:
         cls: type = self.classes[path]
         detail: Any = self.flat.get(path + (_EXTRA,))
         base, tracked, slot_names = _core.kind_info(cls)
-        extra, items, attributes = self._sorted_children(path, base)
+        extra, items, attributes = self._sorted_children(path, cls, base)
         slots = [s for s in slot_names if s in attributes]
         fields = [a for a in attributes if a not in slot_names]
         first_key = len(self.keys)
@@ -223,9 +227,9 @@ class _Assembly:
         steps = [*extra, *items, *map(GetAttrKey, fields), *map(GetAttrKey, slots)]
         return [(path, pc), *((path + (step,), None) for step in reversed(steps))]
 
-    def _sorted_children(self, path: Path, base: str) -> tuple[list[Any], list[Any], list[str]]:
+    def _sorted_children(self, path: Path, cls: type, base: str) -> tuple[list[Any], list[Any], list[str]]:
         """The children of one node as (extra child, items, attribute names)."""
-        parts = _parts(base, self.flat.get(path + (_EXTRA,)))
+        parts = _parts(cls, base, self.flat.get(path + (_EXTRA,)))
         extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
         extra: list[Any] = []
         items: list[Any] = []
@@ -237,16 +241,17 @@ class _Assembly:
                 extra.append(step)
             else:
                 attributes.append(step.name)
-        if parts:
+        unnamed = any(not isinstance(step, GetAttrKey) for step in items)
+        if parts and not unnamed:
             items.sort(key=lambda s: parts.index(s.name))
-        if len(items) != len(parts) and parts and base not in ("weakref", "cell"):
-            raise StructureError(f"{path!r} is a {base} node and needs the entries {', '.join(parts)}")
-        if extra_name and not extra:
-            raise StructureError(f"{path!r} is a {base} node without its entry {path!r}.{extra_name}")
-        if base in ("list", "tuple", "deque"):
+        elif not parts and base in ("list", "tuple", "deque"):
             items.sort(key=lambda s: s.idx)
             if [s.idx for s in items] != list(range(len(items))):
                 raise StructureError(f"the items of {path!r} are not numbered from 0 without a gap: {items}")
+        if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
+            raise StructureError(f"{path!r} is a {base} node and needs the entries {', '.join(parts)}")
+        if extra_name and not extra:
+            raise StructureError(f"{path!r} is a {base} node without its entry {path!r}.{extra_name}")
         return extra, items, attributes
 
     def _key(self, value: Any) -> int:

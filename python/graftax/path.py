@@ -188,20 +188,14 @@ def open_node(obj: Any) -> list[tuple[Any, Any]]:
     return children
 
 
-def item_names(obj: Any) -> tuple[str, ...]:
-    """The names of the items of a named tuple: JAX's key paths have them in the place of numbers."""
-    names: Any = getattr(type(obj), "_fields", ()) if isinstance(obj, tuple) else ()
-    return cast("tuple[str, ...]", names) if isinstance(names, tuple) else ()
-
-
 def _chosen(wanted: Any, children: list[tuple[Any, Any]], obj: Any) -> tuple[Any, Any] | None:
     """The child of `obj` that an entry of a path means."""
     for fits in (_is_entry, same_entry):
         for child in children:
             if fits(wanted, child[0]):
                 return child
-    if isinstance(wanted, GetAttrKey) and wanted.name in (names := item_names(obj)):
-        return _chosen(SequenceKey(names.index(wanted.name)), children, None)
+    if isinstance(wanted, SequenceKey) and isinstance(obj, tuple) and wanted.idx < len(cast("tuple[Any, ...]", obj)):
+        return children[wanted.idx]  # the number of an item of a named tuple
     if isinstance(wanted, FlattenedIndexKey):  # the number in the place of a name
         items = [c for c in children if not (isinstance(c[0], GetAttrKey) and c[0].name == "aux_data")]
         return items[wanted.key] if wanted.key < len(items) and len(items) < len(children) else None
@@ -231,9 +225,7 @@ _NAMES = 500  # that a message looks through for one that is close
 
 def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
     """Says how far a path leads, and what is there instead."""
-    names, entries = item_names(obj), [entry for entry, _ in open_node(obj)[:_NAMES]]
-    numbered = [e for e in entries if isinstance(e, SequenceKey) and e.idx < len(names)]
-    texts = [keystr((GetAttrKey(names[e.idx]) if e in numbered else e,)) for e in entries]
+    texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES]]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
     name = type_name(obj)
     here = f"the {name} at {keystr(tuple(path[:depth]))}" if depth else f"this {name}"
@@ -336,11 +328,8 @@ class Graph:
             if not states:
                 continue
             done[node] = known | states
-            names = item_names(self.rows[node].value)
             for entry, place in self.entries(node):
                 after = pattern.after(states, entry)
-                if isinstance(entry, SequenceKey) and entry.idx < len(names):
-                    after |= pattern.after(states, GetAttrKey(names[entry.idx]))
                 if pattern.ends(after):
                     found.append(place)
                 if after and not self.rows[place].is_leaf:

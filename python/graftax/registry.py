@@ -64,7 +64,7 @@ class Description(NamedTuple):
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity
-    order: tuple[str, ...] | None = None  # fields in the class's order; role registered: names of its children
+    order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items
     absent: Any = None  # a field with this value counts as not there
     expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
     by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
@@ -213,10 +213,17 @@ def describe(obj: Any, solid: type) -> Description:
     if solid in _NODES and cls is not object:
         fields_only = solid is object
         sentinel = fields_only and not _has_methods(cls)
-        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel)
+        order = item_names(cls) if is_namedtuple else None
+        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
         return Description("equal")
     return Description("identity")
+
+
+def item_names(cls: type) -> tuple[str, ...]:
+    """The names of the items of a named tuple."""
+    names: Any = getattr(cls, "_fields", ())
+    return names if isinstance(names, tuple) and all(type(name) is str for name in names) else ()
 
 
 _STATIC_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()
