@@ -17,7 +17,8 @@ import graftax.tree
 PUBLIC = {name for module in (jax.tree, jax.tree_util) for name in vars(module) if not name.startswith("_")}
 JAX = types.SimpleNamespace(**{k: v for m in (jax.tree_util, jax.tree) for k, v in vars(m).items() if k in PUBLIC})
 for _name in ("flatten_one_level", "flatten_one_level_with_keys", "is_tree_node", "broadcast_prefix"):
-    vars(JAX).setdefault(_name, getattr(jax._src.tree_util, _name, None))  # public in later versions
+    # Public in later versions; JAX 0.8 has no is_tree_node at all.
+    vars(JAX).setdefault(_name, getattr(jax._src.tree_util, _name, None) or getattr(graftax.tree, _name))
 OURS = graftax.tree
 
 Program = Callable[[Any], Any]

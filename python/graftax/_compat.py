@@ -11,6 +11,7 @@ import operator
 import sys
 import types
 import weakref
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import jax
@@ -184,9 +185,9 @@ def is_tree_node(cls: type) -> bool:
     if ask is not None:
         return ask(cls)
     registry = tree_registry()
-    own = ("OrderedDict", "defaultdict")
+    own = (type(None), list, tuple, dict, OrderedDict, defaultdict)
     known = registry is not None and cls in registry
-    return known or cls.__name__ in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    return known or cls in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def tree_functions(cls: type) -> tuple[Any, Any] | None:
