@@ -8,6 +8,7 @@ import enum
 from typing import Any
 
 import attrs
+import flax.struct
 import jax
 import numpy as np
 import optax
@@ -213,3 +214,28 @@ def test_as_many_names_as_children():
     for tree in (jax.tree_util, graftax.tree):
         with pytest.raises(ValueError, match=r"register\(.*Pair.* names 1 children \('first'\), and flatten gave 2"):
             tree.tree_leaves_with_path(pair)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    bias: Any
+    weight: Any
+    name: str = dataclasses.field(metadata={"static": True}, default="layer")
+
+
+@flax.struct.dataclass
+class Struct:
+    width: int = flax.struct.field(pytree_node=False)
+    weight: Any = None
+
+
+def test_children_of_a_dataclass_go_by_the_names_that_jax_has():
+    model = {"layers": [Layer(f32(1), f32(2)), Struct(3, f32(4))]}
+    leaves, graphdef = graftax.flatten(model)
+    expected = [path for path, _ in jax.tree_util.tree_leaves_with_path(model)]
+    assert graphdef.leaf_paths() == expected and len(leaves) == 3
+    assert [tuple(path) for path, _ in graftax.find(model, jax.Array)] == expected
+    gradient = graftax.grad(lambda m: (m["layers"][0].weight * m["layers"][1].weight)[0], wrt="m.**.weight")(model)
+    assert gradient["layers"][0].weight == 4 and gradient["layers"][0].bias is None
+    assert graftax.equal(graftax.from_dict(dict(reversed(graftax.to_dict(model).items()))), model)

@@ -119,7 +119,7 @@ _LEAF, _REF, _NODE, _NONE, _TUPLE_KEY, _FUNCTION = 0, 2, 4, 0xFFFFFFFF, 6, 11  #
 def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
     """The names of the items of a node whose items have names."""
     if base == "registered":
-        return registry.child_names.get(cls, ())
+        return registry.names_of_children(cls) or ()
     if base == "tuple":
         return registry.item_names(cls)
     if base == "function":

@@ -41,7 +41,14 @@ import numpy as np
 from jax import tree_util
 
 from . import _core, interop, statics
-from ._compat import is_registered_static, ref_types, treedef_of_node, typed_array_types
+from ._compat import (
+    data_fields,
+    is_registered_static,
+    ref_types,
+    tree_functions,
+    treedef_of_node,
+    typed_array_types,
+)
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from .marks import Dynamic, Static
 from .packed import Packed, PackLayout
@@ -189,7 +196,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("equal")
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
-        return Description("registered", is_frozen(cls), order=child_names.get(cls))
+        return Description("registered", is_frozen(cls), order=names_of_children(cls))
     if isinstance(obj, _OPAQUE):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
@@ -218,6 +225,13 @@ def describe(obj: Any, solid: type) -> Description:
     if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
         return Description("equal")
     return Description("identity")
+
+
+def names_of_children(cls: type) -> tuple[str, ...] | None:
+    """Which attributes the children of a registered class are, as `register` or JAX was told; None where unknown."""
+    functions = tree_functions(cls)
+    fields = None if cls in child_names or functions is None else data_fields(functions[0])
+    return child_names.get(cls) if fields is None else fields[0]
 
 
 def item_names(cls: type) -> tuple[str, ...]:
