@@ -234,7 +234,7 @@ def open_first(flatten: Any, tree: Any) -> tuple[Any, Any]:
             entered.append(frame.f_code)
 
     if sys.getprofile() is not None:  # somebody else's
-        return one_level_with_keys(tree), True
+        return one_level_with_keys(tree), None
     sys.setprofile(note)
     try:
         opened = one_level_with_keys(tree)
