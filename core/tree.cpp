@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "treebuild.h"
+#include "treecache.h"
 #include "treekeys.h"
 #include "treeplan.h"
 
@@ -155,8 +156,15 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
 class TreeWalk {
  public:
   explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure) {
-    if (structure_) structure_->nodes.reserve(16);  // a small tree needs one allocation
-    open_.reserve(4);
+    if (structure_) {
+      structure_->nodes.swap(spare_nodes);
+      structure_->nodes.reserve(16);  // a small tree needs one allocation
+    }
+    open_.swap(spare_);
+  }
+  ~TreeWalk() {
+    open_.clear();
+    if (open_.capacity() < deep) open_.swap(spare_);
   }
 
   void run(PyObject* tree) {
@@ -174,6 +182,7 @@ class TreeWalk {
       --top.left;
       visit(pending_.take());
     }
+    if (structure_ && structure_->nodes.size() >= large) last_large_ = {structure_->nodes.size(), wish_.leaves->size()};
   }
 
  private:
@@ -217,6 +226,7 @@ class TreeWalk {
     const TreeKind& kind = tree_kind_of(Py_TYPE(obj.get()));
     if (!kind.is_node()) return leaf(std::move(obj));
     size_t floor = pending_.size();
+    if (structure_ && structure_->nodes.size() >= large && structure_->nodes.size() + 2 > structure_->nodes.capacity()) make_room();
     uint32_t node = structure_ ? structure_->open(kind, 0, nullptr) : 0;
     uint32_t leading = 0;
     if (wish_.is_leaf) {
@@ -296,6 +306,12 @@ class TreeWalk {
     return data;
   }
 
+  // As much as the last large tree took: often it is the same one. Growing step by step touches twice the memory.
+  void make_room() {
+    structure_->nodes.reserve(std::max(2 * structure_->nodes.size(), last_large_.first));
+    wish_.leaves->reserve(last_large_.second);
+  }
+
   NamedNodes& named() { return wish_.named ? *wish_.named : own_named_; }
 
   void entries_of(uint32_t node, OwnedList& entries) {
@@ -331,6 +347,8 @@ class TreeWalk {
   static std::string short_repr_of_type(PyObject* obj) { return std::string("a ") + Py_TYPE(obj)->tp_name; }
 
   static constexpr size_t deep = 1024;
+  static constexpr size_t large = 1024;  // records
+  inline static std::pair<size_t, size_t> last_large_{};
 
   const TreeWish& wish_;
   Structure* structure_;  // null: not wanted
@@ -338,6 +356,7 @@ class TreeWalk {
   OwnedList pending_;  // values to visit, the next one last
   OwnedList entries_;  // the current path, where is_leaf takes paths
   std::vector<Open> open_;
+  inline static std::vector<Open> spare_;  // room for the next walk; a walk within a walk finds none
   std::vector<OwnedList> open_entries_;  // of the children of open nodes, where is_leaf takes paths
   PyObject* data_ = nullptr;  // of the node with fields that was opened last; the structure holds it
   bool run_of_leaves_ = false;

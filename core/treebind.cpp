@@ -8,6 +8,13 @@ namespace graftax {
 
 namespace {
 
+nb::tuple pair_of(nb::object first, nb::object second) {
+  nb::tuple out = nb::steal<nb::tuple>(check(PyTuple_New(2)));
+  PyTuple_SET_ITEM(out.ptr(), 0, first.release().ptr());
+  PyTuple_SET_ITEM(out.ptr(), 1, second.release().ptr());
+  return out;
+}
+
 // A list that takes the references over.
 nb::list to_list(OwnedList& items) {
   auto n = static_cast<Py_ssize_t>(items.size());
@@ -33,7 +40,7 @@ nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
   TreeDef def;
   OwnedList leaves;
   walk_tree(tree.ptr(), {&def.tree, &leaves, nullptr, or_null(is_leaf), false});
-  return nb::make_tuple(to_list(leaves), treedef_of(std::move(def.tree)));
+  return pair_of(to_list(leaves), treedef_of(std::move(def.tree)));
 }
 
 nb::list tree_leaves(nb::handle tree, nb::handle is_leaf) {
@@ -69,7 +76,7 @@ nb::tuple flatten_with_path(nb::handle tree, nb::handle is_leaf, bool takes_path
   NamedNodes named;
   walk_tree(tree.ptr(), {&def.tree, &leaves, &named, or_null(is_leaf), takes_path});
   leaf_paths(def.tree, named, paths);
-  return nb::make_tuple(with_paths(paths, leaves), treedef_of(std::move(def.tree)));
+  return pair_of(with_paths(paths, leaves), treedef_of(std::move(def.tree)));
 }
 
 // The leaves given to unflatten, and their number checked. A tuple is as it is; the items of anything else are held here:

@@ -57,6 +57,8 @@ bool may_be_kept(const Structure& t) {
 
 }  // namespace
 
+std::vector<TreeNode> spare_nodes;
+
 size_t print_of(const Structure& t) {
   size_t h = t.leaves;
   for (const TreeNode& n : t.nodes) h = (h ^ n.arity ^ reinterpret_cast<size_t>(n.kind)) * 0x9e3779b97f4a7c15ULL;
@@ -67,9 +69,14 @@ nb::object treedef_of(Structure&& t) {
   static auto& slots = *new std::array<KnownTreeDef, 16>();
   size_t print = print_of(t);
   KnownTreeDef& slot = slots[print % slots.size()];
-  if (slot.print == print && slot.fits(t)) return slot.treedef;
+  if (slot.print == print && slot.fits(t)) {
+    t.nodes.clear();
+    t.nodes.swap(spare_nodes);
+    return slot.treedef;
+  }
   bool again = std::exchange(slot.print, print) == print && may_be_kept(t);
   t.keep_kinds();
+  if (t.nodes.capacity() > 2 * std::max<size_t>(t.nodes.size(), 16)) t.nodes.shrink_to_fit();
   nb::object made = nb::cast(TreeDef{std::move(t)});
   if (again) {
     nb::object gone = std::exchange(slot.treedef, made);  // released last: what it holds may have code

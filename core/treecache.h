@@ -11,6 +11,9 @@ namespace graftax {
 // A PyTreeDef of this structure: the one that is kept, or a new one.
 nb::object treedef_of(Structure&& t);
 
+// The room of a structure that was not needed any more, for the next walk.
+extern std::vector<TreeNode> spare_nodes;
+
 // A number that equal structures share.
 size_t print_of(const Structure& t);
 
