@@ -77,9 +77,9 @@ class OwnedList {
     if (size_ == capacity_) grow();
     items_[size_++] = p.release();
   }
-  void set(size_t i, PyObject* p) {
-    Py_XINCREF(p);
-    PyObject* old = std::exchange(items_[i], p);
+  void set(size_t i, PyObject* p) { replace(i, Owned::borrow(p)); }
+  void replace(size_t i, Owned p) {
+    PyObject* old = std::exchange(items_[i], p.release());
     Py_XDECREF(old);
   }
   void resize(size_t n) {

@@ -135,13 +135,13 @@ nb::object walk(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::ha
 
 // f(leaf, *leaves of the rest) for each leaf, and the tree around the results.
 Owned mapped(nb::handle f, const TreeDef& def, std::vector<OwnedList>& columns) {
-  OwnedList results;
-  size_t n = columns[0].size(), width = columns.size();
-  results.reserve(n);
+  OwnedList& results = columns[0];  // each takes the place of its leaf, which the tree holds or nobody needs any more
+  size_t n = results.size(), width = columns.size();
   std::vector<PyObject*> args(width + 1);
   for (size_t i = 0; i < n; ++i) {
     for (size_t k = 0; k < width; ++k) args[k + 1] = columns[k][i];
-    results.push_stolen(own(PyObject_Vectorcall(f.ptr(), args.data() + 1, width | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)));
+    Owned result = own(PyObject_Vectorcall(f.ptr(), args.data() + 1, width | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    results.replace(i, std::move(result));
   }
   return build(def.tree, results.data(), build_tree_node);
 }
