@@ -34,13 +34,15 @@ test: $(VENV)/.test ## the whole test suite, on the installed wheel
 bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
 	$(BIN)/python -m graftax bench $(ARGS)
 
-lint: $(VENV)/.dev ## ruff: rules and format
+lint: $(VENV)/.dev ## ruff and clang-format: rules and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	find core -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
-format: $(VENV)/.dev ## ruff: mend what it can
+format: $(VENV)/.dev ## ruff and clang-format: mend what they can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	find core -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 types: $(VENV)/.dev $(VENV)/.test ## pyright, strict on the public package
 	$(BIN)/pyright --pythonpath $(BIN)/python $(ARGS)

@@ -44,8 +44,7 @@ PyType_Slot binding_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(binding_
 
 }  // namespace
 
-bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
-          Roots& out) {
+bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Roots& out) {
   Py_ssize_t skip = PyTuple_GET_SIZE(prefix), total = skip + nargs;
   Py_ssize_t count = PyTuple_GET_SIZE(b.names.ptr());
   auto positional_at = [&](Py_ssize_t i) { return i < skip ? PyTuple_GET_ITEM(prefix, i) : args[i - skip]; };
@@ -97,20 +96,24 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
 void bind_binding(nb::module_& m) {
   no_layout = PyTuple_New(0);
   nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
-      .def("__init__", [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given, Py_ssize_t positional,
-                          Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
-                          nb::object globals, nb::tuple global_names) {
-        if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) || positional_only > positional ||
-            (global_names.size() && !nb::isinstance<nb::dict>(globals)))
-          raise_error(PyExc_ValueError, "inconsistent binding");
-        new (self) Binding{names, defaults, missing, given, cells, globals, global_names, positional, positional_only,
-                           var_positional, var_keyword};
-      }, nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"), nb::arg("positional_only"),
-           nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"), nb::arg("globals").none(),
-           nb::arg("global_names"),
-           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, "
-                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
-                   "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
+      .def(
+          "__init__",
+          [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given,
+             Py_ssize_t positional, Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
+             nb::object globals, nb::tuple global_names) {
+            if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) ||
+                positional_only > positional || (global_names.size() && !nb::isinstance<nb::dict>(globals)))
+              raise_error(PyExc_ValueError, "inconsistent binding");
+            new (self) Binding{names,        defaults,   missing,         given,          cells,      globals,
+                               global_names, positional, positional_only, var_positional, var_keyword};
+          },
+          nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"),
+          nb::arg("positional_only"), nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"),
+          nb::arg("globals").none(), nb::arg("global_names"),
+          nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: "
+                  "object, positional: int, "
+                  "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
+                  "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
 }
 
 }  // namespace graftax

@@ -8,12 +8,12 @@ namespace graftax {
 
 // How a signature's arguments become roots. Read from the function once.
 struct Binding {
-  nb::object names;      // tuple: positional parameters, then keyword-only ones
-  nb::object defaults;   // tuple beside `names`; `missing` where there is none
+  nb::object names;     // tuple: positional parameters, then keyword-only ones
+  nb::object defaults;  // tuple beside `names`; `missing` where there is none
   nb::object missing;
-  nb::object given;      // the function's __defaults__ when this was read
-  nb::object cells;      // tuple of closure cells, or empty
-  nb::object globals;    // dict, or None
+  nb::object given;    // the function's __defaults__ when this was read
+  nb::object cells;    // tuple of closure cells, or empty
+  nb::object globals;  // dict, or None
   nb::object global_names;
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;

@@ -18,16 +18,16 @@ namespace {
 
 struct Entry {
   Program program;
-  Owned context;   // what else is in the key
-  Owned compiled;  // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
-  Owned outcomes;  // list of Outcome; the number that the executable returns picks one
-  uint64_t used = 0;  // the table's clock at the last call
-  bool packed = false;         // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
-  uint32_t arguments = 0;      // roots that are arguments; what the function captures comes after them
+  Owned context;           // what else is in the key
+  Owned compiled;          // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned outcomes;          // list of Outcome; the number that the executable returns picks one
+  uint64_t used = 0;       // the table's clock at the last call
+  bool packed = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
   std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
-  bool refused = false;        // its executable is none to run directly
-  int in_vain = 0;             // calls that found no direct one, less those that did
-  int pause = 0;               // calls that do not look for one
+  bool refused = false;                          // its executable is none to run directly
+  int in_vain = 0;                               // calls that found no direct one, less those that did
+  int pause = 0;                                 // calls that do not look for one
 
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const {
@@ -109,8 +109,7 @@ void promote(Table& table, PyObject* entry) {
 // ---- Caller: the callable
 
 struct CallerObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* weakrefs;
   PyObject* function;  // the Python function that runs
   PyObject* prefix;    // tuple: arguments that come before the caller's (self of a bound method, a partial's)
@@ -171,13 +170,15 @@ void copy_numpy(const OwnedList& leaves, OwnedList& out) {
 // The number of the Outcome, coded as a tuple of None (0) and () (1), lowest bit first: no leaves, no user node.
 size_t decode(PyObject* code) {
   size_t out = 0;
-  for (Py_ssize_t i = PyTuple_GET_SIZE(code) - 1; i >= 0; --i)
-    out = 2 * out + (PyTuple_GET_ITEM(code, i) != Py_None);
+  for (Py_ssize_t i = PyTuple_GET_SIZE(code) - 1; i >= 0; --i) out = 2 * out + (PyTuple_GET_ITEM(code, i) != Py_None);
   return out;
 }
 
-Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* outcomes, const Walk& walk, const Entry& entry) {
-  PyObject* obj = number < static_cast<size_t>(PyList_GET_SIZE(outcomes)) ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number)) : nullptr;
+Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* outcomes, const Walk& walk,
+             const Entry& entry) {
+  PyObject* obj = number < static_cast<size_t>(PyList_GET_SIZE(outcomes))
+                      ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number))
+                      : nullptr;
   if (!obj) raise_error(PyExc_SystemError, "no Outcome for this executable");
   Owned hold = Owned::borrow(obj);
   const Outcome& outcome = *nb::inst_ptr<Outcome>(obj);
@@ -201,7 +202,8 @@ Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const 
   PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
   size_t number = decode(PyTuple_GET_ITEM(flat_result, 2));
   Owned all = PyTuple_GET_SIZE(second) == 0 ? Owned::borrow(first) : own(PySequence_Concat(first, second));
-  return finish(PySequence_Fast_ITEMS(all.get()), static_cast<size_t>(PyTuple_GET_SIZE(all.get())), number, outcomes, walk, entry);
+  return finish(PySequence_Fast_ITEMS(all.get()), static_cast<size_t>(PyTuple_GET_SIZE(all.get())), number, outcomes,
+                walk, entry);
 }
 
 // ---- Tier B
@@ -209,11 +211,12 @@ Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const 
 // How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
 // are kept, in turn), looking at the leaves is in vain, and left for a while.
 constexpr size_t max_directs = 16;
-constexpr int patience = 64;     // calls without one, over those with one
+constexpr int patience = 64;  // calls without one, over those with one
 constexpr int pause_calls = 1024;
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
-std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, const OwnedList& surroundings) {
+std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves,
+                                       const OwnedList& surroundings) {
   static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned cached = own(PyObject_CallMethodNoArgs(compiled, cache_size));
@@ -233,7 +236,8 @@ std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const O
 }
 
 // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
-std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves, std::shared_ptr<Direct>& seen) {
+std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves,
+                                    std::shared_ptr<Direct>& seen) {
   std::shared_ptr<Direct> out;
   if (entry.pause > 0 && --entry.pause > 0) return nullptr;
   try {
@@ -290,8 +294,8 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   for (size_t i = 0; i < table.recent.size(); ++i) {
     Owned hold = table.recent[i];
     const Entry& e = *nb::inst_ptr<Entry>(hold.get());
-    bool same_context = e.context.get() == context ||
-                        (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
+    bool same_context =
+        e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
     if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
     try {
       if (!replay(e.program, roots.values.data(), roots.values.size(), walk)) continue;
@@ -305,13 +309,14 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
     return hold;
   }
   Owned all = tuple_of(roots.values);
-  Owned entry = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_entry", "OOO", all.get(),
-                                        roots.layout.get(), context));
+  Owned entry = own(
+      PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_entry", "OOO", all.get(), roots.layout.get(), context));
   if (!nb::isinstance<Entry>(nb::handle(entry.get()))) raise_error(PyExc_TypeError, "_entry() must return an Entry");
   if (!replay(nb::inst_ptr<Entry>(entry.get())->program, roots.values.data(), roots.values.size(), walk))
-    raise_graftax("ConcurrentChangeError",
-                  "the arguments changed during flattening, and look different each time they are walked: an object was "
-                  "changed by another thread, or a registered class flattens to something new on every call");
+    raise_graftax(
+        "ConcurrentChangeError",
+        "the arguments changed during flattening, and look different each time they are walked: an object was "
+        "changed by another thread, or a registered class flattens to something new on every call");
   promote(table, entry.get());
   return entry;
 }
@@ -361,7 +366,8 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned flat_result;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get()});
-    if (!entry.refused && direct_takes(walk.leaves.size())) direct = find_direct(entry, compiled.get(), walk.leaves, seen);
+    if (!entry.refused && direct_takes(walk.leaves.size()))
+      direct = find_direct(entry, compiled.get(), walk.leaves, seen);
     if (direct) {
       flat_result = direct->run(walk.leaves);
       if (!flat_result) {
@@ -387,7 +393,8 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   if (seen) remember(entry, std::move(seen));
   if (direct)
     return finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
-                  direct->outcome(), outcomes.get(), walk, entry).release();
+                  direct->outcome(), outcomes.get(), walk, entry)
+        .release();
   return finish(flat_result.get(), outcomes.get(), walk, entry).release();
 }
 
@@ -516,76 +523,108 @@ void bind_call(nb::module_& m) {
 
   nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
                     "What is compiled for one structure of one function.")
-      .def("__init__", [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
-                          uint32_t arguments, bool packed) {
-        new (self) Entry{weakened(graphdef.program), Owned::borrow(context.ptr()), Owned::borrow(compiled.ptr()),
-                         Owned::borrow(outcomes.ptr()), 0, packed, arguments};
-      }, nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"), nb::arg("arguments"), nb::arg("packed"),
-           nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
-                   "arguments: int, packed: bool) -> None"))
-      .def_prop_ro("direct", [](const Entry& e) -> nb::object {
-        if (e.refused) return nb::none();
-        return nb::int_(std::count_if(e.directs.begin(), e.directs.end(), [](auto& d) { return d->ready(); }));
-      }, nb::sig("def direct(self) -> int | None"),
-         "How many of its executables are run directly; None where none can be.")
-      .def_prop_ro("used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
-      .def_prop_ro("compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); },
-                   nb::sig("def compiled(self) -> Any"))
-      .def_prop_ro("outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
-                   nb::sig("def outcomes(self) -> list[Outcome]"));
+      .def(
+          "__init__",
+          [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
+             uint32_t arguments, bool packed) {
+            new (self) Entry{weakened(graphdef.program),
+                             Owned::borrow(context.ptr()),
+                             Owned::borrow(compiled.ptr()),
+                             Owned::borrow(outcomes.ptr()),
+                             0,
+                             packed,
+                             arguments};
+          },
+          nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"),
+          nb::arg("arguments"), nb::arg("packed"),
+          nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
+                  "arguments: int, packed: bool) -> None"))
+      .def_prop_ro(
+          "direct",
+          [](const Entry& e) -> nb::object {
+            if (e.refused) return nb::none();
+            return nb::int_(std::count_if(e.directs.begin(), e.directs.end(), [](auto& d) { return d->ready(); }));
+          },
+          nb::sig("def direct(self) -> int | None"),
+          "How many of its executables are run directly; None where none can be.")
+      .def_prop_ro(
+          "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
+      .def_prop_ro(
+          "compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); }, nb::sig("def compiled(self) -> Any"))
+      .def_prop_ro(
+          "outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
+          nb::sig("def outcomes(self) -> list[Outcome]"));
 
   nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(),
                     "The entries used last; a subclass holds them all.")
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)
-      .def("_forget", [](Table& t, nb::handle entry) {
-        auto it = std::find_if(t.recent.begin(), t.recent.end(), [&](const Owned& e) { return e.get() == entry.ptr(); });
-        if (it == t.recent.end()) return;
-        Owned dead = std::move(*it);
-        t.recent.erase(it);
-      }, nb::arg("entry"))
+      .def(
+          "_forget",
+          [](Table& t, nb::handle entry) {
+            auto it =
+                std::find_if(t.recent.begin(), t.recent.end(), [&](const Owned& e) { return e.get() == entry.ptr(); });
+            if (it == t.recent.end()) return;
+            Owned dead = std::move(*it);
+            t.recent.erase(it);
+          },
+          nb::arg("entry"))
       .def("_forget_all", [](Table& t) {
         auto dead = std::move(t.recent);
         t.recent.clear();
         t.hits = 0;
       });
 
-  m.def("active_call", [](nb::handle outcomes) -> nb::object {
-    if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
-    const Active& a = active().back();
-    return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()));
-  }, nb::arg("outcomes"), nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None"),
-     "The call that this thread is in, when it runs the entry with these outcomes.");
-  m.def("run_active", [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle f, nb::args args) {
-    OwnedList values;
-    for (nb::handle h : roots) values.push(h.ptr());
-    ActiveScope scope({caller.ptr(), &values, outcomes.ptr()});
-    return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
-  }, nb::sig("def run_active(caller: Caller, roots: tuple[object, ...], outcomes: list[Outcome], f: Callable[..., Any], /, *args: object) -> Any"),
-     "f(*args) while this call is the active one: for lower, trace and eval_shape.");
-  m.def("walk", [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {
-    Walk walk;
-    std::vector<PyObject*> values;
-    for (nb::handle h : roots) values.push_back(h.ptr());
-    if (!replay(graphdef.program, values.data(), values.size(), walk)) return nb::none();
-    nb::list leaves, nodes;
-    for (size_t i = 0; i < walk.leaves.size(); ++i) leaves.append(nb::borrow(walk.leaves[i]));
-    for (size_t i = 0; i < walk.nodes.size(); ++i) nodes.append(nb::borrow(walk.nodes[i]));
-    return nb::make_tuple(leaves, nodes);
-  }, nb::arg("graphdef"), nb::arg("roots"),
-     nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None"),
-     "The leaves and tracked nodes of roots that match, else None.");
-  m.def("decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
-        nb::sig("def decode(code: tuple[object, ...]) -> int"),
-        "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");
-  m.def("use_settings", [](nb::object disable_jit, nb::object prng_impl, nb::tuple others) {
-    settings.disable_jit = setting_of(std::move(disable_jit));
-    settings.prng_impl = setting_of(std::move(prng_impl));
-    settings.others.clear();
-    for (nb::handle h : others) settings.others.push_back(setting_of(nb::borrow(h)));
-  }, nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
-     nb::sig("def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None"),
-     "Where to read JAX's settings: objects with an attribute `value`. The others are booleans.");
+  m.def(
+      "active_call",
+      [](nb::handle outcomes) -> nb::object {
+        if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
+        const Active& a = active().back();
+        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()));
+      },
+      nb::arg("outcomes"), nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None"),
+      "The call that this thread is in, when it runs the entry with these outcomes.");
+  m.def(
+      "run_active",
+      [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle f, nb::args args) {
+        OwnedList values;
+        for (nb::handle h : roots) values.push(h.ptr());
+        ActiveScope scope({caller.ptr(), &values, outcomes.ptr()});
+        return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
+      },
+      nb::sig("def run_active(caller: Caller, roots: tuple[object, ...], outcomes: list[Outcome], f: Callable[..., "
+              "Any], /, *args: object) -> Any"),
+      "f(*args) while this call is the active one: for lower, trace and eval_shape.");
+  m.def(
+      "walk",
+      [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {
+        Walk walk;
+        std::vector<PyObject*> values;
+        for (nb::handle h : roots) values.push_back(h.ptr());
+        if (!replay(graphdef.program, values.data(), values.size(), walk)) return nb::none();
+        nb::list leaves, nodes;
+        for (size_t i = 0; i < walk.leaves.size(); ++i) leaves.append(nb::borrow(walk.leaves[i]));
+        for (size_t i = 0; i < walk.nodes.size(); ++i) nodes.append(nb::borrow(walk.nodes[i]));
+        return nb::make_tuple(leaves, nodes);
+      },
+      nb::arg("graphdef"), nb::arg("roots"),
+      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None"),
+      "The leaves and tracked nodes of roots that match, else None.");
+  m.def(
+      "decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
+      nb::sig("def decode(code: tuple[object, ...]) -> int"),
+      "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");
+  m.def(
+      "use_settings",
+      [](nb::object disable_jit, nb::object prng_impl, nb::tuple others) {
+        settings.disable_jit = setting_of(std::move(disable_jit));
+        settings.prng_impl = setting_of(std::move(prng_impl));
+        settings.others.clear();
+        for (nb::handle h : others) settings.others.push_back(setting_of(nb::borrow(h)));
+      },
+      nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
+      nb::sig("def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None"),
+      "Where to read JAX's settings: objects with an attribute `value`. The others are booleans.");
 }
 
 }  // namespace graftax

@@ -21,13 +21,13 @@ struct Question {
 // What _direct.py hands over when the self-test has passed. Lives as long as the process.
 struct Known {
   bool on = false;
-  size_t least = 0;           // leaves: calls with fewer stay with jax.jit
-  int wait = 0;               // calls before an executable with few leaves is asked for
+  size_t least = 0;             // leaves: calls with fewer stay with jax.jit
+  int wait = 0;                 // calls before an executable with few leaves is asked for
   PyTypeObject* key = nullptr;  // typed PRNG keys
   PyObject *aval = nullptr, *sharding = nullptr, *committed = nullptr, *layout = nullptr;  // getters of an array
-  PyObject *impl = nullptr, *base = nullptr;                                            // attributes of a key
+  PyObject *impl = nullptr, *base = nullptr;                                               // attributes of a key
   PyObject* capture = nullptr;
-  PyObject* consume = nullptr;  // the name of the method that makes arrays of results
+  PyObject* consume = nullptr;     // the name of the method that makes arrays of results
   PyObject* put = nullptr;         // NumPy array, aval and devices -> a jax.Array with its content
   PyObject* semantics = nullptr;   // says to it that the memory is the caller's again when the call returns
   PyTypeObject* scalar = nullptr;  // numpy.generic
@@ -71,9 +71,7 @@ Owned read(PyObject* getter, PyObject* array) { return own(PyObject_CallOneArg(g
 
 PyObject* referent(PyObject* ref) { return reinterpret_cast<PyWeakReference*>(ref)->wr_object; }
 
-Py_ssize_t rank(PyObject* aval) {
-  return PyTuple_GET_SIZE(own(PyObject_GetAttr(aval, name_of_shape())).get());
-}
+Py_ssize_t rank(PyObject* aval) { return PyTuple_GET_SIZE(own(PyObject_GetAttr(aval, name_of_shape())).get()); }
 
 }  // namespace
 
@@ -200,14 +198,16 @@ bool Direct::fits(const OwnedList& leaves, const OwnedList& surroundings) {
 
 bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool packed) {
   Owned all = own(PyTuple_New(static_cast<Py_ssize_t>(leaves.size())));
-  for (size_t i = 0; i < leaves.size(); ++i) PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), Py_NewRef(leaves[i]));
-  Owned answer = own(PyObject_CallFunctionObjArgs(known.capture, compiled, all.get(), packed ? Py_True : Py_False, nullptr));
+  for (size_t i = 0; i < leaves.size(); ++i)
+    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), Py_NewRef(leaves[i]));
+  Owned answer =
+      own(PyObject_CallFunctionObjArgs(known.capture, compiled, all.get(), packed ? Py_True : Py_False, nullptr));
   if (answer.get() == Py_None) return false;
   PyObject *execute, *handlers, *kept, *hosts;
   Py_ssize_t number;
   int donates;
-  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number, &donates,
-                        &PyList_Type, &hosts))
+  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number,
+                        &donates, &PyList_Type, &hosts))
     raise_python();
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hosts); ++i) {
     Py_ssize_t k;
@@ -240,7 +240,8 @@ Owned Direct::put(const Host& host, PyObject* leaf) {
   if (!host.aval) raise_error(PyExc_SystemError, "a NumPy leaf has no place");
   Owned content = own(PyList_New(1));
   PyList_SET_ITEM(content.get(), 0, Py_NewRef(leaf));
-  PyObject* arguments[] = {host.aval.get(), host.sharding.get(), content.get(), host.devices.get(), Py_False, Py_False, known.semantics};
+  PyObject* arguments[] = {host.aval.get(), host.sharding.get(), content.get(), host.devices.get(), Py_False,
+                           Py_False,        known.semantics};
   return Owned::steal(PyObject_Vectorcall(known.put, arguments, 7, nullptr));
 }
 
@@ -249,60 +250,69 @@ Owned Direct::run(const OwnedList& leaves) {
   for (size_t i = 0; i < kept_.size(); ++i) {
     PyObject* leaf = leaves[kept_[i]];
     const Guard& guard = guards_[kept_[i]];
-    Owned array = guard.host ? put(*guard.host, leaf)
-                  : guard.impl ? own(PyObject_GetAttr(leaf, known.base)) : Owned::borrow(leaf);
+    Owned array = guard.host   ? put(*guard.host, leaf)
+                  : guard.impl ? own(PyObject_GetAttr(leaf, known.base))
+                               : Owned::borrow(leaf);
     if (!array) return {};
     PyList_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), array.release());
   }
   Owned results = Owned::steal(PyObject_CallOneArg(execute_.get(), inputs.get()));
   if (!results) return {};
   Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), known.consume, handlers_.get()));
-  if (outputs && !PyList_CheckExact(outputs.get())) raise_error(PyExc_SystemError, "the results of an executable are no list");
+  if (outputs && !PyList_CheckExact(outputs.get()))
+    raise_error(PyExc_SystemError, "the results of an executable are no list");
   if (outputs) expect(outputs.get());
   return outputs;
 }
 
 void bind_direct(nb::module_& m) {
-  m.def("use_direct", [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
-                         nb::list required, nb::list at_first, nb::list surroundings, nb::tuple put) {
-    auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
-    auto question = [&](nb::handle h, bool has_answer) {
-      auto parts = nb::cast<nb::tuple>(h);
-      Question q;
-      q.ask = keep(parts[0]);
-      q.of = parts[1].is_none() ? nullptr : keep(parts[1]);
-      if (has_answer) q.answer = keep(parts[2]);
-      return q;
-    };
-    if (array_getters.size() != 4 || key_attributes.size() != 2 || put.size() != 3)
-      raise_error(PyExc_ValueError, "expected 4 getters, 2 names, and 3 parts of put");
-    known.capture = keep(capture);
-    known.key = reinterpret_cast<PyTypeObject*>(keep(key));
-    known.aval = keep(array_getters[0]);
-    known.sharding = keep(array_getters[1]);
-    known.committed = keep(array_getters[2]);
-    known.layout = keep(array_getters[3]);
-    known.impl = keep(key_attributes[0]);
-    known.base = keep(key_attributes[1]);
-    known.consume = keep(consume);
-    known.required.clear();
-    known.at_first.clear();
-    known.surroundings.clear();
-    known.put = keep(put[0]);
-    known.semantics = keep(put[1]);
-    known.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
-    for (nb::handle h : required) known.required.push_back(question(h, true));
-    for (nb::handle h : at_first) known.at_first.push_back(question(h, true));
-    for (nb::handle h : surroundings) known.surroundings.push_back(question(h, false));
-  }, nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
-     nb::arg("required"), nb::arg("at_first"), nb::arg("surroundings"), nb::arg("put"),
-     nb::sig("def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], "
-             "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: list[tuple[Any, Any]], "
-             "put: tuple[Any, Any, type]) -> None"),
-     "Hands over, once, what direct calls read of JAX.");
-  m.def("direct_from", [](size_t leaves, int wait) { known.on = leaves != 0, known.least = leaves, known.wait = wait; },
-        nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),
-        "Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.");
+  m.def(
+      "use_direct",
+      [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
+         nb::list required, nb::list at_first, nb::list surroundings, nb::tuple put) {
+        auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
+        auto question = [&](nb::handle h, bool has_answer) {
+          auto parts = nb::cast<nb::tuple>(h);
+          Question q;
+          q.ask = keep(parts[0]);
+          q.of = parts[1].is_none() ? nullptr : keep(parts[1]);
+          if (has_answer) q.answer = keep(parts[2]);
+          return q;
+        };
+        if (array_getters.size() != 4 || key_attributes.size() != 2 || put.size() != 3)
+          raise_error(PyExc_ValueError, "expected 4 getters, 2 names, and 3 parts of put");
+        known.capture = keep(capture);
+        known.key = reinterpret_cast<PyTypeObject*>(keep(key));
+        known.aval = keep(array_getters[0]);
+        known.sharding = keep(array_getters[1]);
+        known.committed = keep(array_getters[2]);
+        known.layout = keep(array_getters[3]);
+        known.impl = keep(key_attributes[0]);
+        known.base = keep(key_attributes[1]);
+        known.consume = keep(consume);
+        known.required.clear();
+        known.at_first.clear();
+        known.surroundings.clear();
+        known.put = keep(put[0]);
+        known.semantics = keep(put[1]);
+        known.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
+        for (nb::handle h : required) known.required.push_back(question(h, true));
+        for (nb::handle h : at_first) known.at_first.push_back(question(h, true));
+        for (nb::handle h : surroundings) known.surroundings.push_back(question(h, false));
+      },
+      nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
+      nb::arg("required"), nb::arg("at_first"), nb::arg("surroundings"), nb::arg("put"),
+      nb::sig("def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: "
+              "tuple[str, str], "
+              "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: "
+              "list[tuple[Any, Any]], "
+              "put: tuple[Any, Any, type]) -> None"),
+      "Hands over, once, what direct calls read of JAX.");
+  m.def(
+      "direct_from", [](size_t leaves, int wait) { known.on = leaves != 0, known.least = leaves, known.wait = wait; },
+      nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),
+      "Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` "
+      "calls; 0: none does.");
 }
 
 }  // namespace graftax

@@ -59,7 +59,7 @@ class Direct {
     bool asks_layout = false;  // of arrays with one dimension or none there is but one
     // A leaf that is a result of the call before: to ask for its layout is dear, so `ref` refers to each new result.
     uint32_t result = NONE;
-    bool sure = false;     // a leaf that was this result has been looked at: all others are like it
+    bool sure = false;  // a leaf that was this result has been looked at: all others are like it
     uint8_t searches = 0;
   };
 

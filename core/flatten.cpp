@@ -12,7 +12,7 @@ namespace graftax {
 
 namespace {
 
-constexpr size_t max_expanded = 100000;     // nodes below immutable nodes that are met again
+constexpr size_t max_expanded = 100000;  // nodes below immutable nodes that are met again
 
 std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
 
@@ -55,8 +55,7 @@ std::string Recorder::here() const {
   std::string out = "obj";
   if (options_.root_names && root_ < PyTuple_GET_SIZE(options_.root_names))
     out = utf8(PyTuple_GET_ITEM(options_.root_names, root_));
-  else if (options_.inputs)
-    out = root_ == 0 ? "the result" : "a changed argument";
+  else if (options_.inputs) out = root_ == 0 ? "the result" : "a changed argument";
   return out;
 }
 
@@ -91,8 +90,10 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
   }
   if (in_static) {
     if (root_is_static())
-      raise_graftax("StructureError", "this argument is declared static, but holds an array (" + type_name(obj) +
-                                      "). Leave it out of static_argnums/static_argnames: arrays are traced, the rest is static anyway.");
+      raise_graftax(
+          "StructureError",
+          "this argument is declared static, but holds an array (" + type_name(obj) +
+              "). Leave it out of static_argnums/static_argnames: arrays are traced, the rest is static anyway.");
     add_static_leaf(obj, kind);
     return;
   }
@@ -192,7 +193,8 @@ void Recorder::visit(PyObject* obj, Below below) {
       return add_static_leaf(obj, kind);
     case Base::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
-      if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT)) return add_leaf(obj, kind, false);
+      if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT))
+        return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
         check_opaque(obj);
       return add_static_leaf(obj, kind);
@@ -264,8 +266,9 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   bool grows = !options_.everything || cursor.items() + cursor.fields() > 0;  // `()` in many places does not
   if (below.repeated && grows && ++expanded_ > max_expanded)
     raise_graftax("StructureError", "immutable nodes with arrays are reached again and again: more than " +
-                                    std::to_string(max_expanded) + " nodes once expanded. Put one mutable object (a list) "
-                                    "around what is shared.");
+                                        std::to_string(max_expanded) +
+                                        " nodes once expanded. Put one mutable object (a list) "
+                                        "around what is shared.");
   if (!options_.inputs) {  // two objects with one __dict__, or an object and vars() of it
     PyObject* dict = cursor.shared_dict();
     if (dict) {
@@ -285,8 +288,9 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   n.fields = static_cast<uint32_t>(cursor.fields());
   n.has_extra = kind.base == Base::registered || kind.base == Base::defaultdict;
   if (kind.base == Base::registered)
-    n.treedef = p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(Py_TYPE(obj)),
-                                        cursor.extra(), cursor.items())));
+    n.treedef =
+        p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn",
+                                       reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(), cursor.items())));
   n.payload = add_payload(p, obj, kind);
   if (kind.base == Base::function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
     n.flags |= ITSELF;
@@ -388,7 +392,8 @@ void Recorder::close_value(uint32_t pc) {
   size_t h = reinterpret_cast<size_t>(n.type) ^ (n.items * 1000003u) ^ n.fields;
   for (uint32_t i = pc + 1; i < n.next; i = p.after(i)) {
     const Instr& c = p.code[i];
-    size_t x = c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash) : value_hash_[c.op == Op::same ? c.arg : i];
+    size_t x =
+        c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash) : value_hash_[c.op == Op::same ? c.arg : i];
     h = (h ^ x) * 0x9e3779b97f4a7c15ULL + static_cast<size_t>(c.op == Op::stat);
   }
   value_hash_[pc] = h;

@@ -13,28 +13,28 @@ namespace graftax {
 
 // What an Outcome's recording knows beforehand: which objects are the call's inputs.
 struct Inputs {
-  IdTable* nodes = nullptr;   // rebuilt node -> tracked index
-  IdTable* leaves = nullptr;  // tracer -> leaf index
-  IdTable* keys = nullptr;    // objects that are keys already
+  IdTable* nodes = nullptr;          // rebuilt node -> tracked index
+  IdTable* leaves = nullptr;         // tracer -> leaf index
+  IdTable* keys = nullptr;           // objects that are keys already
   const Program* program = nullptr;  // what the inputs were recorded as
   bool arrays = false;               // NumPy arrays are leaves, not constants
 };
 
 enum RootFlag : uint8_t {
-  STATIC_ROOT = 1,  // no array may be below it
-  GLOBAL_ROOT = 2,  // a function in it counts by identity
-  DYNAMIC_ROOT = 4, // Python numbers in it are traced
-  CAPTURED_ROOT = 8, // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
+  STATIC_ROOT = 1,    // no array may be below it
+  GLOBAL_ROOT = 2,    // a function in it counts by identity
+  DYNAMIC_ROOT = 4,   // Python numbers in it are traced
+  CAPTURED_ROOT = 8,  // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
 };
 
 struct RecordOptions {
-  PyObject* root_names = nullptr;          // for messages
+  PyObject* root_names = nullptr;                    // for messages
   const std::vector<uint8_t>* root_flags = nullptr;  // RootFlag, by root
-  const Inputs* inputs = nullptr;          // set for an Outcome
-  bool aliases = false;                    // one array in two places is one leaf
-  bool shapes = false;                     // a ShapeDtypeStruct is a leaf
-  PyObject* dynamic = nullptr;             // key path -> is the Python number there traced?
-  bool everything = false;                 // every value that is no node is a leaf, refused ones too
+  const Inputs* inputs = nullptr;                    // set for an Outcome
+  bool aliases = false;                              // one array in two places is one leaf
+  bool shapes = false;                               // a ShapeDtypeStruct is a leaf
+  PyObject* dynamic = nullptr;                       // key path -> is the Python number there traced?
+  bool everything = false;                           // every value that is no node is a leaf, refused ones too
 };
 
 // A finished recording. `live[pc]` is the object that instruction pc stands for.
@@ -60,20 +60,20 @@ class Recorder {
   PyObject* keep(Owned obj) { return out_.program.keep(std::move(obj)); }
 
  private:
-  struct Below {  // what holds for everything below a node
-    bool in_static = false;   // arrays are static, by identity
-    bool in_dynamic = false;  // Python numbers are traced
-    bool in_function = false; // numbers of a function's own are static, unless marked
-    bool repeated = false;    // it is below an immutable node that was expanded before
-    bool aux = false;         // no leaf for JAX, but part of a node
-    bool arrays_only = false; // the same for what is no array
+  struct Below {               // what holds for everything below a node
+    bool in_static = false;    // arrays are static, by identity
+    bool in_dynamic = false;   // Python numbers are traced
+    bool in_function = false;  // numbers of a function's own are static, unless marked
+    bool repeated = false;     // it is below an immutable node that was expanded before
+    bool aux = false;          // no leaf for JAX, but part of a node
+    bool arrays_only = false;  // the same for what is no array
   };
 
   struct Frame {
     Cursor cursor;
     uint32_t pc;
     Below below;
-    bool closed;       // nothing tracked and no leaf so far
+    bool closed;  // nothing tracked and no leaf so far
     uint32_t slots = 0;
   };
 
@@ -105,14 +105,14 @@ class Recorder {
   RecordOptions options_;
   Recording out_;
   std::vector<Frame> stack_;
-  IdLease seen_;                        // node -> pc
-  IdLease dicts_;                       // instance dictionary that others hold too -> pc
+  IdLease seen_;                                             // node -> pc
+  IdLease dicts_;                                            // instance dictionary that others hold too -> pc
   std::vector<std::pair<uint32_t, uint32_t>> shared_dicts_;  // two nodes over one instance dictionary
-  std::vector<uint32_t> field_keys_;    // keys of open nodes, as a stack
+  std::vector<uint32_t> field_keys_;                         // keys of open nodes, as a stack
   std::vector<size_t> field_base_;
   std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree
   std::unordered_map<uint32_t, size_t> value_hash_;   // the same, the other way round
-  std::unordered_set<PyObject*> given_;  // identity statics of the inputs, once asked for
+  std::unordered_set<PyObject*> given_;               // identity statics of the inputs, once asked for
   OwnedList held_;  // objects whose instructions went: `seen_` still knows their addresses
   size_t expanded_ = 0;
   uint32_t root_ = 0;
@@ -121,7 +121,7 @@ class Recorder {
 // What a replay collected.
 struct Walk {
   OwnedList leaves;
-  OwnedList nodes;       // tracked nodes, by tracked index
+  OwnedList nodes;  // tracked nodes, by tracked index
   bool has_numpy = false;
 
   void clear() {

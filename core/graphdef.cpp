@@ -90,7 +90,8 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.op != Op::node) return x.arg == y.arg && ((x.flags ^ y.flags) & (ALIAS | NUMBER)) == 0;
   if (x.type != y.type || x.kind->base != y.kind->base || x.track != y.track || x.items != y.items ||
       x.fields != y.fields || x.slots != y.slots || x.has_extra != y.has_extra || x.arg != y.arg ||
-      (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) || ((x.flags ^ y.flags) & (HANDED | OWN_DICT)))
+      (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) ||
+      ((x.flags ^ y.flags) & (HANDED | OWN_DICT)))
     return false;
   if (x.payload != NONE && !statics_equal(a, x.payload, b, y.payload)) return false;
   if (x.own != NONE && !statics_equal(a, x.own, b, y.own)) return false;
@@ -253,7 +254,8 @@ struct Printer {
 
   std::string name_text(const Instr& n) {
     const Static& s = p.statics[n.payload];
-    PyObject* name = s.weak ? PyTuple_GET_ITEM(s.snapshot, 2) : reinterpret_cast<PyFunctionObject*>(s.obj)->func_qualname;
+    PyObject* name =
+        s.weak ? PyTuple_GET_ITEM(s.snapshot, 2) : reinterpret_cast<PyFunctionObject*>(s.obj)->func_qualname;
     return utf8(name) + (p.children(static_cast<uint32_t>(&n - p.code.data())) ? ", " : "");
   }
 
@@ -271,10 +273,10 @@ struct Printer {
     switch (base) {
       case Base::list: open = "[", close = "]"; break;
       case Base::tuple: open = "(", close = n.items == 1 && plain ? ",)" : ")"; break;
-      case Base::dict: case Base::odict: case Base::defaultdict: open = "{", close = "}"; break;
-      case Base::deque:
-        open = "[", close = n.payload == NONE ? "]" : "], maxlen=" + text_of(n.payload);
-        break;
+      case Base::dict:
+      case Base::odict:
+      case Base::defaultdict: open = "{", close = "}"; break;
+      case Base::deque: open = "[", close = n.payload == NONE ? "]" : "], maxlen=" + text_of(n.payload); break;
       case Base::set: open = "{", close = "}"; break;
       case Base::registered: open = "[", close = "]"; break;
       default: break;
@@ -388,54 +390,78 @@ size_t num_nodes(const GraphDef& g) {
 void bind_graphdef(nb::module_& m) {
   nb::class_<GraphDef>(m, "GraphDef", nb::type_slots(graphdef_slots), nb::is_weak_referenceable(), nb::is_final(),
                        "The recorded structure of an object graph: immutable, hashable, comparable, printable.")
-      .def("__eq__", [](const GraphDef& a, nb::handle b) {
-        return nb::isinstance<GraphDef>(b) && a.program == nb::cast<const GraphDef&>(b).program;
-      }, nb::arg("other").none(), nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__ne__", [](const GraphDef& a, nb::handle b) {
-        return !nb::isinstance<GraphDef>(b) || !(a.program == nb::cast<const GraphDef&>(b).program);
-      }, nb::arg("other").none(), nb::sig("def __ne__(self, other: object, /) -> bool"))
+      .def(
+          "__eq__",
+          [](const GraphDef& a, nb::handle b) {
+            return nb::isinstance<GraphDef>(b) && a.program == nb::cast<const GraphDef&>(b).program;
+          },
+          nb::arg("other").none(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def(
+          "__ne__",
+          [](const GraphDef& a, nb::handle b) {
+            return !nb::isinstance<GraphDef>(b) || !(a.program == nb::cast<const GraphDef&>(b).program);
+          },
+          nb::arg("other").none(), nb::sig("def __ne__(self, other: object, /) -> bool"))
       .def("__hash__", [](const GraphDef& g) { return g.program.hash; })
       .def("__repr__", [](const GraphDef& g) { return program_repr(g.program); })
-      .def("__reduce__", [](nb::handle self) {
-        return nb::borrow(runtime.registry).attr("reduce_graphdef")(self);
-      }, nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
-      .def("_state", [](const GraphDef& g) { return nb::steal(program_state(g.program).release()); },
-           nb::sig("def _state(self) -> tuple[Any, ...]"))
-      .def_static("_from_state", [](nb::handle state) { return GraphDef{program_from_state(state.ptr(), false)}; },
-                  nb::arg("state").none(), nb::sig("def _from_state(state: object, /) -> GraphDef"))
+      .def(
+          "__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_graphdef")(self); },
+          nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+      .def(
+          "_state", [](const GraphDef& g) { return nb::steal(program_state(g.program).release()); },
+          nb::sig("def _state(self) -> tuple[Any, ...]"))
+      .def_static(
+          "_from_state", [](nb::handle state) { return GraphDef{program_from_state(state.ptr(), false)}; },
+          nb::arg("state").none(), nb::sig("def _from_state(state: object, /) -> GraphDef"))
       .def("_alive", [](const GraphDef& g) { return !is_dead(g.program); })
-      .def_prop_ro("num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
-      .def_prop_ro("num_nodes", &num_nodes, "The number of nodes and leaves, as in JAX; a node that is met again counts once.")
-      .def_prop_ro("_shares", [](const GraphDef& g) {
-        return std::any_of(g.program.code.begin(), g.program.code.end(),
-                           [](const Instr& n) { return n.op == Op::ref || n.op == Op::same; });
-      })
-      .def_prop_ro("_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
-                   nb::sig("def _layout(self) -> tuple[Any, ...] | None"))
-      .def("_static_change", [](const GraphDef& a, const GraphDef& b) -> nb::object {
-        uint32_t pc = only_static_that_differs(a.program, b.program);
-        if (pc == NONE) return nb::none();
-        Owned value = static_object(b.program.statics[b.program.code[pc].arg]);
-        return nb::make_tuple(nb::steal(path_of(b.program, pc).release()), borrowed(value.get()));
-      }, nb::arg("other"), nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None"))
-      .def("leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
-           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
-           "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
-      .def("_leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
-           nb::sig("def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
-      .def("_node_path", [](const GraphDef& g, uint32_t track) { return nb::steal(node_path(g.program, track).release()); },
-           nb::arg("track"), nb::sig("def _node_path(self, track: int) -> tuple[Any, ...]"))
-      .def("fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
-           nb::sig("def fingerprint(self) -> str"),
-           "A text that equal structures share in every process: classes and functions count by qualified name.")
-      .def("children", [](nb::handle self) { return nb::borrow(runtime.registry).attr("graphdef_children")(self); },
-           nb::sig("def children(self) -> list[GraphDef]"),
-           "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.")
-      .def("instructions", [](const GraphDef& g) { return nb::steal(instructions(g.program).release()); },
-           nb::sig("def instructions(self) -> list[tuple[Any, ...]]"),
-           "One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the "
-           "leaf's index, the static's value, the first path of the node met again, or what the node needs beside its "
-           "children.");
+      .def_prop_ro(
+          "num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
+      .def_prop_ro("num_nodes", &num_nodes,
+                   "The number of nodes and leaves, as in JAX; a node that is met again counts once.")
+      .def_prop_ro("_shares",
+                   [](const GraphDef& g) {
+                     return std::any_of(g.program.code.begin(), g.program.code.end(),
+                                        [](const Instr& n) { return n.op == Op::ref || n.op == Op::same; });
+                   })
+      .def_prop_ro(
+          "_layout", [](const GraphDef& g) { return borrowed(g.program.layout); },
+          nb::sig("def _layout(self) -> tuple[Any, ...] | None"))
+      .def(
+          "_static_change",
+          [](const GraphDef& a, const GraphDef& b) -> nb::object {
+            uint32_t pc = only_static_that_differs(a.program, b.program);
+            if (pc == NONE) return nb::none();
+            Owned value = static_object(b.program.statics[b.program.code[pc].arg]);
+            return nb::make_tuple(nb::steal(path_of(b.program, pc).release()), borrowed(value.get()));
+          },
+          nb::arg("other"),
+          nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None"))
+      .def(
+          "leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
+          nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
+          "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
+      .def(
+          "_leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
+          nb::sig("def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
+      .def(
+          "_node_path",
+          [](const GraphDef& g, uint32_t track) { return nb::steal(node_path(g.program, track).release()); },
+          nb::arg("track"), nb::sig("def _node_path(self, track: int) -> tuple[Any, ...]"))
+      .def(
+          "fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
+          nb::sig("def fingerprint(self) -> str"),
+          "A text that equal structures share in every process: classes and functions count by qualified name.")
+      .def(
+          "children", [](nb::handle self) { return nb::borrow(runtime.registry).attr("graphdef_children")(self); },
+          nb::sig("def children(self) -> list[GraphDef]"),
+          "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out "
+          "there.")
+      .def(
+          "instructions", [](const GraphDef& g) { return nb::steal(instructions(g.program).release()); },
+          nb::sig("def instructions(self) -> list[tuple[Any, ...]]"),
+          "One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the "
+          "leaf's index, the static's value, the first path of the node met again, or what the node needs beside its "
+          "children.");
 }
 
 }  // namespace graftax

@@ -20,30 +20,30 @@ enum class Op : uint8_t {
 };
 
 enum Flag : uint8_t {
-  HANDED = 1,  // handed over as itself, never rebuilt
-  CLOSED = 2,  // immutable all the way down and without arrays: no identity, no leaves
-  TARGET = 4,  // some `same` points here
-  ALIAS = 8,   // leaf: the array of an earlier leaf, met again
-  NUMBER = 16, // leaf: a Python number that is traced
-  OWN_DICT = 64, // a dict that is its own instance dictionary: its items are its attributes
-  AUX = 128,   // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
-  ITSELF = 32, // a function that nothing below it tells from its next incarnation: rebuilt as itself
+  HANDED = 1,     // handed over as itself, never rebuilt
+  CLOSED = 2,     // immutable all the way down and without arrays: no identity, no leaves
+  TARGET = 4,     // some `same` points here
+  ALIAS = 8,      // leaf: the array of an earlier leaf, met again
+  NUMBER = 16,    // leaf: a Python number that is traced
+  OWN_DICT = 64,  // a dict that is its own instance dictionary: its items are its attributes
+  AUX = 128,      // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
+  ITSELF = 32,    // a function that nothing below it tells from its next incarnation: rebuilt as itself
 };
 
 struct Instr {
   Op op = Op::leaf;
   uint8_t flags = 0;
   uint32_t arg = 0;
-  uint32_t next = 0;      // first instruction after this subtree
-  uint32_t track = NONE;  // node: its tracked index
-  uint32_t items = 0;     // node: children from the base; leaf: 1 where it is no array (surgery)
-  uint32_t fields = 0;    // node: children from the instance dictionary
-  uint32_t slots = 0;     // node: children from slots that are filled
-  uint32_t has_extra = 0; // node: one child before the items (aux data, default factory)
-  uint32_t keys = NONE;   // node: first of its keys: dict keys or set elements, field names, slot names
-  uint32_t payload = NONE;     // node: static of what it is besides its children: a deque's maxlen, a buffer's
-                               // content, a function's code, the value of a subclass of str or int
-  uint32_t own = NONE;         // node: static that holds the object itself, where it counts by identity
+  uint32_t next = 0;        // first instruction after this subtree
+  uint32_t track = NONE;    // node: its tracked index
+  uint32_t items = 0;       // node: children from the base; leaf: 1 where it is no array (surgery)
+  uint32_t fields = 0;      // node: children from the instance dictionary
+  uint32_t slots = 0;       // node: children from slots that are filled
+  uint32_t has_extra = 0;   // node: one child before the items (aux data, default factory)
+  uint32_t keys = NONE;     // node: first of its keys: dict keys or set elements, field names, slot names
+  uint32_t payload = NONE;  // node: static of what it is besides its children: a deque's maxlen, a buffer's
+                            // content, a function's code, the value of a subclass of str or int
+  uint32_t own = NONE;      // node: static that holds the object itself, where it counts by identity
   const Kind* kind = nullptr;
   PyTypeObject* type = nullptr;  // node: owned by the program
   PyObject* whole = nullptr;     // node: an object with just this content, when it can never change; owned
@@ -55,8 +55,9 @@ struct Static {
   bool weak = false;             // obj is a weak reference to the value
   PyTypeObject* type = nullptr;  // owned by the program
   PyObject* obj = nullptr;       // owned by the program; How::context: what makes a new one
-  PyObject* snapshot = nullptr;  // How::reduce: the plain value; How::function: itself (ITSELF), weak: globals and names
-  uint32_t first = 0, count = 0; // How::input: a tracked index; How::tuple: its elements in Program::elements
+  PyObject* snapshot =
+      nullptr;  // How::reduce: the plain value; How::function: itself (ITSELF), weak: globals and names
+  uint32_t first = 0, count = 0;          // How::input: a tracked index; How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
   Py_hash_t hash = 0;
 };
@@ -64,14 +65,14 @@ struct Static {
 struct Program {
   std::vector<Instr> code;
   std::vector<Static> statics;
-  std::vector<uint32_t> keys;      // static ids
-  std::vector<uint32_t> elements;  // static ids
-  std::vector<uint32_t> track_pc;  // tracked index -> instruction
-  std::vector<uint32_t> key_roots; // keys (statics) that count by identity: what they are made of follows the roots
+  std::vector<uint32_t> keys;         // static ids
+  std::vector<uint32_t> elements;     // static ids
+  std::vector<uint32_t> track_pc;     // tracked index -> instruction
+  std::vector<uint32_t> key_roots;    // keys (statics) that count by identity: what they are made of follows the roots
   mutable int8_t identity_keys = -1;  // are there keys that count by identity? A replay asks once; -1: not yet
   OwnedList owned;
   std::vector<std::shared_ptr<const Kind>> kinds;  // those that the instructions name
-  PyObject* layout = nullptr;      // how the roots were passed: a tuple of strings and numbers; owned
+  PyObject* layout = nullptr;                      // how the roots were passed: a tuple of strings and numbers; owned
   uint32_t roots = 0;
   uint32_t leaves = 0;
   bool has_same = false;

@@ -39,14 +39,16 @@ bool parts_ok(const Program& p, const Instr& n) {
   switch (n.kind->base) {
     case Base::function:
       return payload && payload->how == How::function &&
-             n.items == 2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(payload->obj))->co_nfreevars);
+             n.items == 2 + static_cast<uint32_t>(
+                                reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(payload->obj))->co_nfreevars);
     case Base::buffer:
       if (n.kind->solid == &PyByteArray_Type) return payload && payload->how == How::bytes;
       if (n.kind->solid == runtime.ndarray_type)
-        return payload && payload->how == How::tuple && payload->count == 3 && PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) &&
-               PyTuple_Check(PyTuple_GET_ITEM(payload->obj, 1)) && PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 2));
-      return payload && payload->how == How::tuple && payload->count == 2 && PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) &&
-             PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 1));
+        return payload && payload->how == How::tuple && payload->count == 3 &&
+               PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) && PyTuple_Check(PyTuple_GET_ITEM(payload->obj, 1)) &&
+               PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 2));
+      return payload && payload->how == How::tuple && payload->count == 2 &&
+             PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) && PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 1));
     case Base::value: return payload != nullptr;
     case Base::method:
     case Base::builtin: return n.items == 2;
@@ -62,18 +64,23 @@ bool parts_ok(const Program& p, const Instr& n) {
 // Every index in range and every subtree nested, so that no walk can leave the arrays. In an Outcome there are inputs,
 // and a root may be the content of a mutable node without being that node.
 void validate(Program& p, bool is_outcome) {
-  auto key_ok = [&](uint32_t id) { if (id >= p.statics.size()) malformed("static id"); };
+  auto key_ok = [&](uint32_t id) {
+    if (id >= p.statics.size()) malformed("static id");
+  };
   for (uint32_t id : p.keys) key_ok(id);
   for (uint32_t i = 0; i < p.statics.size(); ++i) {
     const Static& s = p.statics[i];
-    if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first)) malformed("tuple");
+    if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first))
+      malformed("tuple");
     for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
       if (p.elements[s.first + j] >= i) malformed("tuple element");
   }
   uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
   for (const Instr& in : p.code)
     if (in.op == Op::node && in.track != NONE) p.track_pc.push_back(NONE);
-  struct Open { uint32_t end, left; };
+  struct Open {
+    uint32_t end, left;
+  };
   std::vector<Open> open;
   uint32_t roots = 0;
   for (uint32_t pc = 0; pc < n; ++pc) {
@@ -90,8 +97,13 @@ void validate(Program& p, bool is_outcome) {
         if (in.flags & ALIAS ? in.arg >= leaf : in.arg != leaf++) malformed("leaf order");
         break;
       case Op::stat: key_ok(in.arg); break;
-      case Op::ref: if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference"); break;
-      case Op::same: if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) || p.code[in.arg].next > pc) malformed("shared subtree");
+      case Op::ref:
+        if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference");
+        break;
+      case Op::same:
+        if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) ||
+            p.code[in.arg].next > pc)
+          malformed("shared subtree");
         p.code[in.arg].flags |= TARGET;
         break;
       case Op::node: {
@@ -105,17 +117,22 @@ void validate(Program& p, bool is_outcome) {
           if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
         if (in.payload != NONE) key_ok(in.payload);
         if (in.own != NONE) key_ok(in.own);
-        if ((in.flags & OWN_DICT) && !(in.kind->has_dict && is_dict_base(in.kind->base) && in.fields == 0)) malformed("fields");
+        if ((in.flags & OWN_DICT) && !(in.kind->has_dict && is_dict_base(in.kind->base) && in.fields == 0))
+          malformed("fields");
         if (!parts_ok(p, in)) malformed("the parts of a node");
-        if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root)) malformed("a node without an identity");
-        if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict)) malformed("extra child");
+        if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root))
+          malformed("a node without an identity");
+        if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict))
+          malformed("extra child");
         uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
         if (in.next <= pc || in.next > n || children > n) malformed("subtree end");
         open.push_back({in.next, static_cast<uint32_t>(children)});
         break;
       }
       case Op::input:
-      case Op::forward: if (!is_outcome || in.arg == NONE) malformed("operation"); break;
+      case Op::forward:
+        if (!is_outcome || in.arg == NONE) malformed("operation");
+        break;
     }
   }
   while (!open.empty() && open.back().left == 0) {
@@ -154,8 +171,7 @@ Owned program_state(const Program& p) {
   for (uint32_t pc = 0; pc < end; ++pc) {
     const Instr& n = p.code[pc];
     code.append(nb::make_tuple(static_cast<int>(n.op), n.flags, n.arg, n.next, n.track, n.items, n.fields, n.slots,
-                               n.has_extra, n.keys, n.payload, type_state(n.type),
-                               borrowed(n.treedef), n.own));
+                               n.has_extra, n.keys, n.payload, type_state(n.type), borrowed(n.treedef), n.own));
   }
   for (const Static& s : p.statics) {
     Owned value = s.how == How::input ? Owned::borrow(Py_None) : static_object(s);
@@ -211,7 +227,8 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
       s.obj = p.keep(Owned::borrow(value.ptr()));
       s.first = field<uint32_t>(t, 2);
       s.count = field<uint32_t>(t, 3);
-      if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr())) malformed("tuple key");
+      if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr()))
+        malformed("tuple key");
       s.hash = 17;
       for (uint32_t i = 0; i < s.count; ++i) {
         uint32_t e = p.elements[s.first + i];

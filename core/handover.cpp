@@ -12,7 +12,7 @@ namespace graftax {
 
 namespace {
 
-constexpr size_t max_below_object = 100000; // nodes below one object of an unregistered class
+constexpr size_t max_below_object = 100000;  // nodes below one object of an unregistered class
 
 }  // namespace
 
@@ -49,7 +49,8 @@ void Recorder::mark() {
   std::vector<uint32_t> work;
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    if ((in.op == Op::leaf && !in.items) || (in.op == Op::stat && p.statics[in.arg].how == How::context)) work.push_back(pc);
+    if ((in.op == Op::leaf && !in.items) || (in.op == Op::stat && p.statics[in.arg].how == How::context))
+      work.push_back(pc);
   }
   while (!work.empty()) {
     uint32_t pc = work.back();
@@ -66,19 +67,24 @@ void Recorder::mark() {
     if (in.op != Op::node || !in.kind->handed) continue;
     if (has_array[pc]) {
       if (in.kind->base == Base::value && is_remade(*in.kind))
-        raise_graftax("UnsupportedValueError", path_text(p, pc, options_.root_names) + ": a " + in.type->tp_name +
-                      " with arrays among its attributes cannot be rebuilt. Keep the arrays in an object of their own.");
+        raise_graftax(
+            "UnsupportedValueError",
+            path_text(p, pc, options_.root_names) + ": a " + in.type->tp_name +
+                " with arrays among its attributes cannot be rebuilt. Keep the arrays in an object of their own.");
       if (in.kind->has_del)
-        raise_graftax("UnsupportedValueError", path_text(p, pc, options_.root_names) + ": " + in.type->tp_name +
-                      " has arrays below and defines __del__, which would run for the copy that the traced function gets. "
-                      "Release the resource in a method, or keep it in an object of its own without arrays.");
+        raise_graftax(
+            "UnsupportedValueError",
+            path_text(p, pc, options_.root_names) + ": " + in.type->tp_name +
+                " has arrays below and defines __del__, which would run for the copy that the traced function gets. "
+                "Release the resource in a method, or keep it in an object of its own without arrays.");
     } else {
       work.push_back(pc);
     }
     if (nodes_before[in.next] - nodes_before[pc] - 1 > max_below_object)
-      raise_graftax("StructureError", path_text(p, pc, options_.root_names) + ": more than " +
-                    std::to_string(max_below_object) + " nodes below one " + in.type->tp_name +
-                    ". Pass only the part that the function uses, or register the class with jax.tree_util.");
+      raise_graftax("StructureError",
+                    path_text(p, pc, options_.root_names) + ": more than " + std::to_string(max_below_object) +
+                        " nodes below one " + in.type->tp_name +
+                        ". Pass only the part that the function uses, or register the class with jax.tree_util.");
   }
   while (!work.empty()) {
     uint32_t pc = work.back();
@@ -100,10 +106,13 @@ void Recorder::refuse_shared_dicts() const {
     if (second >= p.code.size() || ((p.code[first].flags & HANDED) && (p.code[second].flags & HANDED))) continue;
     const Instr& n = p.code[second];
     bool is_dict = n.type == &PyDict_Type;
-    raise_graftax("StructureError", path_text(p, second, options_.root_names) + ": " +
-                  (is_dict ? std::string("this dict is the __dict__ of an object that is") : std::string("this ") + n.type->tp_name + " has a __dict__ that is") +
-                  " also reached another way. A rebuilt object has one of its own: what is written to the one would not be "
-                  "seen in the other. Pass the object alone, or a copy (dict(vars(obj))).");
+    raise_graftax(
+        "StructureError",
+        path_text(p, second, options_.root_names) + ": " +
+            (is_dict ? std::string("this dict is the __dict__ of an object that is")
+                     : std::string("this ") + n.type->tp_name + " has a __dict__ that is") +
+            " also reached another way. A rebuilt object has one of its own: what is written to the one would not be "
+            "seen in the other. Pass the object alone, or a copy (dict(vars(obj))).");
   }
 }
 
@@ -200,7 +209,8 @@ void Recorder::keys_count_by_identity() {
       uint32_t* input = nested[i] ? nullptr : options_.inputs->nodes->find(obj);
       if (input) {
         const Program& in = *options_.inputs->program;
-        if (!(in.code[in.track_pc[*input]].flags & HANDED)) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
+        if (!(in.code[in.track_pc[*input]].flags & HANDED))
+          refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
         key.how = How::input;
         key.first = *input;
         key.hash = static_cast<Py_hash_t>(*input);
@@ -213,18 +223,21 @@ void Recorder::keys_count_by_identity() {
         Owned referent = state_root(obj);
         if (!referent || kind_of(referent.get()).is_leaf()) continue;
       }
-      raise_graftax("UnsupportedValueError", here() + ": a " + std::string(key.type->tp_name) +
-                    " that the function makes becomes a dict key or a set element. It counts by identity, which a "
-                    "compiled call cannot repeat for the next one. Use a string or a number as key.");
+      raise_graftax("UnsupportedValueError",
+                    here() + ": a " + std::string(key.type->tp_name) +
+                        " that the function makes becomes a dict key or a set element. It counts by identity, which a "
+                        "compiled call cannot repeat for the next one. Use a string or a number as key.");
     }
     uint32_t* at = seen_->find(obj);
     if (!at) continue;
     Instr& n = p.code[*at];
     if (n.op != Op::node || !(n.flags & HANDED)) {
       if (n.op == Op::node && n.kind->handed) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
-      raise_graftax("UnsupportedValueError", path_text(p, *at, options_.root_names) + ": this " + n.type->tp_name +
-                    " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
-                    "would be another object. Use a string or a number as key.");
+      raise_graftax(
+          "UnsupportedValueError",
+          path_text(p, *at, options_.root_names) + ": this " + n.type->tp_name +
+              " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
+              "would be another object. Use a string or a number as key.");
     }
     if (n.own == NONE) n.own = add_identity(p, obj);
   }

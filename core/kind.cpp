@@ -20,15 +20,16 @@ using Kinds = TypeTable<Kind>;
 PyTypeObject* solid_base(PyTypeObject* type) {
   auto no_layout_of_its_own = [](PyTypeObject* t) {
     if ((t->tp_flags & Py_TPFLAGS_HEAPTYPE) && t->tp_dealloc == runtime.python_dealloc) return true;
-    return t->tp_base == &PyBaseObject_Type && t->tp_basicsize == t->tp_base->tp_basicsize && t->tp_itemsize == 0;  // Generic
+    return t->tp_base == &PyBaseObject_Type && t->tp_basicsize == t->tp_base->tp_basicsize &&
+           t->tp_itemsize == 0;  // Generic
   };
   while (type->tp_base && no_layout_of_its_own(type)) type = type->tp_base;
   return type;
 }
 
 bool is_dict_view(PyTypeObject* type) {
-  return type == &PyDictKeys_Type || type == &PyDictValues_Type || type == &PyDictItems_Type || type == &PyODictKeys_Type ||
-         type == &PyODictValues_Type || type == &PyODictItems_Type;
+  return type == &PyDictKeys_Type || type == &PyDictValues_Type || type == &PyDictItems_Type ||
+         type == &PyODictKeys_Type || type == &PyODictValues_Type || type == &PyODictItems_Type;
 }
 
 // An exception type that adds nothing to the layout of BaseException.
@@ -80,7 +81,8 @@ void collect_slots(Kind& kind) {
     }
     std::sort(own_slots.begin(), own_slots.end(), [](const Slot& a, const Slot& b) { return a.offset < b.offset; });
     for (const Slot& s : own_slots) {
-      bool known = std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& t) { return t.offset == s.offset; });
+      bool known =
+          std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& t) { return t.offset == s.offset; });
       if (!known) kind.slots.push_back(s);
     }
   }
@@ -128,7 +130,8 @@ bool resolve_builtin(Kind& kind) {
     kind.base = base;
     kind.solid = t;
     kind.tracked = can_change(t, base);
-    kind.handed = base == Base::function || base == Base::partial || base == Base::builtin || base == Base::exception;  // == compares them by identity
+    kind.handed = base == Base::function || base == Base::partial || base == Base::builtin ||
+                  base == Base::exception;  // == compares them by identity
     kind.has_dict = base == Base::partial || base == Base::function || base == Base::exception;
   }
   return true;
@@ -182,7 +185,8 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     Base base = role == "value" ? Base::value : base_of_solid(solid);
     kind.base = role == "registered" ? Base::registered : base;
     if (role == "value") kind.reduce = Py_NewRef(reduce);
-    if (role != "registered" && base == Base::statics) raise_error(PyExc_TypeError, "describe() called an opaque type a node");
+    if (role != "registered" && base == Base::statics)
+      raise_error(PyExc_TypeError, "describe() called an opaque type a node");
     kind.solid = solid;
     kind.has_dict = kind.type->tp_dictoffset != 0;
     if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
@@ -196,10 +200,11 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
     if (absent != Py_None) kind.absent = Py_NewRef(absent);
     collect_slots(kind);
-    kind.by_name = PyTuple_GET_ITEM(answer.get(), 10) == Py_True && base == Base::none && kind.has_dict && kind.slots.empty();
+    kind.by_name =
+        PyTuple_GET_ITEM(answer.get(), 10) == Py_True && base == Base::none && kind.has_dict && kind.slots.empty();
     // A tuple cannot change, but the attributes of a subclass can.
-    kind.tracked = !frozen && (can_change(solid, base) || role == "registered" ||
-                               (kind.has_fields() && base != Base::weakref));
+    kind.tracked =
+        !frozen && (can_change(solid, base) || role == "registered" || (kind.has_fields() && base != Base::weakref));
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
     if (!has_del) PyErr_Clear();
     kind.has_del = static_cast<bool>(has_del);
@@ -359,7 +364,8 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       Owned pair = own(PyObject_CallOneArg(runtime.flatten_one_level, obj));
       if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
         raise_error(PyExc_TypeError, "a flatten function must return (children, aux data)");
-      items_ = own(PySequence_Fast(PyTuple_GET_ITEM(pair.get(), 0), "the children of a registered node must be iterable"));
+      items_ =
+          own(PySequence_Fast(PyTuple_GET_ITEM(pair.get(), 0), "the children of a registered node must be iterable"));
       size_ = PySequence_Fast_GET_SIZE(items_.get());
       extra_ = Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1));
       return;
@@ -370,8 +376,7 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       size_ = PyDict_GET_SIZE(obj);
       break;
     }
-    default:
-      size_ = raw_size(obj, kind.base);
+    default: size_ = raw_size(obj, kind.base);
   }
   if (kind.base == Base::function) {  // its dict is made on demand, and may hold what is compiled for it
     dict_ = Owned::borrow(reinterpret_cast<PyFunctionObject*>(obj)->func_dict);
@@ -423,18 +428,20 @@ bool Cursor::intact() const {
 void init_kinds() {
   nb::module_ collections = nb::module_::import_("collections");
   runtime.deque_type = reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("deque")).release().ptr());
-  runtime.defaultdict_type = reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("defaultdict")).release().ptr());
+  runtime.defaultdict_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(collections.attr("defaultdict")).release().ptr());
   runtime.odict_type = &PyODict_Type;
-  runtime.namespace_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
+  runtime.namespace_type = reinterpret_cast<PyTypeObject*>(
+      nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
   runtime.partial_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("functools").attr("partial")).release().ptr());
   runtime.array_array_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("array").attr("array")).release().ptr());
   runtime.tables = PyUnicode_InternFromString("__graftax_tables__");
-  runtime.ndarray_type = reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
-  runtime.method_wrapper_type =
-      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("types").attr("MethodWrapperType")).release().ptr());
+  runtime.ndarray_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+  runtime.method_wrapper_type = reinterpret_cast<PyTypeObject*>(
+      nb::object(nb::module_::import_("types").attr("MethodWrapperType")).release().ptr());
   runtime.empty_tuple = PyTuple_New(0);
   nb::dict scope;
   scope["__builtins__"] = nb::module_::import_("builtins");

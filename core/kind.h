@@ -10,11 +10,11 @@ namespace graftax {
 
 // What a value is made of, apart from its fields (instance dictionary and slots).
 enum class Base : uint8_t {
-  array,       // dynamic leaf: a jax.Array or a tracer
-  numpy,       // dynamic leaf when its dtype is numeric, else static by value
-  statics,     // static leaf
-  refused,     // a clear error: hidden state that cannot be replayed
-  none,        // fields alone
+  array,    // dynamic leaf: a jax.Array or a tracer
+  numpy,    // dynamic leaf when its dtype is numeric, else static by value
+  statics,  // static leaf
+  refused,  // a clear error: hidden state that cannot be replayed
+  none,     // fields alone
   list,
   tuple,
   dict,
@@ -46,8 +46,8 @@ enum class How : uint8_t {
   tuple,   // only for dict keys and set elements: element by element
   reduce,  // by the plain value that the registry's function makes of it
   equal,   // by the type's own == (called here, guarded)
-  state,   // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
-  copied,  // Outcome only: a NumPy array, copied for each call
+  state,  // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
+  copied,    // Outcome only: a NumPy array, copied for each call
   function,  // what a function is apart from its children: code, globals, names
   input,     // Outcome only: a key that is one of the caller's nodes (`first` is its tracked index)
   context,   // by nothing: it says where the program is running, and is made anew wherever it is rebuilt
@@ -62,25 +62,27 @@ struct Kind : std::enable_shared_from_this<Kind> {
   PyTypeObject* type = nullptr;
   Base base = Base::statics;
   How how = How::identity;
-  bool tracked = false;      // can be mutated: has an identity in the graph
-  bool handed = false;       // an instance of an unregistered class: handed over when no array is below
+  bool tracked = false;  // can be mutated: has an identity in the graph
+  bool handed = false;   // an instance of an unregistered class: handed over when no array is below
   bool has_dict = false;
   bool has_del = false;
-  bool sentinel = false;     // the class has no methods: an instance without fields counts by identity
-  bool shape = false;        // a jax.ShapeDtypeStruct: a leaf where nothing is run
-  bool dynamic = false;      // Python numbers below it are traced
-  mutable bool stale = false;  // its type was registered, or described anew, since: what was recorded with it matches nothing
-  bool expires = false;      // the one change it knows marks it as used up: by value nothing is lost with that
-  bool immortal_value = false;     // an immutable value: the same pointer is the same value
-  PyTypeObject* solid = nullptr;   // whose tp_new makes an empty shell
+  bool sentinel = false;  // the class has no methods: an instance without fields counts by identity
+  bool shape = false;     // a jax.ShapeDtypeStruct: a leaf where nothing is run
+  bool dynamic = false;   // Python numbers below it are traced
+  mutable bool stale =
+      false;             // its type was registered, or described anew, since: what was recorded with it matches nothing
+  bool expires = false;  // the one change it knows marks it as used up: by value nothing is lost with that
+  bool immortal_value = false;    // an immutable value: the same pointer is the same value
+  PyTypeObject* solid = nullptr;  // whose tp_new makes an empty shell
   std::vector<Slot> slots;
   PyObject* static_fields = nullptr;  // what is asked whether it contains a name, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
-  std::vector<PyObject*> item_names;  // of the children of a registered node, where they were given; of the items of a named tuple
-  bool by_name = false;               // fields alone, without slots, sorted by name: their order says nothing
-  PyObject* absent = nullptr;         // a field with this value counts as not there
-  PyObject* reduce = nullptr;         // How::reduce; How::context: makes a new one
-  std::string reason;                 // Base::refused: why, and the way out
+  std::vector<PyObject*>
+      item_names;        // of the children of a registered node, where they were given; of the items of a named tuple
+  bool by_name = false;  // fields alone, without slots, sorted by name: their order says nothing
+  PyObject* absent = nullptr;  // a field with this value counts as not there
+  PyObject* reduce = nullptr;  // How::reduce; How::context: makes a new one
+  std::string reason;          // Base::refused: why, and the way out
 
   bool is_leaf() const { return base <= Base::refused; }
   bool is_node() const { return base > Base::refused; }
@@ -150,9 +152,9 @@ class Cursor {
   const Kind& kind() const { return *kind_; }
   // Kinds whose fields go by name: one field, borrowed; null where it is not there.
   PyObject* named(PyObject* name) const { return PyDict_GetItemWithError(dict_.get(), name); }
-  PyObject* key() const { return key_; }                  // of the child returned last; borrowed
+  PyObject* key() const { return key_; }  // of the child returned last; borrowed
   bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
-  PyObject* hidden() const { return hidden_; }            // an instance attribute that is not part of the value
+  PyObject* hidden() const { return hidden_; }  // an instance attribute that is not part of the value
   PyObject* materialised() const { return items_.get(); }
   PyObject* extra() const { return extra_.get(); }
   // Is the node its own instance dictionary? Then it has no fields but its items.
@@ -171,16 +173,17 @@ class Cursor {
 
   Owned obj_;
   const Kind* kind_;
-  Owned items_;   // what had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node
+  Owned
+      items_;  // what had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node
   Owned extra_;
   Owned dict_;
   PyObject* hidden_ = nullptr;
   Py_ssize_t size_ = 0;
   Py_ssize_t fields_ = 0;
   Py_ssize_t dict_size_ = 0;
-  Py_ssize_t given_ = 0;   // fields returned so far
+  Py_ssize_t given_ = 0;  // fields returned so far
   bool own_dict_ = false;
-  bool in_step_ = true;    // the instance's own order has been the class's so far
+  bool in_step_ = true;  // the instance's own order has been the class's so far
   Py_ssize_t pos_ = 0;
   Py_ssize_t i_ = 0;
   Py_ssize_t index_ = -1;
@@ -219,7 +222,8 @@ inline Py_ssize_t raw_size(PyObject* obj, Base base) {
 const char* const* part_names(Base base);
 
 inline bool is_number(PyObject* obj, const Kind& kind) {
-  return kind.base == Base::statics && (kind.how == How::integer || kind.how == How::floating || kind.how == How::complex || PyBool_Check(obj));
+  return kind.base == Base::statics &&
+         (kind.how == How::integer || kind.how == How::floating || kind.how == How::complex || PyBool_Check(obj));
 }
 
 inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
@@ -283,8 +287,7 @@ inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
       child = PyCell_GET(obj);
       key = nullptr;
       break;
-    default:
-      return false;
+    default: return false;
   }
   if (!child) raise_error(PyExc_RuntimeError, "a container was seen half filled");
   index_ = i_++;
@@ -353,8 +356,7 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         stage_ = Stage::done;
         return false;
       }
-      case Stage::done:
-        return false;
+      case Stage::done: return false;
     }
   }
 }

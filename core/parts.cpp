@@ -13,7 +13,8 @@ namespace {
 // bytes for a bytearray, (type code, bytes) for an array.array, what the registry makes of a NumPy array of text.
 Owned buffer_content(PyObject* obj) {
   if (PyObject_TypeCheck(obj, runtime.ndarray_type)) return own(PyObject_CallOneArg(text_array_kind().reduce, obj));
-  if (PyByteArray_Check(obj)) return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
+  if (PyByteArray_Check(obj))
+    return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
   Owned code = own(PyObject_GetAttrString(obj, "typecode"));
   Owned bytes = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.array_array_type), "tobytes", "O", obj));
   return own(PyTuple_Pack(2, code.get(), bytes.get()));
@@ -22,7 +23,8 @@ Owned buffer_content(PyObject* obj) {
 bool buffer_matches(PyObject* content, PyObject* obj) {
   if (PyByteArray_Check(obj))
     return PyByteArray_GET_SIZE(obj) == PyBytes_GET_SIZE(content) &&
-           memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
+           memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content),
+                  static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
   Owned now = buffer_content(obj);
   int equal = PyObject_RichCompareBool(now.get(), content, Py_EQ);
   check(equal);
@@ -95,8 +97,9 @@ bool equal_texts(PyObject* a, PyObject* b) {
 }
 
 bool equal_views(const FunctionView& a, const FunctionView& b) {
-  return a.globals && a.globals == b.globals && equal_objects(a.code.get(), b.code.get()) && equal_objects(a.name, b.name) &&
-         equal_objects(a.qualname, b.qualname) && equal_texts(a.doc, b.doc) && equal_texts(a.module, b.module);
+  return a.globals && a.globals == b.globals && equal_objects(a.code.get(), b.code.get()) &&
+         equal_objects(a.name, b.name) && equal_objects(a.qualname, b.qualname) && equal_texts(a.doc, b.doc) &&
+         equal_texts(a.module, b.module);
 }
 
 void copy_names(PyFunctionObject* from, PyFunctionObject* to) {
@@ -207,7 +210,8 @@ void weaken_function(Program& p, Static& s) {
   Owned holder;
   PyObject* name = PyDict_GetItemString(v.globals, "__name__");
   PyObject* module = name ? PyDict_GetItemWithError(PyImport_GetModuleDict(), name) : nullptr;
-  if (module && PyModule_Check(module) && PyModule_GetDict(module) == v.globals) holder = own(PyWeakref_NewRef(module, nullptr));
+  if (module && PyModule_Check(module) && PyModule_GetDict(module) == v.globals)
+    holder = own(PyWeakref_NewRef(module, nullptr));
   else holder = Owned::borrow(v.globals);
   Owned code = own(PyWeakref_NewRef(v.code.get(), nullptr));
   auto text = [](PyObject* t) { return t ? t : Py_None; };
@@ -217,7 +221,8 @@ void weaken_function(Program& p, Static& s) {
 }
 
 PyObject* code_item_name(PyObject* code, Py_ssize_t i) {
-  static PyObject* const fixed[] = {PyUnicode_InternFromString("__defaults__"), PyUnicode_InternFromString("__kwdefaults__")};
+  static PyObject* const fixed[] = {PyUnicode_InternFromString("__defaults__"),
+                                    PyUnicode_InternFromString("__kwdefaults__")};
   if (i < 2) return fixed[i];
   Owned names = own(PyCode_GetFreevars(reinterpret_cast<PyCodeObject*>(code)));
   return i - 2 < PyTuple_GET_SIZE(names.get()) ? PyTuple_GET_ITEM(names.get(), i - 2) : nullptr;
@@ -236,7 +241,7 @@ Owned make_node_shell(const Program& p, const Instr& n, PyObject* live) {
         PyObject* original = live ? live : p.statics[n.payload].snapshot;
         if (original) return own(PyObject_CallMethod(runtime.statics, "remade", "O", original));
         raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
-                      " cannot be rebuilt from a pickle. Flatten it in this process.");
+                                                   " cannot be rebuilt from a pickle. Flatten it in this process.");
       }
       Owned args = own(PyTuple_Pack(1, p.statics[n.payload].obj));
       return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));

@@ -89,7 +89,8 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 Step step_of(const Cursor& cursor) {
   const Kind& kind = cursor.kind();
   bool item = cursor.stage() == Cursor::Stage::items;
-  if (item && cursor.index() < static_cast<Py_ssize_t>(kind.item_names.size())) return to_named_item(kind, cursor.index());
+  if (item && cursor.index() < static_cast<Py_ssize_t>(kind.item_names.size()))
+    return to_named_item(kind, cursor.index());
   PyObject* key = cursor.key();
   if (item && kind.base == Base::function) key = code_item_name(PyFunction_GET_CODE(cursor.object()), cursor.index());
   return {cursor.stage(), kind.base, cursor.index(), key, {}};
@@ -172,7 +173,8 @@ std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
 Owned leaf_paths(const Program& p) {
   nb::list out;
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
-    if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS)) out.append(nb::steal(path_tuple(p, root, steps).release()));
+    if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS))
+      out.append(nb::steal(path_tuple(p, root, steps).release()));
   });
   return Owned::steal(out.release().ptr());
 }
@@ -185,7 +187,8 @@ Owned node_path(const Program& p, uint32_t track) {
 Owned leaf_places(const Program& p) {
   nb::list out;
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
-    if (p.code[pc].op == Op::leaf) out.append(nb::make_tuple(p.code[pc].arg, nb::steal(path_tuple(p, root, steps).release())));
+    if (p.code[pc].op == Op::leaf)
+      out.append(nb::make_tuple(p.code[pc].arg, nb::steal(path_tuple(p, root, steps).release())));
   });
   return Owned::steal(out.release().ptr());
 }

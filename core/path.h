@@ -15,9 +15,9 @@ struct Step {
   Owned entry;    // as a JAX key entry, once it was asked for
 };
 
-Step step_of(const Cursor& cursor);        // to the child that it returned last
-Owned key_entry(const Step& step);         // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
-std::string step_text(const Step& step);   // "[0]", "['a']", ".w"
+Step step_of(const Cursor& cursor);       // to the child that it returned last
+Owned key_entry(const Step& step);        // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
+std::string step_text(const Step& step);  // "[0]", "['a']", ".w"
 
 // The key path of these steps; `root` is the root's number, or NONE where there is one root.
 Owned path_of_steps(uint32_t root, std::vector<Step>& steps);

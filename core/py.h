@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <nanobind/nanobind.h>
 #include <nanobind/eval.h>
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -157,9 +157,7 @@ inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
 }
 
 // The instance dictionary of a heap object, or an empty reference when it has none.
-inline Owned instance_dict(PyObject* obj) {
-  return own(PyObject_GenericGetDict(obj, nullptr));
-}
+inline Owned instance_dict(PyObject* obj) { return own(PyObject_GenericGetDict(obj, nullptr)); }
 
 // Are these tuples of the same objects?
 inline bool same_items(PyObject* a, PyObject* b) {
@@ -207,13 +205,13 @@ inline std::string short_repr(PyObject* obj, size_t limit = 60) {
 
 // Names and helpers that the Python side hands over once, at import. They live as long as the process.
 struct Runtime {
-  PyObject* registry = nullptr;         // graftax._registry: what only Python knows of a type
-  PyObject* statics = nullptr;          // graftax.statics: values of known types
-  PyObject* errors = nullptr;           // graftax._errors
-  PyObject* trees = nullptr;            // graftax._trees: what JAX knows of trees
+  PyObject* registry = nullptr;           // graftax._registry: what only Python knows of a type
+  PyObject* statics = nullptr;            // graftax.statics: values of known types
+  PyObject* errors = nullptr;             // graftax._errors
+  PyObject* trees = nullptr;              // graftax._trees: what JAX knows of trees
   PyObject* flatten_one_level = nullptr;  // jax.tree_util.default_registry.flatten_one_level
   PyObject* empty_tuple = nullptr;
-  PyTypeObject* array_type = nullptr;   // the concrete class behind jax.Array
+  PyTypeObject* array_type = nullptr;  // the concrete class behind jax.Array
   PyTypeObject* deque_type = nullptr;
   PyTypeObject* defaultdict_type = nullptr;
   PyTypeObject* odict_type = nullptr;

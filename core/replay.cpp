@@ -109,7 +109,8 @@ class Replayer {
       if (same_[pc] == obj) return true;
       same_.set(pc, obj);
     }
-    if (kind.base != Base::registered && raw_size(obj, kind.base) != static_cast<Py_ssize_t>(raw_items(in))) return false;
+    if (kind.base != Base::registered && raw_size(obj, kind.base) != static_cast<Py_ssize_t>(raw_items(in)))
+      return false;
     if (in.track != NONE) {
       if (!ids_->insert(obj, in.track)) return false;
       walk_.nodes.set(in.track, obj);
@@ -136,9 +137,13 @@ class Replayer {
   // raw_size() counts the items of these bases; others are checked once they are open.
   static uint32_t raw_items(const Instr& in) {
     switch (in.kind->base) {
-      case Base::list: case Base::tuple: case Base::dict: case Base::odict: case Base::defaultdict: case Base::cell:
-      case Base::function:
-        return in.items;
+      case Base::list:
+      case Base::tuple:
+      case Base::dict:
+      case Base::odict:
+      case Base::defaultdict:
+      case Base::cell:
+      case Base::function: return in.items;
       default: return 0;
     }
   }

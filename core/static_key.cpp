@@ -129,15 +129,14 @@ bool defines_eq(PyTypeObject* type) {
 }
 
 // A weak reference is its referent: its callback often leads back to the container that it is a key of.
-Owned state_root(PyObject* key) {
-  return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key);
-}
+Owned state_root(PyObject* key) { return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key); }
 
 bool is_identity_key(const Static& s) { return s.how == How::state && !defines_eq(s.type); }
 
 void refuse_key_with_arrays(PyObject* key, const std::string& path) {
-  raise_graftax("UnsupportedValueError", path + (path.empty() ? "" : ": ") + "a " + Py_TYPE(key)->tp_name +
-                " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
+  raise_graftax("UnsupportedValueError",
+                path + (path.empty() ? "" : ": ") + "a " + Py_TYPE(key)->tp_name +
+                    " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
 }
 
 Owned static_object(const Static& s) {
@@ -147,7 +146,7 @@ Owned static_object(const Static& s) {
 
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy) {
   Static s;
-  s.how = kind.base == Base::statics ? kind.how
+  s.how = kind.base == Base::statics                             ? kind.how
           : kind.base == Base::numpy || kind.base == Base::value ? How::reduce
                                                                  : How::identity;
   if (copy) s.how = How::copied;
@@ -182,7 +181,8 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
     Py_hash_t hash = 17;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
       ids.push_back(add_key(program, PyTuple_GET_ITEM(key, i), depth + 1));
-      hash = static_cast<Py_hash_t>(static_cast<size_t>(hash) * 31 + static_cast<size_t>(program.statics[ids.back()].hash));
+      hash = static_cast<Py_hash_t>(static_cast<size_t>(hash) * 31 +
+                                    static_cast<size_t>(program.statics[ids.back()].hash));
     }
     Static s;
     s.how = How::tuple;
@@ -196,10 +196,12 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
     return static_cast<uint32_t>(program.statics.size() - 1);
   }
   const Kind& kind = kind_of(key);
-  if (kind.base == Base::statics || kind.base == Base::numpy || kind.base == Base::value) return add_static(program, key, kind);
+  if (kind.base == Base::statics || kind.base == Base::numpy || kind.base == Base::value)
+    return add_static(program, key, kind);
   if (kind.base == Base::array)
     raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
-  if (!kind.is_node()) raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);
+  if (!kind.is_node())
+    raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);
   Static s;
   s.how = How::state;
   s.type = program.keep_type(Py_TYPE(key));

@@ -17,8 +17,8 @@ using Changes = std::unordered_map<uint32_t, PyObject*>;
 
 struct Graph {
   Recording rec;
-  std::vector<uint32_t> parent;                       // by instruction; NONE for the root
-  std::unordered_multimap<uint32_t, uint32_t> refs;   // node -> where it is referred to
+  std::vector<uint32_t> parent;                      // by instruction; NONE for the root
+  std::unordered_multimap<uint32_t, uint32_t> refs;  // node -> where it is referred to
 
   explicit Graph(Recording recording) : rec(std::move(recording)) {
     const Program& p = rec.program;
@@ -92,7 +92,8 @@ class Marked {
   Marked(const Marked&) = delete;
   Marked& operator=(const Marked&) = delete;
   ~Marked() {
-    for (size_t pc = 0; pc < code_.size(); ++pc) code_[pc].flags = before_[pc].flags, code_[pc].whole = before_[pc].whole;
+    for (size_t pc = 0; pc < code_.size(); ++pc)
+      code_[pc].flags = before_[pc].flags, code_[pc].whole = before_[pc].whole;
   }
 
  private:
@@ -152,10 +153,10 @@ void write(Graph& g, nb::dict given) {
       if (g.at(pc).kind->base == Base::registered) {
         w.whole = builder.build(pc);
         if (Py_TYPE(w.whole.get()) != g.at(pc).type)
-          raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).type->tp_name + " makes a " + Py_TYPE(w.whole.get())->tp_name +
-                                       ": what it holds cannot be written into the instance that is there");
-      }
-      else builder.build_children(pc, w.values);
+          raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).type->tp_name + " makes a " +
+                                           Py_TYPE(w.whole.get())->tp_name +
+                                           ": what it holds cannot be written into the instance that is there");
+      } else builder.build_children(pc, w.values);
       writes.push_back(std::move(w));
     }
     builder.drain();
@@ -240,33 +241,41 @@ Graph graph_of(nb::handle obj) {
 }  // namespace
 
 void bind_surgery(nb::module_& m) {
-  nb::class_<Graph>(m, "Graph", nb::type_slots(graph_slots), nb::is_final(),
-                    "An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.")
-      .def("__init__", [](Graph* self, nb::handle obj) { new (self) Graph(graph_of(obj)); }, nb::arg("obj").none(),
-           nb::sig("def __init__(self, obj: object) -> None"))
+  nb::class_<Graph>(
+      m, "Graph", nb::type_slots(graph_slots), nb::is_final(),
+      "An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.")
+      .def(
+          "__init__", [](Graph* self, nb::handle obj) { new (self) Graph(graph_of(obj)); }, nb::arg("obj").none(),
+          nb::sig("def __init__(self, obj: object) -> None"))
       .def("rows", &rows, nb::sig("def rows(self) -> list[tuple[str, bool, int, int, Any]]"),
-           "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by place.")
+           "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
+           "place.")
       .def("build", &build, nb::arg("changes"), nb::arg("all") = false,
            nb::sig("def build(self, changes: dict[int, Any], all: bool = False) -> Any"),
-           "The root with other values in some places. Nodes that hold none of them stay themselves, or all are made anew.")
+           "The root with other values in some places. Nodes that hold none of them stay themselves, or all are made "
+           "anew.")
       .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> None"),
            "Writes other values into the nodes themselves; immutable ones on the way are made anew.")
-      .def("twin", &twin, nb::arg("changes"), nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
+      .def("twin", &twin, nb::arg("changes"),
+           nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
            "A copy with other values in some places, and the object at each place of it.");
-  m.def("children_with_keys", [](nb::handle obj) {
-    const Kind& kind = kind_of(obj.ptr());
-    nb::list out;
-    if (!kind.is_node()) return out;
-    Cursor cursor(obj.ptr(), kind);
-    PyObject *child = nullptr, *key = nullptr;
-    while (cursor.next(child, key)) {
-      Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
-      Owned entry = key_entry(step_of(cursor));
-      out.append(nb::make_tuple(nb::borrow(entry.get()), nb::borrow(child)));
-    }
-    return out;
-  }, nb::arg("obj").none(), nb::sig("def children_with_keys(obj: object) -> list[tuple[Any, Any]]"),
-     "The children of a node with their key path entries, one level down.");
+  m.def(
+      "children_with_keys",
+      [](nb::handle obj) {
+        const Kind& kind = kind_of(obj.ptr());
+        nb::list out;
+        if (!kind.is_node()) return out;
+        Cursor cursor(obj.ptr(), kind);
+        PyObject *child = nullptr, *key = nullptr;
+        while (cursor.next(child, key)) {
+          Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
+          Owned entry = key_entry(step_of(cursor));
+          out.append(nb::make_tuple(nb::borrow(entry.get()), nb::borrow(child)));
+        }
+        return out;
+      },
+      nb::arg("obj").none(), nb::sig("def children_with_keys(obj: object) -> list[tuple[Any, Any]]"),
+      "The children of a node with their key path entries, one level down.");
 }
 
 }  // namespace graftax

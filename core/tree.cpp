@@ -39,7 +39,8 @@ class FieldReader {
     if (!dict_) return 0;
     PyObject *key, *value;
     size_t n = 0;
-    for (Py_ssize_t next = pos_; n < names.size() && PyDict_Next(dict_.get(), &next, &key, &value) && key == names[n]; ++n) {
+    for (Py_ssize_t next = pos_; n < names.size() && PyDict_Next(dict_.get(), &next, &key, &value) && key == names[n];
+         ++n) {
       pos_ = next;
       take(value);
     }
@@ -60,14 +61,17 @@ Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
   Owned pair = own(PyObject_CallOneArg(kind.flatten.get(), obj));
   if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
     raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
-                                  " must return a tuple (children, aux_data), and returned " + short_repr(pair.get()));
+                                      " must return a tuple (children, aux_data), and returned " +
+                                      short_repr(pair.get()));
   Owned listed = Owned::steal(PySequence_Tuple(PyTuple_GET_ITEM(pair.get(), 0)));
   if (!listed) {
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) raise_python();
     PyErr_Clear();
-    raise_error(PyExc_ValueError, std::string("the flatten function of ") + kind.type->tp_name +
-                                  " must return a tuple (children, aux_data) whose children can be iterated over, and "
-                                  "returned " + short_repr(pair.get()));
+    raise_error(PyExc_ValueError,
+                std::string("the flatten function of ") + kind.type->tp_name +
+                    " must return a tuple (children, aux_data) whose children can be iterated over, and "
+                    "returned " +
+                    short_repr(pair.get()));
   }
   follow_registry();  // flatten may have registered the types of its children
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(listed.get()); ++i) children.push(PyTuple_GET_ITEM(listed.get(), i));
@@ -77,15 +81,18 @@ Owned call_flatten(PyObject* obj, const TreeKind& kind, Sink& children) {
 template <class Sink>
 Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   FieldReader reader(obj, kind);
-  if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size)) return call_flatten(obj, kind, children);
+  if (kind.size >= 0 && (!reader.dict() || PyDict_GET_SIZE(reader.dict()) != kind.size))
+    return call_flatten(obj, kind, children);
   size_t done = reader.read_in_step(kind.children, [&](PyObject* value) { children.push(value); });
   for (; done < kind.children.size(); ++done) children.push_stolen(reader.read(kind.children[done]));
   if (kind.no_data) return Owned::borrow(kind.no_data.get());
   Py_ssize_t first = kind.absent ? 1 : 0;
   Owned data = own(PyTuple_New(first + static_cast<Py_ssize_t>(kind.others.size())));
   if (first) PyTuple_SET_ITEM(data.get(), 0, Py_NewRef(kind.absent.get()));
-  size_t read = reader.read_in_step(kind.others, [&](PyObject* value) { PyTuple_SET_ITEM(data.get(), first++, Py_NewRef(value)); });
-  for (; read < kind.others.size(); ++read) PyTuple_SET_ITEM(data.get(), first++, reader.read(kind.others[read]).release());
+  size_t read = reader.read_in_step(kind.others,
+                                    [&](PyObject* value) { PyTuple_SET_ITEM(data.get(), first++, Py_NewRef(value)); });
+  for (; read < kind.others.size(); ++read)
+    PyTuple_SET_ITEM(data.get(), first++, reader.read(kind.others[read]).release());
   return data;
 }
 
@@ -188,7 +195,7 @@ class TreeWalk {
  private:
   struct Open {
     uint32_t node;
-    uint32_t left;      // children that wait in `pending_`
+    uint32_t left;  // children that wait in `pending_`
     Owned obj;
   };
 
@@ -226,7 +233,8 @@ class TreeWalk {
     const TreeKind& kind = tree_kind_of(Py_TYPE(obj.get()));
     if (!kind.is_node()) return leaf(std::move(obj));
     size_t floor = pending_.size();
-    if (structure_ && structure_->nodes.size() >= large && structure_->nodes.size() + 2 > structure_->nodes.capacity()) make_room();
+    if (structure_ && structure_->nodes.size() >= large && structure_->nodes.size() + 2 > structure_->nodes.capacity())
+      make_room();
     uint32_t node = structure_ ? structure_->open(kind, 0, nullptr) : 0;
     uint32_t leading = 0;
     if (wish_.is_leaf) {
@@ -329,8 +337,9 @@ class TreeWalk {
       made = refs == 1 || (refs == 2 && made) ? made + 1 : 0;
     }
     if (made >= deep)
-      raise_error(PyExc_RecursionError, "this is no tree: the flatten function of " + short_repr_of_type(open_.back().obj.get()) +
-                                        " makes new nodes without end, " + std::to_string(open_.size()) + " levels of them.");
+      raise_error(PyExc_RecursionError,
+                  "this is no tree: the flatten function of " + short_repr_of_type(open_.back().obj.get()) +
+                      " makes new nodes without end, " + std::to_string(open_.size()) + " levels of them.");
     std::unordered_map<PyObject*, size_t> seen;
     for (size_t i = 0; i < open_.size(); ++i) {
       auto [before, fresh] = seen.emplace(open_[i].obj.get(), i);
@@ -339,8 +348,9 @@ class TreeWalk {
       for (size_t k = before->second; k < i && k < before->second + 6; ++k) {
         steps += std::string(steps.empty() ? "" : " > ") + Py_TYPE(open_[k].obj.get())->tp_name;
       }
-      raise_error(PyExc_RecursionError, "this is no tree: " + short_repr_of_type(open_[i].obj.get()) + " contains itself (by way of " +
-                                        steps + "). graftax.flatten and graftax.jit take graphs with cycles.");
+      raise_error(PyExc_RecursionError, "this is no tree: " + short_repr_of_type(open_[i].obj.get()) +
+                                            " contains itself (by way of " + steps +
+                                            "). graftax.flatten and graftax.jit take graphs with cycles.");
     }
   }
 
@@ -357,8 +367,8 @@ class TreeWalk {
   OwnedList entries_;  // the current path, where is_leaf takes paths
   std::vector<Open> open_;
   inline static std::vector<Open> spare_;  // room for the next walk; a walk within a walk finds none
-  std::vector<OwnedList> open_entries_;  // of the children of open nodes, where is_leaf takes paths
-  PyObject* data_ = nullptr;  // of the node with fields that was opened last; the structure holds it
+  std::vector<OwnedList> open_entries_;    // of the children of open nodes, where is_leaf takes paths
+  PyObject* data_ = nullptr;               // of the node with fields that was opened last; the structure holds it
   bool run_of_leaves_ = false;
 };
 
@@ -438,7 +448,8 @@ Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, Ow
   auto is_pair = [](PyObject* p) { return PyTuple_Check(p) && PyTuple_GET_SIZE(p) == 2; };
   auto refuse = [&](PyObject* shown) {
     raise_error(PyExc_ValueError, std::string("the flatten function with keys of ") + Py_TYPE(obj)->tp_name +
-                                  " must return (pairs of key and child, aux_data), and returned " + short_repr(shown));
+                                      " must return (pairs of key and child, aux_data), and returned " +
+                                      short_repr(shown));
   };
   if (!is_pair(opened.get())) refuse(opened.get());
   Owned pairs = own(PySequence_Tuple(PyTuple_GET_ITEM(opened.get(), 0)));
@@ -452,6 +463,8 @@ Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, Ow
   return Owned::borrow(PyTuple_GET_ITEM(opened.get(), 1));
 }
 
-Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children) { return open_node(obj, kind, children); }
+Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children) {
+  return open_node(obj, kind, children);
+}
 
 }  // namespace graftax

@@ -8,10 +8,10 @@ namespace graftax {
 
 // What a walk is asked for. The caller is `Walking`.
 struct TreeWish {
-  Structure* structure = nullptr;     // null: not wanted
+  Structure* structure = nullptr;  // null: not wanted
   OwnedList* leaves = nullptr;
-  NamedNodes* named = nullptr;        // nodes that name their children themselves; null: not wanted
-  PyObject* is_leaf = nullptr;        // called with each value before it is opened
+  NamedNodes* named = nullptr;  // nodes that name their children themselves; null: not wanted
+  PyObject* is_leaf = nullptr;  // called with each value before it is opened
   bool is_leaf_takes_path = false;
 };
 

@@ -34,7 +34,6 @@ void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const
 
 PyObject* or_null(nb::handle h) { return h.is_none() ? nullptr : h.ptr(); }
 
-
 nb::tuple flatten(nb::handle tree, nb::handle is_leaf) {
   Walking walking;
   TreeDef def;
@@ -88,15 +87,18 @@ class GivenLeaves {
     items_ = fast ? Owned::borrow(leaves.ptr()) : own(PySequence_List(leaves.ptr()));
     Py_ssize_t given = PySequence_Fast_GET_SIZE(items_.get()), wanted = def.tree.leaves;
     if (given != wanted)
-      raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") + " leaves for this PyTreeDef: expected " +
-                                    std::to_string(wanted) + ", got " + std::to_string(given));
+      raise_error(PyExc_ValueError, std::string("too ") + (given < wanted ? "few" : "many") +
+                                        " leaves for this PyTreeDef: expected " + std::to_string(wanted) + ", got " +
+                                        std::to_string(given));
     size_ = static_cast<size_t>(given);
     PyObject** first = PySequence_Fast_ITEMS(items_.get());
     if (!PyList_Check(items_.get())) return;
     held_.reserve(size_);
     for (size_t i = 0; i < size_; ++i) held_.push(first[i]);
   }
-  PyObject* const* data() const { return PyList_Check(items_.get()) ? held_.data() : PySequence_Fast_ITEMS(items_.get()); }
+  PyObject* const* data() const {
+    return PyList_Check(items_.get()) ? held_.data() : PySequence_Fast_ITEMS(items_.get());
+  }
   size_t size() const { return size_; }
 
  private:
@@ -204,21 +206,26 @@ bool all_leaves(nb::handle iterable) {
 void bind_tree(nb::module_& m) {
   auto cls = nb::borrow<nb::object>(m.attr("PyTreeDef"));
   nb::cpp_function_def(&unflatten, nb::scope(cls), nb::name("unflatten"), nb::is_method(), nb::arg("leaves"),
-                       nb::sig("def unflatten(self, leaves: Iterable[Any], /) -> Any"), "Builds the tree around these leaves.");
-  nb::cpp_function_def([](const TreeDef& def, nb::handle tree) {
-    Walking walking;
-    OwnedList out;
-    flatten_up_to(def, tree, out, "flatten_up_to");
-    return to_list(out);
-  }, nb::scope(cls), nb::name("flatten_up_to"), nb::is_method(), nb::arg("tree").none(),
-     nb::sig("def flatten_up_to(self, tree: Any) -> list[Any]"), "The subtrees that stand where this structure has leaves.");
-  nb::cpp_function_def(&walk, nb::scope(cls), nb::name("walk"), nb::is_method(), nb::arg("f_node"), nb::arg("f_leaf").none(),
-                       nb::arg("leaves"),
+                       nb::sig("def unflatten(self, leaves: Iterable[Any], /) -> Any"),
+                       "Builds the tree around these leaves.");
+  nb::cpp_function_def(
+      [](const TreeDef& def, nb::handle tree) {
+        Walking walking;
+        OwnedList out;
+        flatten_up_to(def, tree, out, "flatten_up_to");
+        return to_list(out);
+      },
+      nb::scope(cls), nb::name("flatten_up_to"), nb::is_method(), nb::arg("tree").none(),
+      nb::sig("def flatten_up_to(self, tree: Any) -> list[Any]"),
+      "The subtrees that stand where this structure has leaves.");
+  nb::cpp_function_def(&walk, nb::scope(cls), nb::name("walk"), nb::is_method(), nb::arg("f_node"),
+                       nb::arg("f_leaf").none(), nb::arg("leaves"),
                        nb::sig("def walk(self, f_node: Callable[[tuple[Any, ...], Any], Any], "
                                "f_leaf: Callable[[Any], Any] | None, leaves: Iterable[Any], /) -> Any"),
                        "Calls f_node(children, node data) at nodes and f_leaf at leaves, from below.");
   m.def("tree_flatten", &flatten, nb::arg("tree").none(), nb::arg("is_leaf").none() = nb::none(),
-        nb::sig("def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]"),
+        nb::sig(
+            "def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]"),
         R"doc(The leaves of a tree, and its structure.
 
 Args:
@@ -237,7 +244,8 @@ Example:
     ([2, 3, 1], PyTreeDef({'a': [*, *], 'b': *}))
 )doc");
   m.def("tree_unflatten", &tree_unflatten, nb::arg("treedef").none(), nb::arg("leaves"),
-        nb::sig("def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any"), R"doc(Builds a tree from its structure and leaves.
+        nb::sig("def tree_unflatten(treedef: Any, leaves: Iterable[Any]) -> Any"),
+        R"doc(Builds a tree from its structure and leaves.
 
 Args:
     treedef: of `graftax.tree`, or of `jax.tree`.
@@ -267,8 +275,10 @@ Args:
 Returns:
     (pairs (key path, leaf), treedef). A key path is a tuple of JAX's own key entries.
 )doc");
-  m.def("tree_map", &map, nb::arg("f"), nb::arg("tree").none(), nb::arg("rest"), nb::kw_only(), nb::arg("is_leaf").none() = nb::none(),
-        nb::sig("def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any"),
+  m.def("tree_map", &map, nb::arg("f"), nb::arg("tree").none(), nb::arg("rest"), nb::kw_only(),
+        nb::arg("is_leaf").none() = nb::none(),
+        nb::sig("def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = "
+                "None) -> Any"),
         R"doc(A tree of the results of `f`, called with each leaf of `tree` and what stands in its place in the `rest`.
 
 Args:
@@ -286,13 +296,15 @@ Example:
 )doc");
   m.def("tree_map_with_path", &map_with_path, nb::arg("f"), nb::arg("tree").none(), nb::arg("rest"), nb::kw_only(),
         nb::arg("is_leaf").none() = nb::none(), nb::arg("is_leaf_takes_path") = false,
-        nb::sig("def tree_map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[..., bool] | None = None, "
+        nb::sig("def tree_map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[..., bool] | "
+                "None = None, "
                 "is_leaf_takes_path: bool = False) -> Any"),
         "`map` whose `f` is given the key path first. See `flatten_with_path` for `is_leaf_takes_path`.");
   m.def("tree_one_level", &one_level, nb::arg("tree").none(), nb::arg("with_keys") = false,
         nb::sig("def tree_one_level(tree: Any, with_keys: bool = False) -> tuple[list[Any], Any] | None"),
         "(children, node data) of a node, None for a leaf; with keys the children are pairs (key path entry, child).");
-  m.def("tree_all_leaves", &all_leaves, nb::arg("iterable"), nb::sig("def tree_all_leaves(iterable: Iterable[Any]) -> bool"));
+  m.def("tree_all_leaves", &all_leaves, nb::arg("iterable"),
+        nb::sig("def tree_all_leaves(iterable: Iterable[Any]) -> bool"));
 }
 
 }  // namespace graftax

@@ -14,8 +14,7 @@ Owned build_dict(const TreeNode& n, PyObject* const* items) {
     out = own(_PyDict_NewPresized(n.arity));
   } else if (n.shape == Shape::odict) {
     out = own(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(runtime.odict_type)));
-    for (uint32_t i = 0; i < n.arity; ++i)
-      check(PyObject_SetItem(out.get(), PyTuple_GET_ITEM(keys, i), items[i]));
+    for (uint32_t i = 0; i < n.arity; ++i) check(PyObject_SetItem(out.get(), PyTuple_GET_ITEM(keys, i), items[i]));
     return out;
   } else {
     out = own(PyObject_CallOneArg(reinterpret_cast<PyObject*>(runtime.defaultdict_type), PyTuple_GET_ITEM(n.data, 0)));
@@ -37,7 +36,8 @@ namespace {
 Owned build_fields(const TreeNode& n, PyObject* const* items) {
   const TreeKind& kind = *n.kind;
   Py_ssize_t first = kind.absent ? 1 : 0;
-  bool direct = !kind.order.empty() && PyTuple_GET_SIZE(n.data) == first + static_cast<Py_ssize_t>(kind.others.size()) &&
+  bool direct = !kind.order.empty() &&
+                PyTuple_GET_SIZE(n.data) == first + static_cast<Py_ssize_t>(kind.others.size()) &&
                 (!first || PyTuple_GET_ITEM(n.data, 0) == kind.absent.get());
   if (!direct) {
     Owned children = tuple_of(items, n.arity);

@@ -25,7 +25,9 @@ bool keys_are_plain(const Structure& t) {
   return true;
 }
 
-bool same_node(const TreeNode& a, const TreeNode& b) { return a.kind == b.kind && a.arity == b.arity && a.next == b.next; }
+bool same_node(const TreeNode& a, const TreeNode& b) {
+  return a.kind == b.kind && a.arity == b.arity && a.next == b.next;
+}
 
 bool same_data(PyObject* a, PyObject* b) {
   return a == b || (a && b && PyTuple_CheckExact(a) && PyTuple_CheckExact(b) && same_items(a, b));

@@ -11,7 +11,8 @@ std::vector<std::shared_ptr<const TreeKind>> kinds_of(const std::vector<TreeNode
   std::vector<std::shared_ptr<const TreeKind>> kinds;
   for (const TreeNode& n : nodes) {
     if (!n.kind || n.shape < Shape::namedtuple || (!kinds.empty() && kinds.back().get() == n.kind)) continue;
-    auto place = std::lower_bound(kinds.begin(), kinds.end(), n.kind, [](const auto& k, const TreeKind* t) { return k.get() < t; });
+    auto place = std::lower_bound(kinds.begin(), kinds.end(), n.kind,
+                                  [](const auto& k, const TreeKind* t) { return k.get() < t; });
     if (place == kinds.end() || place->get() != n.kind) kinds.insert(place, n.kind->shared_from_this());
   }
   return kinds;
@@ -65,9 +66,7 @@ void Structure::clear() {
   owned.clear();
 }
 
-PyObject* keys_of(const TreeNode& n) {
-  return n.shape == Shape::defaultdict ? PyTuple_GET_ITEM(n.data, 1) : n.data;
-}
+PyObject* keys_of(const TreeNode& n) { return n.shape == Shape::defaultdict ? PyTuple_GET_ITEM(n.data, 1) : n.data; }
 
 namespace {
 
@@ -83,8 +82,10 @@ bool same_data(const TreeNode& a, const TreeNode& b) {
   if (equal < 0) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) raise_python();
     nb::python_error cause;
-    nb::raise_from(cause, PyExc_ValueError, "the node data of two trees cannot be compared: == raised an error for those of a %s. "
-                   "Arrays are no node data: make them children.", a.kind->type->tp_name);
+    nb::raise_from(cause, PyExc_ValueError,
+                   "the node data of two trees cannot be compared: == raised an error for those of a %s. "
+                   "Arrays are no node data: make them children.",
+                   a.kind->type->tp_name);
   }
   return equal != 0;
 }
@@ -253,13 +254,15 @@ void check_data(const TreeKind& kind, PyObject* data, size_t arity) {
     keys = pair ? PyTuple_GET_ITEM(data, 1) : nullptr;
   }
   bool good = true;
-  if (is_dict_shape(kind.shape)) good = keys && PyTuple_Check(keys) && PyTuple_GET_SIZE(keys) == static_cast<Py_ssize_t>(arity);
+  if (is_dict_shape(kind.shape))
+    good = keys && PyTuple_Check(keys) && PyTuple_GET_SIZE(keys) == static_cast<Py_ssize_t>(arity);
   if (kind.shape == Shape::none) good = arity == 0;
   if (kind.shape == Shape::fields)
     good = data && PyTuple_Check(data) && arity == kind.children.size() &&
            PyTuple_GET_SIZE(data) == static_cast<Py_ssize_t>(kind.others.size() + (kind.absent ? 1 : 0));
-  if (!good) raise_error(PyExc_ValueError, std::string("these node data are none of a ") + kind.type->tp_name + " with " +
-                                           std::to_string(arity) + " children: " + (data ? short_repr(data) : "nothing"));
+  if (!good)
+    raise_error(PyExc_ValueError, std::string("these node data are none of a ") + kind.type->tp_name + " with " +
+                                      std::to_string(arity) + " children: " + (data ? short_repr(data) : "nothing"));
 }
 
 const TreeKind& kind_of_node_data(PyObject* pair) {
@@ -297,7 +300,8 @@ Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
   if (kind.shape != Shape::fields || !kind.absent) return Owned::borrow(data);
   nb::object trees = nb::borrow(runtime.trees), mark = trees.attr("Mark").attr("ABSENT");
   nb::object absent = nb::borrow(kind.absent.get());
-  nb::object out = back ? trees.attr("replaced")(nb::handle(data), mark, absent) : trees.attr("replaced")(nb::handle(data), absent, mark);
+  nb::object out = back ? trees.attr("replaced")(nb::handle(data), mark, absent)
+                        : trees.attr("replaced")(nb::handle(data), absent, mark);
   return Owned::steal(out.release().ptr());
 }
 
@@ -310,7 +314,8 @@ nb::list state_of(const TreeDef& def) {
       continue;
     }
     nb::object data = nb::steal(with_mark(*n.kind, n.data, false).release());
-    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data));
+    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)),
+                              data));
   }
   return out;
 }
@@ -372,7 +377,8 @@ TreeDef from_state(nb::list state) {
     if (!PyType_Check(type)) refuse_records();
     const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(type));
     if (static_cast<int>(kind.shape) != shape)
-      raise_error(PyExc_ValueError, std::string(kind.type->tp_name) + " is registered in another way than when this structure was pickled");
+      raise_error(PyExc_ValueError, std::string(kind.type->tp_name) +
+                                        " is registered in another way than when this structure was pickled");
     out.node(kind, arity, with_mark(kind, data, true).get());
   }
   return out.take();
@@ -435,7 +441,8 @@ PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
     if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
     if (!nb::isinstance<TreeDef>(other)) {
       if (op == Py_EQ) Py_RETURN_NOTIMPLEMENTED;
-      int equal = PyObject_RichCompareBool(self, other, Py_EQ);  // JAX's own != says False to what is no treedef of its own
+      int equal =
+          PyObject_RichCompareBool(self, other, Py_EQ);  // JAX's own != says False to what is no treedef of its own
       check(equal);
       return Py_NewRef(equal ? Py_False : Py_True);
     }
@@ -463,35 +470,55 @@ void bind_treedef(nb::module_& m) {
   nb::class_<TreeDef>(m, "PyTreeDef", nb::type_slots(treedef_slots), nb::is_weak_referenceable(), nb::is_final(),
                       "The structure of a tree: immutable, hashable, comparable, printable.")
       .def("__repr__", [](const TreeDef& d) { return structure_repr(d.tree); })
-      .def("__reduce__", [](const TreeDef& d) {
-        return nb::make_tuple(nb::borrow(runtime.trees).attr("treedef_from_state"), nb::make_tuple(state_of(d)));
-      }, nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
-      .def_static("_from_state", &from_state, nb::arg("state"), nb::sig("def _from_state(state: list[Any]) -> PyTreeDef"))
+      .def(
+          "__reduce__",
+          [](const TreeDef& d) {
+            return nb::make_tuple(nb::borrow(runtime.trees).attr("treedef_from_state"), nb::make_tuple(state_of(d)));
+          },
+          nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+      .def_static("_from_state", &from_state, nb::arg("state"),
+                  nb::sig("def _from_state(state: list[Any]) -> PyTreeDef"))
       .def("_records", &records_of, nb::sig("def _records(self) -> list[tuple[tuple[type, Any] | None, int]]"),
            "(node data, number of children) of each node in pre-order; leaves side by side are one (None, number).")
       .def_static("_from_records", &from_records, nb::arg("records"),
                   nb::sig("def _from_records(records: list[tuple[tuple[type, Any] | None, int]]) -> PyTreeDef"))
       .def_prop_ro("num_leaves", [](const TreeDef& d) { return d.tree.leaves; })
-      .def_prop_ro("num_nodes", [](const TreeDef& d) { return d.tree.num_nodes(); }, "Nodes and leaves.")
-      .def("is_leaf", [](const TreeDef& d) { return d.tree.is_leaf(); }, "Is this the structure of one leaf?")
+      .def_prop_ro(
+          "num_nodes", [](const TreeDef& d) { return d.tree.num_nodes(); }, "Nodes and leaves.")
+      .def(
+          "is_leaf", [](const TreeDef& d) { return d.tree.is_leaf(); }, "Is this the structure of one leaf?")
       .def("children", &children, nb::sig("def children(self) -> list[PyTreeDef]"))
-      .def("compose", [](const TreeDef& d, nb::handle inner) {
-        nb::object ours = as_treedef(inner);
-        return composed(d, nb::cast<const TreeDef&>(ours));
-      }, nb::arg("inner").none(), nb::sig("def compose(self, inner: Any) -> PyTreeDef"), "Each leaf replaced by the structure `inner`.")
-      .def("from_iterable_tree", [](nb::handle self, nb::handle tree) {
-        return nb::borrow(runtime.trees).attr("from_iterable_tree")(self, tree);
-      }, nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),
-           "Builds the tree from one of the same shape in which any iterable may stand for a node.")
-      .def("serialize_using_proto", [](nb::handle self) {
-        return nb::borrow(runtime.trees).attr("to_jax")(self).attr("serialize_using_proto")();
-      }, nb::sig("def serialize_using_proto(self) -> bytes"), "As JAX's own: containers of Python only.")
-      .def_static("deserialize_using_proto", [](nb::handle registry, nb::handle data) {
-        return nb::borrow(runtime.trees).attr("deserialize_using_proto")(registry, data);
-      }, nb::arg("registry"), nb::arg("data"),
-                  nb::sig("def deserialize_using_proto(registry: object, data: bytes) -> PyTreeDef"))
-      .def("node_data", [](const TreeDef& d) { return node_data(d.tree.nodes[0]); },
-           nb::sig("def node_data(self) -> tuple[type, Any] | None"), "(type, aux data) of the root, None for a leaf.")
+      .def(
+          "compose",
+          [](const TreeDef& d, nb::handle inner) {
+            nb::object ours = as_treedef(inner);
+            return composed(d, nb::cast<const TreeDef&>(ours));
+          },
+          nb::arg("inner").none(), nb::sig("def compose(self, inner: Any) -> PyTreeDef"),
+          "Each leaf replaced by the structure `inner`.")
+      .def(
+          "from_iterable_tree",
+          [](nb::handle self, nb::handle tree) {
+            return nb::borrow(runtime.trees).attr("from_iterable_tree")(self, tree);
+          },
+          nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),
+          "Builds the tree from one of the same shape in which any iterable may stand for a node.")
+      .def(
+          "serialize_using_proto",
+          [](nb::handle self) {
+            return nb::borrow(runtime.trees).attr("to_jax")(self).attr("serialize_using_proto")();
+          },
+          nb::sig("def serialize_using_proto(self) -> bytes"), "As JAX's own: containers of Python only.")
+      .def_static(
+          "deserialize_using_proto",
+          [](nb::handle registry, nb::handle data) {
+            return nb::borrow(runtime.trees).attr("deserialize_using_proto")(registry, data);
+          },
+          nb::arg("registry"), nb::arg("data"),
+          nb::sig("def deserialize_using_proto(registry: object, data: bytes) -> PyTreeDef"))
+      .def(
+          "node_data", [](const TreeDef& d) { return node_data(d.tree.nodes[0]); },
+          nb::sig("def node_data(self) -> tuple[type, Any] | None"), "(type, aux data) of the root, None for a leaf.")
       .def_static("from_node_data_and_children", &from_node_data_and_children, nb::arg("registry").none(),
                   nb::arg("node_data").none(), nb::arg("children"),
                   nb::sig("def from_node_data_and_children(registry: object, node_data: tuple[type, Any] | None, "

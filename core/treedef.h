@@ -20,7 +20,7 @@ struct Structure {
   OwnedList owned;                                     // data, and the types of named tuples
   std::vector<std::shared_ptr<const TreeKind>> kinds;  // those that the nodes name
   uint32_t leaves = 0;
-  mutable Py_hash_t hash = -1;                         // -1: not computed yet
+  mutable Py_hash_t hash = -1;  // -1: not computed yet
 
   PyObject* keep(Owned obj) {
     owned.push_stolen(std::move(obj));

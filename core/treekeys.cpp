@@ -82,8 +82,10 @@ Owned sorted_by_themselves(PyObject* dict, OwnedList& values) {
     if (!PyDict_CheckExact(dict) || !PyErr_ExceptionMatches(PyExc_Exception)) raise_python();
     nb::python_error cause;
     std::string shown = short_repr(keys.get(), 200);
-    nb::raise_from(cause, PyExc_ValueError, "a dict in a tree needs keys that can be sorted, and %s cannot: give them one type, "
-                   "or use an OrderedDict, whose order counts as it is", shown.c_str());
+    nb::raise_from(cause, PyExc_ValueError,
+                   "a dict in a tree needs keys that can be sorted, and %s cannot: give them one type, "
+                   "or use an OrderedDict, whose order counts as it is",
+                   shown.c_str());
   }
   Owned out = own(PySequence_Tuple(keys.get()));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(out.get()); ++i) {

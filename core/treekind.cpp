@@ -70,7 +70,8 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     }
     kind->children = interned(at(3));
     if (at(9) != Py_None && type->tp_dictoffset != 0) {
-      _PyType_Lookup(type, runtime.tables);  // a type has no version before; one that was changed too often, none any more
+      _PyType_Lookup(type,
+                     runtime.tables);  // a type has no version before; one that was changed too often, none any more
       kind->version = type->tp_version_tag;
       kind->by_version = kind->version != 0;
       if (kind->by_version) {
@@ -86,7 +87,8 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(at(5)); ++i)
     kind->order.push_back(static_cast<uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(at(5), i))));
   if (at(6) != Py_None) kind->absent = Owned::borrow(at(6));
-  if (kind->others.empty()) kind->no_data = kind->absent ? own(PyTuple_Pack(1, kind->absent.get())) : Owned::borrow(runtime.empty_tuple);
+  if (kind->others.empty())
+    kind->no_data = kind->absent ? own(PyTuple_Pack(1, kind->absent.get())) : Owned::borrow(runtime.empty_tuple);
   kind->size = PyLong_AsSsize_t(at(7));
   if (PyErr_Occurred()) raise_python();
   // Where a field may be absent, it is the instance dictionary that says so.

@@ -16,8 +16,8 @@ enum class Shape : uint8_t {
   odict,        // data: the keys
   defaultdict,  // data: (factory, keys)
   namedtuple,
-  fields,       // read and written by name; data: a tuple of what is no child
-  registered,   // through the functions given to JAX; data: the aux data
+  fields,      // read and written by name; data: a tuple of what is no child
+  registered,  // through the functions given to JAX; data: the aux data
 };
 
 // Who names the children of a registered node.
@@ -37,18 +37,18 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
   Owned flatten;                 // registered, fields: the functions that JAX has
   Owned unflatten;
   mutable Names names = Names::unknown;
-  mutable Owned with_keys;       // asked: the function that names the children, where it is known; or null
+  mutable Owned with_keys;  // asked: the function that names the children, where it is known; or null
   // fields (and the names of a named tuple)
   std::vector<PyObject*> children;  // names, interned and kept for ever
   std::vector<PyObject*> others;    // names of what is data
   std::vector<uint32_t> order;      // in which to assign: children first, then others, as numbers; empty: by unflatten
-  Owned absent;                     // stands for a child or an attribute that is not there; null: reading it is an error
-  Owned no_data;                    // the data of a node that has none; absent ones come first: see `field_data`
-  Py_ssize_t size = -1;             // attributes an instance has; with more of them it goes through `flatten`
-  bool in_dict = false;             // the names are found in the instance dictionary, and nowhere before it
-  std::shared_ptr<TreePlans> plans; // registered: how instances are read by attribute; null: by the functions only
-  bool by_version = false;          // the above holds for one version of the type
-  unsigned int version = 0;         // that one
+  Owned absent;          // stands for a child or an attribute that is not there; null: reading it is an error
+  Owned no_data;         // the data of a node that has none; absent ones come first: see `field_data`
+  Py_ssize_t size = -1;  // attributes an instance has; with more of them it goes through `flatten`
+  bool in_dict = false;  // the names are found in the instance dictionary, and nowhere before it
+  std::shared_ptr<TreePlans> plans;  // registered: how instances are read by attribute; null: by the functions only
+  bool by_version = false;           // the above holds for one version of the type
+  unsigned int version = 0;          // that one
   mutable std::vector<PyObject*> entries;  // key path entries of the children, once asked for; kept for ever
 
   bool is_node() const { return shape != Shape::leaf; }

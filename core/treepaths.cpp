@@ -45,7 +45,8 @@ Owned attribute_entry(PyObject* name) {
 }  // namespace
 
 void child_entries(const TreeNode& n, OwnedList& entries) {
-  static PyObject *sequence = key_class("SequenceKey"), *dict_key = key_class("dict_key"), *flat = key_class("FlattenedIndexKey");
+  static PyObject *sequence = key_class("SequenceKey"), *dict_key = key_class("dict_key"),
+                  *flat = key_class("FlattenedIndexKey");
   static PyObject* kept_keys = check(PyDict_New());
   static std::vector<PyObject*> kept_sequence, kept_flat;
   entries.reserve(n.arity);
@@ -69,7 +70,8 @@ void child_entries(const TreeNode& n, OwnedList& entries) {
         if (kept.size() == next) kept.push_back(entry.release());
       }
       if (kept.size() != n.arity)
-        raise_error(PyExc_ValueError, std::string("the fields of ") + n.kind->type->tp_name + " do not name its children");
+        raise_error(PyExc_ValueError,
+                    std::string("the fields of ") + n.kind->type->tp_name + " do not name its children");
       for (PyObject* entry : kept) entries.push(entry);
       return;
     }

@@ -30,7 +30,8 @@ bool is_plain(PyTypeObject* type, PyObject* name) {
 // Asks Python what is done with instances that have the attributes of this dict. False where nothing is to be planned.
 bool learn(const TreeKind& kind, PyObject* dict) {
   TreePlans& plans = *kind.plans;
-  if (plans.plans.size() >= most_plans || PyDict_GET_SIZE(dict) > static_cast<Py_ssize_t>(most_attributes)) return false;
+  if (plans.plans.size() >= most_plans || PyDict_GET_SIZE(dict) > static_cast<Py_ssize_t>(most_attributes))
+    return false;
   Owned given = own(PySequence_Tuple(dict));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.get()); ++i)
     if (!is_plain(kind.type, PyTuple_GET_ITEM(given.get(), i))) return false;
@@ -46,7 +47,8 @@ bool learn(const TreeKind& kind, PyObject* dict) {
   plan->assigned = numbers(assigned, n);
   plan->data = Owned::borrow(data);
   plan->entries = Owned::borrow(entries);
-  for (size_t i = 0; i < n; ++i) plan->given.push_back(Py_NewRef(PyTuple_GET_ITEM(given.get(), static_cast<Py_ssize_t>(i))));
+  for (size_t i = 0; i < n; ++i)
+    plan->given.push_back(Py_NewRef(PyTuple_GET_ITEM(given.get(), static_cast<Py_ssize_t>(i))));
   for (const auto* part : {&plan->children, &plan->others})
     for (uint32_t i : *part) plan->names.push_back(plan->given[i]);
   plans.aux = Owned::borrow(aux);
@@ -77,7 +79,8 @@ TreePlan* fitting(TreePlans& plans, PyObject* dict, PlannedValues& values) {
 
 // Is this object the same value for ever?
 bool never_changes(PyObject* p, int depth = 4) {
-  if (p == Py_None || PyBool_Check(p) || PyLong_CheckExact(p) || PyFloat_CheckExact(p) || PyComplex_CheckExact(p)) return true;
+  if (p == Py_None || PyBool_Check(p) || PyLong_CheckExact(p) || PyFloat_CheckExact(p) || PyComplex_CheckExact(p))
+    return true;
   if (PyType_Check(p)) return true;
   if (PyCFunction_Check(p)) return !PyCFunction_GET_SELF(p) || PyModule_Check(PyCFunction_GET_SELF(p));
   if (PyUnicode_CheckExact(p)) return PyUnicode_GET_LENGTH(p) <= longest_kept;
@@ -145,8 +148,8 @@ Owned build_by_plan(const TreeKind& kind, PyObject* data, PyObject* const* items
   Owned others;
   const TreePlan* plan = plan_of_data(*kind.plans, data, others);
   if (!plan || plan->children.size() != arity) return {};
-  if (!plan->others.empty() &&
-      (!others || !PyTuple_CheckExact(others.get()) || PyTuple_GET_SIZE(others.get()) != static_cast<Py_ssize_t>(plan->others.size())))
+  if (!plan->others.empty() && (!others || !PyTuple_CheckExact(others.get()) ||
+                                PyTuple_GET_SIZE(others.get()) != static_cast<Py_ssize_t>(plan->others.size())))
     return {};
   Owned out = own(type->tp_alloc(type, 0));
   for (uint32_t k : plan->assigned) {

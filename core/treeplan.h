@@ -11,25 +11,25 @@ namespace graftax {
 
 // What is done with all instances that have the same attributes in the same order.
 struct TreePlan {
-  std::vector<PyObject*> given;      // names as the instance dictionary has them; interned, kept for ever
-  std::vector<uint32_t> children;    // which of them
+  std::vector<PyObject*> given;    // names as the instance dictionary has them; interned, kept for ever
+  std::vector<uint32_t> children;  // which of them
   std::vector<uint32_t> others;
-  std::vector<uint32_t> assigned;    // names in the order of assignment, as numbers: children first, then others
-  std::vector<PyObject*> names;      // of children and others
-  Owned data;                        // node data where there are no others
-  Owned entries;                     // key path entries of the children
+  std::vector<uint32_t> assigned;  // names in the order of assignment, as numbers: children first, then others
+  std::vector<PyObject*> names;    // of children and others
+  Owned data;                      // node data where there are no others
+  Owned entries;                   // key path entries of the children
   struct Known {
     Owned others, data;
   };
-  std::vector<Known> known;          // node data of values that cannot change, made before
+  std::vector<Known> known;  // node data of values that cannot change, made before
   size_t replaced = 0;
 };
 
 struct TreePlans {
-  Owned layout;                      // asked for the plan of some names: `_Fields.layout`
-  Owned aux;                         // the class of node data with others; null before the first
+  Owned layout;  // asked for the plan of some names: `_Fields.layout`
+  Owned aux;     // the class of node data with others; null before the first
   std::vector<std::unique_ptr<TreePlan>> plans;
-  size_t recent = 0;                 // the one that fitted last
+  size_t recent = 0;  // the one that fitted last
 };
 
 constexpr size_t most_attributes = 64;

@@ -22,7 +22,8 @@ void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& grav
 }
 
 // Puts values under keys that are their own, and keeps what they replace.
-void assign(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values, OwnedList& graveyard) {
+void assign(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
+            OwnedList& graveyard) {
   for (uint32_t i = 0; i < count; ++i) {
     PyObject* key = p.statics[p.keys[keys + i]].obj;
     PyObject* old = PyDict_GetItemWithError(dict, key);
@@ -154,7 +155,8 @@ bool opened_by_jax(const Kind& kind, PyTypeObject* type) {
     case Base::dict: return type == &PyDict_Type;
     case Base::odict: return type == runtime.odict_type;
     case Base::defaultdict: return type == runtime.defaultdict_type;
-    case Base::tuple: return type == &PyTuple_Type || PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "_fields");
+    case Base::tuple:
+      return type == &PyTuple_Type || PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "_fields");
     case Base::none: return !kind.handed && kind.solid == &PyBaseObject_Type;
     default: return kind.base == Base::registered;
   }
@@ -256,11 +258,13 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     const Instr& aux = program_.code[pc + 1];
     // A dict or a list as aux data is filled later than an unflatten would read it: the recorded one serves.
     bool other_aux = sources_.replaced && sources_.replaced->count(pc + 1);
-    bool recorded = n.treedef && !other_aux && (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
-                                  (sources_.live && sources_.live[pc + 1] == values[0]));
+    bool recorded = n.treedef && !other_aux &&
+                    (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
+                     (sources_.live && sources_.live[pc + 1] == values[0]));
     if (recorded) return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
-    Owned treedef = own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(n.type),
-                                            values[0], static_cast<Py_ssize_t>(n.items)));
+    Owned treedef =
+        own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(n.type),
+                                values[0], static_cast<Py_ssize_t>(n.items)));
     return own(PyObject_CallMethodOneArg(treedef.get(), unflatten, children.get()));
   }
   if (is_made_of_parts(kind)) {
@@ -354,11 +358,13 @@ void Builder::node(uint32_t pc, uint32_t at, bool needed) {
       nodes_.set(n.track, shell.get());
       return push(at, std::move(shell));
     }
-    if (open_[n.track] && n.kind->base == Base::weakref && n.items == 1) {  // its referent is open too: refer to its shell
+    if (open_[n.track] && n.kind->base == Base::weakref &&
+        n.items == 1) {  // its referent is open too: refer to its shell
       const Instr& child = program_.code[pc + 1];
       uint32_t referent = child.op == Op::ref ? program_.track_pc[child.arg] : pc + 1;
       const Instr& r = program_.code[referent];
-      if (r.op == Op::node && r.track != NONE && r.kind->base == Base::registered && (nodes_[r.track] || open_[r.track])) {
+      if (r.op == Op::node && r.track != NONE && r.kind->base == Base::registered &&
+          (nodes_[r.track] || open_[r.track])) {
         value(pc + 1);
         Owned shell = Owned::borrow(values_.back());
         values_.pop();
@@ -369,8 +375,9 @@ void Builder::node(uint32_t pc, uint32_t at, bool needed) {
       }
     }
     if (open_[n.track])
-      raise_graftax("StructureError", std::string("a cycle runs through immutable or registered nodes only (") +
-                    n.type->tp_name + "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
+      raise_graftax("StructureError",
+                    std::string("a cycle runs through immutable or registered nodes only (") + n.type->tp_name +
+                        "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
     open_[n.track] = true;
   }
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
@@ -387,7 +394,8 @@ Owned Builder::context(const Static& s) {
 
 void Builder::value(uint32_t pc, bool needed) {
   if (sources_.replaced)
-    if (auto it = sources_.replaced->find(pc); it != sources_.replaced->end()) return push(pc, Owned::borrow(it->second));
+    if (auto it = sources_.replaced->find(pc); it != sources_.replaced->end())
+      return push(pc, Owned::borrow(it->second));
   const Instr& n = program_.code[pc];
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
@@ -398,7 +406,8 @@ void Builder::value(uint32_t pc, bool needed) {
       if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
       Owned obj = static_object(s);
       if (!obj) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
-      if (s.how == How::copied || (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->base == Base::numpy))
+      if (s.how == How::copied ||
+          (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->base == Base::numpy))
         obj = own(PyObject_CallMethod(obj.get(), "copy", nullptr));
       return push(pc, std::move(obj));
     }
@@ -462,8 +471,7 @@ Owned Builder::build(uint32_t pc) {
 
 void Builder::build_children(uint32_t pc, OwnedList& values) {
   uint32_t child = pc + 1;
-  for (uint32_t i = 0; i < program_.children(pc); ++i, child = program_.after(child))
-    values.push_stolen(build(child));
+  for (uint32_t i = 0; i < program_.children(pc); ++i, child = program_.after(child)) values.push_stolen(build(child));
 }
 
 void Builder::drain() {

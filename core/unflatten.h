@@ -11,11 +11,11 @@ namespace graftax {
 
 // Where the values of a program come from.
 struct Sources {
-  PyObject* const* leaves = nullptr;          // Op::leaf
-  PyObject* const* input_nodes = nullptr;     // Op::input
-  PyObject* const* input_leaves = nullptr;    // Op::forward
-  PyObject* const* live = nullptr;            // by instruction: statics and handed-over nodes as the caller's own
-  bool leaves_only = false;                   // None in place of every leaf of JAX's tree that holds no Op::leaf
+  PyObject* const* leaves = nullptr;        // Op::leaf
+  PyObject* const* input_nodes = nullptr;   // Op::input
+  PyObject* const* input_leaves = nullptr;  // Op::forward
+  PyObject* const* live = nullptr;          // by instruction: statics and handed-over nodes as the caller's own
+  bool leaves_only = false;                 // None in place of every leaf of JAX's tree that holds no Op::leaf
   const std::unordered_map<uint32_t, PyObject*>* replaced = nullptr;  // by instruction: another value in its place
 };
 
@@ -30,7 +30,10 @@ class Builder {
   // Fills every shell that waits for its content.
   void drain();
   // By instruction: what was built. Filled when `record_built` was called before.
-  void record_built() { recording_ = true; built_.resize(program_.code.size()); }
+  void record_built() {
+    recording_ = true;
+    built_.resize(program_.code.size());
+  }
   OwnedList& built() { return built_; }
 
  private:
@@ -38,9 +41,9 @@ class Builder {
     uint32_t pc;     // the node, or the node whose content is built
     uint32_t child;  // next child
     uint32_t left;
-    size_t base;     // where its children's values start
-    uint32_t at;     // the instruction that asked for this value
-    bool fill;       // pc's shell exists: fill it; else construct
+    size_t base;  // where its children's values start
+    uint32_t at;  // the instruction that asked for this value
+    bool fill;    // pc's shell exists: fill it; else construct
   };
 
   void run(size_t floor);
@@ -60,7 +63,7 @@ class Builder {
   OwnedList closed_;  // by instruction: values that `same` refers to
   OwnedList values_;
   OwnedList built_;
-  Owned context_;     // the context value made last
+  Owned context_;  // the context value made last
   PyTypeObject* context_type_ = nullptr;
   bool recording_ = false;
   std::vector<Frame> frames_;

@@ -129,14 +129,15 @@ bool Trace::changed(uint32_t pc) {
   Owned obj = Owned::borrow(expected(pc));
   if (Py_TYPE(obj.get()) != n.type)
     raise_graftax("StructureError", path_text(p, pc, root_names_.get()) + ": its class was changed from " +
-                                    n.type->tp_name + " to " + Py_TYPE(obj.get())->tp_name +
-                                    " inside the traced function, which cannot be written back");
+                                        n.type->tp_name + " to " + Py_TYPE(obj.get())->tp_name +
+                                        " inside the traced function, which cannot be written back");
   const Kind& kind = *n.kind;
   if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
   if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
-    raise_graftax("StructureError", path_text(p, pc, root_names_.get()) +
-                                    ": the code, the name, __doc__ or __module__ of this function was changed inside the "
-                                    "traced function, which cannot be written back");
+    raise_graftax("StructureError",
+                  path_text(p, pc, root_names_.get()) +
+                      ": the code, the name, __doc__ or __module__ of this function was changed inside the "
+                      "traced function, which cannot be written back");
   if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
   Cursor cursor(obj.get(), kind);
   uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
@@ -185,9 +186,10 @@ void Trace::refuse_changed_frozen() {
       }
       if (value == expected(child)) continue;
       if (value && p.code[child].op == Op::stat && static_matches(p, p.code[child].arg, value)) continue;
-      raise_graftax("MutationError", path_text(p, child, root_names_.get()) + ": this attribute of an immutable " + n.type->tp_name +
-                                     " was changed inside the traced function. It has no identity that the change could "
-                                     "be brought back to: make the class mutable, or return the changed object.");
+      raise_graftax("MutationError",
+                    path_text(p, child, root_names_.get()) + ": this attribute of an immutable " + n.type->tp_name +
+                        " was changed inside the traced function. It has no identity that the change could "
+                        "be brought back to: make the class mutable, or return the changed object.");
     }
   }
 }
@@ -330,7 +332,8 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     uint32_t pc = p.track_pc[t];
     bool handed = p.code[pc].flags & HANDED;
     // By value, too, a function stays the caller's own, unless it leads to something that does not.
-    bool itself = handed || (p.code[pc].kind->base == Base::function && donated_.empty() && by_value && !leads_to_new[t]);
+    bool itself =
+        handed || (p.code[pc].kind->base == Base::function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
@@ -492,14 +495,16 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
     if (!w.raw) {
       if (Py_TYPE(node) != n.type) other(node);
       if (n.kind->base == Base::function &&
-          n.items != 2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
+          n.items !=
+              2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
         other(node);
       continue;
     }
     const Kind& kind = kind_of(node);
     if (kind.base != Base::registered) other(node);
     auto has_room = [&](PyObject* name) {
-      return kind.has_dict || std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });
+      return kind.has_dict ||
+             std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });
     };
     for (uint32_t i = 0; i < n.items; ++i)
       if (!has_room(o.program.statics[o.program.keys[n.keys + i]].obj)) other(node);
@@ -516,58 +521,78 @@ void bind_writeback(nb::module_& m) {
       .def_prop_ro("result_leaves", [](const Outcome& o) { return o.result_leaves; })
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
       .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
-      .def("leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
-           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"))
-      .def("apply", [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
-        OwnedList a, b, c;
-        for (nb::handle h : out) a.push(h.ptr());
-        for (nb::handle h : in) b.push(h.ptr());
-        for (nb::handle h : nodes) c.push(h.ptr());
-        uint32_t leaf_count = 0, node_count = 0;
-        for (const Instr& n : o.program.code) {
-          if (n.op == Op::forward) leaf_count = std::max(leaf_count, n.arg + 1);
-          if (n.op == Op::input) node_count = std::max(node_count, n.arg + 1);
-        }
-        for (const Static& s : o.program.statics)
-          if (s.how == How::input) node_count = std::max(node_count, s.first + 1);
-        for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
-        if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
-          raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
-        check_nodes(o, c);
-        return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
-      }, nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any"))
-      .def("inputs", [](const Outcome& o) {
-        nb::list nodes, leaves;
-        for (const Instr& n : o.program.code) {
-          if (n.op == Op::input) nodes.append(n.arg);
-          if (n.op == Op::forward) leaves.append(n.arg);
-        }
-        nb::list written;
-        for (const Write& w : o.writes) written.append(w.track);
-        return nb::make_tuple(nodes, leaves, written);
-      }, nb::sig("def inputs(self) -> tuple[list[int], list[int], list[int]]"),
-         "The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.")
-      .def("instructions", [](const Outcome& o) { return nb::steal(instructions(o.program).release()); },
-           nb::sig("def instructions(self) -> list[tuple[Any, ...]]"), "As those of a GraphDef; inputs are left out.")
-      .def("__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_outcome")(self); },
-           nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+      .def(
+          "leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
+          nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"))
+      .def(
+          "apply",
+          [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
+            OwnedList a, b, c;
+            for (nb::handle h : out) a.push(h.ptr());
+            for (nb::handle h : in) b.push(h.ptr());
+            for (nb::handle h : nodes) c.push(h.ptr());
+            uint32_t leaf_count = 0, node_count = 0;
+            for (const Instr& n : o.program.code) {
+              if (n.op == Op::forward) leaf_count = std::max(leaf_count, n.arg + 1);
+              if (n.op == Op::input) node_count = std::max(node_count, n.arg + 1);
+            }
+            for (const Static& s : o.program.statics)
+              if (s.how == How::input) node_count = std::max(node_count, s.first + 1);
+            for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
+            if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
+              raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
+            check_nodes(o, c);
+            return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
+          },
+          nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: "
+                  "Sequence[object], /) -> Any"))
+      .def(
+          "inputs",
+          [](const Outcome& o) {
+            nb::list nodes, leaves;
+            for (const Instr& n : o.program.code) {
+              if (n.op == Op::input) nodes.append(n.arg);
+              if (n.op == Op::forward) leaves.append(n.arg);
+            }
+            nb::list written;
+            for (const Write& w : o.writes) written.append(w.track);
+            return nb::make_tuple(nodes, leaves, written);
+          },
+          nb::sig("def inputs(self) -> tuple[list[int], list[int], list[int]]"),
+          "The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.")
+      .def(
+          "instructions", [](const Outcome& o) { return nb::steal(instructions(o.program).release()); },
+          nb::sig("def instructions(self) -> list[tuple[Any, ...]]"), "As those of a GraphDef; inputs are left out.")
+      .def(
+          "__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_outcome")(self); },
+          nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def("_state", &outcome_state, nb::sig("def _state(self) -> tuple[Any, ...]"))
-      .def_static("_from_state", &outcome_from_state, nb::arg("state").none(), nb::sig("def _from_state(state: object, /) -> Outcome"))
-      .def("__repr__", [](const Outcome& o) { return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")"; });
+      .def_static("_from_state", &outcome_from_state, nb::arg("state").none(),
+                  nb::sig("def _from_state(state: object, /) -> Outcome"))
+      .def("__repr__", [](const Outcome& o) {
+        return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")";
+      });
 
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
-      .def("__init__", [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
-                          nb::object dynamic) {
-        new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags), aliases, shapes, dynamic.is_none() ? nullptr : dynamic.ptr());
-      }, nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"), nb::arg("aliases"), nb::arg("shapes"), nb::arg("dynamic").none(),
-           nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], "
-                   "aliases: bool, shapes: bool, dynamic: Callable[[tuple[Any, ...]], bool] | None) -> None"))
+      .def(
+          "__init__",
+          [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
+             nb::object dynamic) {
+            new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags), aliases, shapes,
+                             dynamic.is_none() ? nullptr : dynamic.ptr());
+          },
+          nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"), nb::arg("aliases"), nb::arg("shapes"),
+          nb::arg("dynamic").none(),
+          nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], "
+                  "aliases: bool, shapes: bool, dynamic: Callable[[tuple[Any, ...]], bool] | None) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
-      .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"), nb::arg("donated"),
-           nb::arg("arrays") = false,
-           nb::sig("def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = "
-                   "False) -> tuple[Outcome, list[Any], list[str], bool]"))
+      .def(
+          "finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),
+          nb::arg("donated"), nb::arg("arrays") = false,
+          nb::sig(
+              "def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = "
+              "False) -> tuple[Outcome, list[Any], list[str], bool]"))
       .def("restore", &Trace::restore)
       .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))
       .def("close", &Trace::close);

@@ -10,26 +10,26 @@ namespace graftax {
 
 // One input node that the function changed.
 struct Write {
-  uint32_t track;      // the input node
-  uint32_t pc;         // root of its new content in the Outcome's program
-  bool raw;            // a registered node: the root is a dict of the attributes that changed
-  PyObject* deleted;   // raw: tuple of attribute names that went; owned by the program
+  uint32_t track;        // the input node
+  uint32_t pc;           // root of its new content in the Outcome's program
+  bool raw;              // a registered node: the root is a dict of the attributes that changed
+  PyObject* deleted;     // raw: tuple of attribute names that went; owned by the program
   bool context = false;  // the content has context values, of which the caller's node keeps its own
 };
 
 struct Outcome {
-  Program program;     // root 0 is the result
+  Program program;  // root 0 is the result
   std::vector<Write> writes;
   uint32_t result_leaves = 0;
 };
 
 // Builds the result and applies the writes: every value exists before the first write.
-Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
-            PyObject* const* in_nodes);
+Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes);
 
 class Trace {
  public:
-  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes, PyObject* dynamic);
+  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
+        PyObject* dynamic);
 
   nb::list leaf_paths() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
