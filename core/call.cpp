@@ -22,7 +22,7 @@ struct Entry {
   Owned compiled;          // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
   Owned outcomes;          // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;       // the table's clock at the last call
-  bool packed = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  bool tupled = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
   std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
   bool refused = false;                          // its executable is none to run directly
@@ -229,7 +229,7 @@ std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const O
     if (!direct->fits(leaves, surroundings)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
     if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
-    entry.refused = !direct->prepare(compiled, leaves, entry.packed);
+    entry.refused = !direct->prepare(compiled, leaves, entry.tupled);
     return entry.refused ? nullptr : direct;
   }
   return nullptr;
@@ -384,9 +384,9 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
       OwnedList copies;
       if (walk.has_numpy) copy_numpy(walk.leaves, copies);
       OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
-      Owned packed = entry.packed ? tuple_of(leaves) : Owned();
-      flat_result = Owned::steal(packed ? PyObject_CallOneArg(compiled.get(), packed.get())
-                                        : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
+      Owned one = entry.tupled ? tuple_of(leaves) : Owned();
+      flat_result = Owned::steal(one ? PyObject_CallOneArg(compiled.get(), one.get())
+                                     : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
     }
   }
   if (!flat_result) raise_explained(self, roots);
@@ -526,19 +526,19 @@ void bind_call(nb::module_& m) {
       .def(
           "__init__",
           [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
-             uint32_t arguments, bool packed) {
+             uint32_t arguments, bool tupled) {
             new (self) Entry{weakened(graphdef.program),
                              Owned::borrow(context.ptr()),
                              Owned::borrow(compiled.ptr()),
                              Owned::borrow(outcomes.ptr()),
                              0,
-                             packed,
+                             tupled,
                              arguments};
           },
           nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"),
-          nb::arg("arguments"), nb::arg("packed"),
+          nb::arg("arguments"), nb::arg("tupled"),
           nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
-                  "arguments: int, packed: bool) -> None"))
+                  "arguments: int, tupled: bool) -> None"))
       .def_prop_ro(
           "direct",
           [](const Entry& e) -> nb::object {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hit: bind -> replay -> dispatch -> finish. A miss asks Python (_call.py) for an entry and goes the same way.
+// The hit: bind -> replay -> dispatch -> finish. A miss asks Python (_jitted.py) for an entry and goes the same way.
 #pragma once
 
 #include "writeback.h"

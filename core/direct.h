@@ -32,7 +32,7 @@ class Direct {
   bool ready() const { return static_cast<bool>(execute_); }
   // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
   // run like this.
-  bool prepare(PyObject* compiled, const OwnedList& leaves, bool packed);
+  bool prepare(PyObject* compiled, const OwnedList& leaves, bool tupled);
 
   // The output arrays (a list), or nothing with the error set.
   Owned run(const OwnedList& leaves);

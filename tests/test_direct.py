@@ -317,7 +317,7 @@ def test_what_is_not_read_is_not_handed_over_and_what_is_unchanged_is_no_result(
     f, values = graftax.jit(lambda t: (t["a"] + 1, t["b"], t)), tree()
     sums, b, same = warm(f, values)
     [entry] = entries(f)
-    _, handlers, kept, *_ = _direct.capture(entry.compiled, tuple(values.values()), packed=False)
+    _, handlers, kept, *_ = _direct.capture(entry.compiled, tuple(values.values()), tupled=False)
     assert kept == (0,) and len(handlers) == 1 and entry.direct == 1
     assert b is values["b"] and same is values and np.array_equal(sums, values["a"] + 1)
     unread = values | {"d": jnp.zeros((), "int8")}  # another dtype of what is not read is another program all the same

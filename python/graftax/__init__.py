@@ -9,7 +9,6 @@ from . import tree as tree
 from ._aot import Compiled as Compiled
 from ._aot import Lowered as Lowered
 from ._aot import Traced as Traced
-from ._call import Jitted as Jitted
 from ._core import GraphDef as GraphDef
 from ._errors import CapturedArrayWarning as CapturedArrayWarning
 from ._errors import CheckError as CheckError
@@ -23,6 +22,7 @@ from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
+from ._jitted import Jitted as Jitted
 from ._table import CacheInfo as CacheInfo
 from .compare import diff as diff
 from .compare import equal as equal

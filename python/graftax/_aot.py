@@ -12,8 +12,10 @@ import numpy as np
 
 from . import _core
 from ._difference import Difference, describe
-from ._dispatch import Plan, build_entry, flat_function, leaf_names, leaf_options
+from ._dispatch import build_entry, leaf_options
 from ._errors import COMPILED_FOR_OTHERS, NOT_KEPT, GraftaxError, StructureError, UnpicklableError, rename_leaves
+from ._plan import Plan, leaf_names
+from ._trace import flat_function
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
-from ._call import Jitted
 from ._compat import ref_types
 from ._difference import Difference, differences
-from ._dispatch import leaf_names
 from ._errors import CHECK_FAILED, CheckError, GraftaxError
+from ._jitted import Jitted
+from ._plan import leaf_names
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -363,7 +363,7 @@ class Caller:
 class Entry:
     """What is compiled for one structure of one function."""
 
-    def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], arguments: int, packed: bool) -> None: ...
+    def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], arguments: int, tupled: bool) -> None: ...
 
     @property
     def direct(self) -> int | None:

@@ -119,7 +119,7 @@ def _put() -> tuple[Any, Any, type]:
     return xla_client.batched_device_put, xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL, np.generic
 
 
-def capture(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, ...] | None:
+def capture(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any, ...] | None:
     """What runs the executable that a `jax.jit` object has for these leaves; None where it cannot be run by itself.
 
     Returns:
@@ -127,15 +127,15 @@ def capture(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, 
         takes, the number of its Outcome, whether it donates, for each NumPy leaf that it takes: index, and aval,
         sharding and devices of the copy).
     """
-    return _captured(compiled, leaves, packed) if _tested() else None
+    return _captured(compiled, leaves, tupled) if _tested() else None
 
 
-def _captured(compiled: Any, leaves: tuple[Any, ...], packed: bool) -> tuple[Any, ...] | None:
+def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any, ...] | None:
     from jax._src.interpreters import pxla
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of this program, its first compilation has said
-        stage = compiled.lower(leaves).compile() if packed else compiled.lower(*leaves).compile()
+        stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
     executable: Any = stage._executable
     if type(executable) is not pxla.MeshExecutable or type(executable.unsafe_call) is not pxla.ExecuteReplicated:
         return None
@@ -216,7 +216,7 @@ def _self_test() -> None:
     plain = jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16")
     leaves: tuple[Any, ...] = (*plain, np.arange(3.0))
     expected: Any = jitted(*leaves)
-    captured = _captured(jitted, leaves, packed=False)
+    captured = _captured(jitted, leaves, tupled=False)
     if captured is None:
         raise RuntimeError("the program was refused")
     execute, handlers, kept, number, donates, hosts = captured

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from ._call import Jitted
 from ._check import Checked
+from ._jitted import Jitted
 from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more
 
 P = ParamSpec("P")

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 
 from . import _core
 from ._aot import matched, own_copies
-from ._call import Jitted
 from ._compat import is_dimension
 from ._difference import describe, show
-from ._dispatch import Plan, build_entry, dynamic_in, leaf_names
+from ._dispatch import build_entry
 from ._errors import (
     BY_IDENTITY,
     CAPTURED_CHANGED,
@@ -37,7 +36,9 @@ from ._errors import (
     UnpicklableError,
     rename_leaves,
 )
+from ._jitted import Jitted
 from ._options import Options, split_patterns
+from ._plan import Plan, dynamic_in, leaf_names
 from .packed import PackLayout
 from .patterns import of_arguments
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-from .._dispatch import running_traces
 from .._signature import resolve
+from .._trace import running_traces
 
 T = TypeVar("T")
 

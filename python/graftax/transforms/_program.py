@@ -17,7 +17,6 @@ import numpy as np
 from .. import _core
 from .._advice import caller_level
 from .._difference import describe, differences, place_name
-from .._dispatch import place_of, run_trace
 from .._errors import (
     CHANGE_LOST,
     CHANGED_WHILE,
@@ -30,6 +29,7 @@ from .._errors import (
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable, without_table
+from .._trace import place_of, run_trace
 
 _OPTIONS = Options()
 

@@ -14,7 +14,6 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import describe, differences, place_name, too_deep
-from .._dispatch import running_traces
 from .._errors import (
     CALLBACK_CHANGES,
     CALLBACK_RETURNS,
@@ -24,6 +23,7 @@ from .._errors import (
     StructureError,
 )
 from .._hosts import copied
+from .._trace import running_traces
 from ._program import State, name_of
 
 _RESULT = ("result",)

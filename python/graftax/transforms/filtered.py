@@ -15,11 +15,11 @@ from jax.core import eval_jaxpr
 from jax.sharding import SingleDeviceSharding
 
 from .. import _core
-from .._call import Jitted
 from .._compat import of_one_trace
 from .._difference import describe
 from .._dispatch import is_prefix
 from .._errors import CONVERTED_FOR_OTHERS, FIRST_BY_POSITION, NO_SUCH_OPERAND, OTHER_TREE, StructureError
+from .._jitted import Jitted
 from .._options import Options
 from ._program import by_value, first, name_of, wraps
 from ._tangents import is_inexact

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .._call import Jitted
+from .._jitted import Jitted
 from .._options import Options
 from ._program import Program, first, name_of, wraps
 from .autodiff import named

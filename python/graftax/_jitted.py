@@ -23,11 +23,13 @@ import jax.core
 from . import _core
 from ._advice import caller_level, note_comparison
 from ._aot import Stageable
-from ._dispatch import Plan, build_entry, leaf_names, place_of
+from ._dispatch import build_entry
 from ._errors import CHANGE_LOST, DELETED, LostChangeWarning
 from ._options import DONATE, Options, split_patterns
+from ._plan import Plan, leaf_names
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
+from ._trace import place_of
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

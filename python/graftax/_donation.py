@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Donation: which leaves of a call JAX may use for its results."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from . import _core
+from ._difference import place_name
+from ._errors import DONATED_AND_KEPT, StructureError
+from ._plan import Layout, Plan, covered_places
+from .packed import is_array_of_handle
+
+
+def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
+    """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
+    whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
+    names = plan.signature.root_names(layout)
+    places: list[tuple[int, tuple[Any, ...]]] = graphdef._leaf_places()  # pyright: ignore[reportPrivateUsage]
+    covered = covered_places(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(places)
+    donated: dict[int, tuple[bool, str]] = {}
+    for (leaf, path), is_covered in zip(places, covered, strict=True):
+        name = place_name(path, names)
+        root, below = (0, path) if len(names) == 1 else (path[0], path[1:])
+        flag = is_covered or whole[root] or (handles[root] and is_array_of_handle(below))
+        if donated.setdefault(leaf, (flag, name))[0] != flag:
+            first, second = donated[leaf][1], name
+            gone, kept = (second, first) if flag else (first, second)
+            raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=gone, kept=kept))
+    return [donated[i][0] for i in range(len(donated))]
+
+
+def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
+    """One flag a root: are its arrays donated?"""
+    signature, options = plan.signature, plan.options
+    flags = signature.flags(layout, plan.donate)
+    if options.donate_word != "none":
+        first = options.donate_word.endswith("except-first")
+        arguments = signature.arguments(layout)
+        flags = [i < arguments and not (first and i == 0) for i in range(len(flags))]
+    return flags
+
+
+class Quiet:
+    """Silences JAX's warning of donated buffers that it could not reuse, from a trace until its call has returned.
+
+    Only a trace leads to a compilation, so a call that needs none pays nothing.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def around(self, flat: Callable[..., Any]) -> Callable[..., Any]:
+        """`flat`, with the filter set up once it is traced."""
+
+        @functools.wraps(flat)
+        def traced(*leaves: Any) -> Any:
+            stack = contextlib.ExitStack()
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            self._local.__dict__.setdefault("stacks", []).append(stack)
+            return flat(*leaves)
+
+        traced.__wrapped__ = flat.__wrapped__  # type: ignore[attr-defined]
+        return traced
+
+    def run(self, compiled: Any) -> Any:
+        """`compiled`, with the filter taken down at the end."""
+
+        @functools.wraps(compiled)
+        def run(*leaves: Any) -> Any:
+            stacks: list[contextlib.ExitStack] = self._local.__dict__.setdefault("stacks", [])
+            depth = len(stacks)
+            try:
+                return compiled(*leaves)
+            finally:
+                while len(stacks) > depth:
+                    stacks.pop().close()
+
+        for name in ("lower", "trace", "_cache_size"):
+            setattr(run, name, getattr(compiled, name))
+        return run

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function was wrapped with, spelled for the roots of its calls."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _core
+from ._difference import place_name
+from ._errors import NOWHERE, StructureError
+from ._options import Options, split_patterns
+from ._signature import Signature
+from .packed import is_donated
+from .patterns import Covering, Pattern, nearest, of_arguments, tester
+
+_NUMBERS = (bool, int, float, complex)
+
+Layout = tuple[Any, ...]
+
+
+class Plan:
+    """Everything a trace needs besides the live objects of a call. Holds nothing of the user's but options."""
+
+    def __init__(
+        self,
+        name: str,
+        place: types.FunctionType,
+        signature: Signature,
+        options: Options,
+        on_trace: Callable[[list[str]], None],
+    ) -> None:
+        self.name = name
+        self.place = place
+        self.signature = signature
+        self.options = options
+        self.on_trace = on_trace
+        self.donate, patterns = split_patterns(options.donate)
+        self.donate_patterns = [of_arguments(text, name, "donate=") for text in patterns]
+        self.dynamic, patterns = split_patterns(options.dynamic)
+        self.dynamic_patterns = [of_arguments(text, name, "dynamic=") for text in patterns]
+
+    def record(
+        self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False
+    ) -> tuple[list[Any], _core.GraphDef, tuple[str, ...]]:
+        """(leaves, GraphDef, one name a root) of the roots of a call."""
+        names = self.signature.root_names(layout)
+        flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
+        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, dynamic)
+        return leaves, graphdef, names
+
+    def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
+        names = self.signature.root_names(layout)
+        flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
+        return _core.Trace(roots, names, flags, aliases, shapes, dynamic)
+
+    def dynamic_in(
+        self, roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+    ) -> Callable[[tuple[Any, ...]], bool] | None:
+        """By key path, which Python numbers in these roots are traced."""
+        return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes)
+
+    def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
+        """One flag a root: is it packed state, whose memory a call may use?"""
+        arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0
+        return [i < arguments and is_donated(root) for i, root in enumerate(roots)]
+
+    def donates(self, roots: tuple[Any, ...], layout: Layout) -> bool:
+        return self.options.donates or any(self.handles(roots, layout))
+
+
+def dynamic_in(
+    patterns: Sequence[Pattern], roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+) -> Callable[[tuple[Any, ...]], bool] | None:
+    """By key path, which Python numbers in these roots patterns cover.
+
+    A recording asks for the first path of a number. One in an object that is reached again may be meant by another.
+    """
+    test = tester(patterns, names)
+    if test is None:
+        return None
+    graphdef = _core.record(roots, names, flags, None, False, shapes, test)[1]
+    if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
+        return test
+    covering, rows = Covering(graphdef, names), graphdef.instructions()
+    covered = {pc for pattern in patterns for pc in covering.of(pattern).statics if type(rows[pc][3]) in _NUMBERS}
+    again = {place_name(rows[pc][0], names) for pc in covered}
+    return (lambda path: test(path) or place_name(path, names) in again) if again else test
+
+
+def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...], option: str) -> list[bool]:
+    """One flag a place of a leaf: do the patterns of `donate=` or `dynamic=` cover it?
+
+    Raises:
+        StructureError: where a pattern means nothing that is there. Spelt wrong, it would have no effect.
+    """
+    patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
+    covering = Covering(graphdef, names)
+    covered: set[int] = set()
+    for pattern in patterns:
+        cover = covering.of(pattern)
+        if not cover.anything:
+            rows = graphdef.instructions()
+            if option == "donate=":
+                there, what = [path for path, op, *_ in rows if op == "leaf"], "no array"
+            else:
+                there = [path for path, op, _, value in rows if op == "static" and type(value) in _NUMBERS]
+                what = "no static number"
+            paths = nearest(pattern.text, (place_name(path, names) for path in there)) or what
+            raise StructureError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
+        covered |= cover.leaves
+    return [pc in covered for pc in covering.leaves]
+
+
+def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
+    """One name a leaf: `params['w']`, `model.layers[0].bias`."""
+    return [place_name(path, root_names) for path in graphdef.leaf_paths()]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trace: the function runs on the graph rebuilt around tracers, and what it did becomes an Outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from . import _core
+from ._compat import equations
+from ._errors import (
+    ATTRIBUTE_SET,
+    CHANGED_BEHIND,
+    GLOBAL_ASSIGNED,
+    MUTATION_FORBIDDEN,
+    OF_A_TRACE,
+    ConcurrentChangeError,
+    GraftaxError,
+    MutationError,
+    rename_leaves,
+)
+from ._hosts import warn_of_copies
+from ._plan import Layout, Plan
+from ._signature import GlobalAssigned
+
+_NUMBERING = threading.Lock()
+_RUNNING = threading.local()
+
+Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+
+
+def flat_function(
+    plan: Plan,
+    layout: Layout,
+    donated: Sequence[bool],
+    outcomes: list[_core.Outcome],
+    by_value: bool,
+    shapes: bool = False,
+) -> Callable[..., Flat]:
+    """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome).
+
+    With `shapes` nothing will run, and the roots may hold `jax.ShapeDtypeStruct` in place of arrays.
+    """
+
+    def flat(*leaves: Any) -> Flat:
+        active = _core.active_call(outcomes)
+        if active is None:
+            raise GraftaxError(f"{plan.name} was traced outside of a call")
+        caller, roots = active
+        outcome, out = trace(plan, caller, roots, layout, leaves, donated, by_value, shapes)
+        with _NUMBERING:  # two threads may trace one entry at once
+            number = len(outcomes)
+            outcomes.append(outcome)
+        n = outcome.result_leaves
+        return tuple(out[:n]), tuple(out[n:]), encode(number)
+
+    flat.__name__ = flat.__qualname__ = plan.name
+    flat.__wrapped__ = plan.place  # type: ignore[attr-defined]
+    return flat
+
+
+def trace(
+    plan: Plan,
+    caller: _core.Caller,
+    roots: tuple[Any, ...],
+    layout: Layout,
+    leaves: Sequence[Any],
+    donated: Sequence[bool],
+    by_value: bool,
+    shapes: bool,
+) -> tuple[_core.Outcome, list[Any]]:
+    """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
+    signature, options = plan.signature, plan.options
+    attributes = dict(vars(caller))
+    uses_up = options.mutation == "propagate"
+
+    def call(values: list[Any]) -> Any:
+        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up)
+        if options.captured and keep_attributes(caller, attributes):
+            raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
+        return result
+
+    # A forwarded input would keep its own sharding, whatever the options say.
+    forward = options.in_shardings is None and options.out_shardings is None
+    tracing = plan.tracing(roots, layout, shapes)
+    outcome, out, changed, lost = run_trace(
+        plan.name, tracing, roots, leaves, call, options.mutation, by_value=by_value, forward=forward, donated=donated
+    )
+    plan.on_trace(changed if lost else [])
+    return outcome, out
+
+
+def run_trace(
+    name: str,
+    tracing: _core.Trace,
+    roots: tuple[Any, ...],
+    leaves: Sequence[Any],
+    call: Callable[[list[Any]], Any],
+    mutation: str,
+    *,
+    by_value: bool,
+    forward: bool,
+    donated: Sequence[bool] = (),
+    arrays: bool = False,
+) -> tuple[_core.Outcome, list[Any], list[str], bool]:
+    """Runs `call` on the roots rebuilt around `leaves`, whatever happens leaves the caller's objects as they were.
+
+    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants.
+
+    Returns:
+        (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
+    """
+    try:
+        values = tracing.rebuild(leaves)
+        running: list[Any] = _RUNNING.__dict__.setdefault("traces", [])
+        running.append((roots, values))
+        since = len(equations())
+        try:
+            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated, arrays)
+            warn_of_copies(name, running, since)
+        except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
+                rename_leaves(error, tracing.leaf_paths())
+            raise
+        except GlobalAssigned as error:
+            assigned = ", ".join(error.args[0])
+            raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
+        finally:
+            running.pop()
+            tracing.restore()
+        if mutation == "error" and changed:
+            raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
+        if not tracing.verify(roots):
+            raise ConcurrentChangeError(
+                CHANGED_BEHIND.format(name=name, path="one of its arguments or captured objects")
+            )
+        return outcome, out, changed, lost
+    finally:
+        tracing.close()
+
+
+def running_traces() -> list[tuple[Sequence[Any], Sequence[Any]]]:
+    """(the caller's roots, the rebuilt ones) of each trace that this thread is in."""
+    return list(_RUNNING.__dict__.get("traces", ()))
+
+
+def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
+    """Puts the attributes of a jitted function back to what they were. True where the function has changed them."""
+    now = vars(caller)
+    if now.keys() == attributes.keys() and all(now[k] is v for k, v in attributes.items()):
+        return False
+    now.clear()
+    now.update(attributes)
+    return True
+
+
+def place_of(function: types.FunctionType, tupled: bool = False) -> types.FunctionType:
+    """A function of leaves that does nothing, with `function`'s name and place in its source: what JAX's messages name.
+
+    It holds nothing of the user's but those three facts. As for JAX, a wrapper's are those of the function in it.
+    """
+
+    def nothing(*leaves: Any) -> None:
+        del leaves
+
+    def nothing_tupled(leaves: Any) -> None:
+        del leaves
+
+    with contextlib.suppress(ValueError):  # a circle
+        inner = inspect.unwrap(function)
+        function = inner if isinstance(inner, types.FunctionType) else function
+    code = function.__code__
+    where = (nothing_tupled if tupled else nothing).__code__.replace(
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )
+    return types.FunctionType(where, {}, code.co_name)
+
+
+def encode(number: int) -> tuple[Any, ...]:
+    """An Outcome's number as an array-free pytree of tuples and None; `_core.decode` reads it."""
+    return tuple(() if bit == "1" else None for bit in reversed(f"{number:b}")) if number else ()
