@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases that a hostile use of functions, references and instance dictionaries found."""
+"""Functions that share cells, partials, weak references, and dicts that are instance dictionaries."""
 
 import functools
 import sys

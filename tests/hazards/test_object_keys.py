@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases that a hostile reading of the code found: wrong answers, crashes and leaks on input that looks ordinary."""
+"""Keys on ordinary input: aux data, equal and almost equal tuples, sets, and objects that are keys."""
 
 import collections
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that were found in how values are handled, each as a test."""
+"""Values that stand for the state of a caller, made anew for each call: aux data, counters, caches, exceptions."""
 
 import functools
 import threading
