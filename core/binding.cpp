@@ -87,7 +87,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
-    PyObject* value = PyDict_GetItemWithError(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
+    PyObject* value = dict_get(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
     out.values.push(value ? value : b.missing.ptr());
   }
   return true;

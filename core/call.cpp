@@ -119,7 +119,7 @@ struct CallerObject {
 
 bool layout_matches(const Program& program, PyObject* layout) {
   if (program.layout == layout) return true;
-  return program.layout && PyObject_RichCompareBool(program.layout, layout, Py_EQ) == 1;
+  return program.layout && equal(program.layout, layout);
 }
 
 // A JAX setting: an object with a property `value`, whose getter is looked up once.
@@ -294,8 +294,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   for (size_t i = 0; i < table.recent.size(); ++i) {
     Owned hold = table.recent[i];
     const Entry& e = *nb::inst_ptr<Entry>(hold.get());
-    bool same_context =
-        e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
+    bool same_context = e.context.get() == context || (e.context && equal(e.context.get(), context));
     if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
     try {
       if (!replay(e.program, roots.values.data(), roots.values.size(), walk)) continue;

@@ -52,9 +52,7 @@ bool same_items(PyObject* a, PyObject* b) {
 
 bool same(PyObject* a, PyObject* b) {
   if (a == b || same_items(a, b)) return true;
-  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-  check(equal);
-  return equal;
+  return equal(a, b);
 }
 
 PyObject* name_of_shape() {

@@ -102,6 +102,7 @@ class Recorder {
   bool root_is_static() const { return root_has(STATIC_ROOT); }
   std::string here() const;  // the path of the value being visited
 
+  KindHold kinds_;
   RecordOptions options_;
   Recording out_;
   std::vector<Frame> stack_;

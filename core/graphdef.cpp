@@ -122,11 +122,7 @@ bool operator==(const Program& a, const Program& b) {
   if (&a == &b) return true;
   if (a.hash != b.hash || a.code.size() != b.code.size() || a.roots != b.roots || a.leaves != b.leaves) return false;
   if ((a.layout == nullptr) != (b.layout == nullptr)) return false;
-  if (a.layout) {
-    int same = PyObject_RichCompareBool(a.layout, b.layout, Py_EQ);
-    check(same);
-    if (!same) return false;
-  }
+  if (a.layout && !equal(a.layout, b.layout)) return false;
   for (size_t i = 0; i < a.code.size(); ++i)
     if (!instrs_equal(a, a.code[i], b, b.code[i])) return false;
   return true;

@@ -382,7 +382,7 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
     dict_ = Owned::borrow(reinterpret_cast<PyFunctionObject*>(obj)->func_dict);
     if (!dict_) return;
     fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
-    if (fields_ && PyDict_GetItemWithError(dict_.get(), runtime.tables)) hidden_ = runtime.tables, --fields_;
+    if (fields_ && dict_get(dict_.get(), runtime.tables)) hidden_ = runtime.tables, --fields_;
   } else if (kind.has_dict) {
     dict_ = instance_dict(obj);
     if (dict_.get() == obj) {
@@ -406,7 +406,6 @@ bool Cursor::next_named(PyObject*& child, PyObject*& key) {
   if (i_ >= PyList_GET_SIZE(items_.get())) return false;
   key = PyList_GET_ITEM(items_.get(), i_);
   child = named(key);
-  if (!child && PyErr_Occurred()) raise_python();
   return child != nullptr;
 }
 

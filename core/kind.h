@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "py.h"
+#include "type_table.h"
 
 namespace graftax {
 
@@ -120,6 +120,9 @@ const Kind* known_kind(PyTypeObject* type);
 // NumPy arrays of text, bytes and dates: their content is static, and can be changed in place.
 const Kind& text_array_kind();
 
+// While one lives, a kind that is forgotten stays readable: a walk that runs user code holds one.
+using KindHold = TypeTable<Kind>::Hold;
+
 // The next instance is looked at anew.
 void forget_kind(PyTypeObject* type);
 
@@ -151,7 +154,7 @@ class Cursor {
   PyObject* object() const { return obj_.get(); }
   const Kind& kind() const { return *kind_; }
   // Kinds whose fields go by name: one field, borrowed; null where it is not there.
-  PyObject* named(PyObject* name) const { return PyDict_GetItemWithError(dict_.get(), name); }
+  PyObject* named(PyObject* name) const { return dict_get(dict_.get(), name); }
   PyObject* key() const { return key_; }  // of the child returned last; borrowed
   bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
   PyObject* hidden() const { return hidden_; }  // an instance attribute that is not part of the value
@@ -257,7 +260,7 @@ inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
     case Base::odict: {
       if (i_ >= size_) return false;
       key = PyList_GET_ITEM(items_.get(), i_);
-      child = PyDict_GetItemWithError(obj, key);
+      child = dict_get(obj, key);
       if (!child) return false;
       break;
     }
@@ -366,7 +369,7 @@ inline bool Cursor::next_ordered(PyObject*& child, PyObject*& key) {
   while (static_cast<size_t>(i_) < order.size()) {
     PyObject* name = order[static_cast<size_t>(i_++)];
     in_step_ = in_step_ && PyDict_Next(dict_.get(), &pos_, &key, &child) && key == name;
-    if (!in_step_) child = PyDict_GetItemWithError(dict_.get(), name);
+    if (!in_step_) child = dict_get(dict_.get(), name);
     if (!child || child == kind_->absent) continue;
     key = name;
     ++given_;

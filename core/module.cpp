@@ -48,6 +48,7 @@ void bind_flatten(nb::module_& m) {
   m.def(
       "children",
       [](nb::handle obj) {
+        KindHold kinds;
         const Kind& kind = kind_of(obj.ptr());
         nb::list out;
         if (!kind.is_node()) return out;

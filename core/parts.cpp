@@ -26,9 +26,7 @@ bool buffer_matches(PyObject* content, PyObject* obj) {
            memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content),
                   static_cast<size_t>(PyBytes_GET_SIZE(content))) == 0;
   Owned now = buffer_content(obj);
-  int equal = PyObject_RichCompareBool(now.get(), content, Py_EQ);
-  check(equal);
-  return equal;
+  return equal(now.get(), content);
 }
 
 // The plain value of an instance of a subclass of str, int, float, complex or bytes, without asking the subclass; for
@@ -85,9 +83,7 @@ FunctionView view(const Static& s) {
 bool equal_objects(PyObject* a, PyObject* b) {
   if (a == b || (!a && b == Py_None) || (!b && a == Py_None)) return true;
   if (!a || !b) return false;
-  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-  check(equal);
-  return equal;
+  return equal(a, b);
 }
 
 // __doc__ and __module__ may be anything: what is no text counts by identity.
@@ -209,7 +205,7 @@ void weaken_function(Program& p, Static& s) {
   FunctionView v = view(s);
   Owned holder;
   PyObject* name = PyDict_GetItemString(v.globals, "__name__");
-  PyObject* module = name ? PyDict_GetItemWithError(PyImport_GetModuleDict(), name) : nullptr;
+  PyObject* module = name ? dict_get(PyImport_GetModuleDict(), name) : nullptr;
   if (module && PyModule_Check(module) && PyModule_GetDict(module) == v.globals)
     holder = own(PyWeakref_NewRef(module, nullptr));
   else holder = Owned::borrow(v.globals);

@@ -159,6 +159,20 @@ inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
 // The instance dictionary of a heap object, or an empty reference when it has none.
 inline Owned instance_dict(PyObject* obj) { return own(PyObject_GenericGetDict(obj, nullptr)); }
 
+// The value under a key, borrowed; null where the key is not there. What its own hash or == raises is thrown.
+inline PyObject* dict_get(PyObject* dict, PyObject* key) {
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (!value && PyErr_Occurred()) raise_python();
+  return value;
+}
+
+// The type's own ==, by identity first. What it raises is thrown.
+inline bool equal(PyObject* a, PyObject* b) {
+  int answer = PyObject_RichCompareBool(a, b, Py_EQ);
+  check(answer);
+  return answer;
+}
+
 // Are these tuples of the same objects?
 inline bool same_items(PyObject* a, PyObject* b) {
   if (a == b) return true;

@@ -35,10 +35,10 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
   Py_ssize_t pos = 0;
   bool any = false;
   while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
-    if (PyDict_GetItemWithError(part(before, 0), name) != value) note(name, value), any = true;
+    if (dict_get(part(before, 0), name) != value) note(name, value), any = true;
   pos = 0;
   while (PyDict_Next(part(before, 0), &pos, &name, &value))
-    if (!PyDict_GetItemWithError(part(now.get(), 0), name)) note(name, nullptr), any = true;
+    if (!dict_get(part(now.get(), 0), name)) note(name, nullptr), any = true;
   for (size_t i = 0; i < kind.slots.size(); ++i) {
     PyObject* a = PyTuple_GET_ITEM(part(before, 1), static_cast<Py_ssize_t>(i));
     PyObject* b = PyTuple_GET_ITEM(part(now.get(), 1), static_cast<Py_ssize_t>(i));
@@ -76,7 +76,7 @@ void Trace::restore_raw(uint32_t track, OwnedList& graveyard) {
     Owned now = own(PyDict_Copy(instance_dict(obj).get()));
     Py_ssize_t pos = 0;
     while (PyDict_Next(now.get(), &pos, &name, &value))
-      if (!PyDict_GetItemWithError(before, name)) write_field(obj, kind, name, nullptr, graveyard);
+      if (!dict_get(before, name)) write_field(obj, kind, name, nullptr, graveyard);
     pos = 0;
     while (PyDict_Next(before, &pos, &name, &value)) write_field(obj, kind, name, value, graveyard);
   }

@@ -156,10 +156,7 @@ class Replayer {
       return true;
     }
     if (top.cursor.kind().by_name) {  // as many fields as recorded: each one recorded must be there
-      if (top.left > 0 && !(child = top.cursor.named(p_.statics[p_.keys[top.key++]].obj))) {
-        if (PyErr_Occurred()) raise_python();
-        return false;
-      }
+      if (top.left > 0 && !(child = top.cursor.named(p_.statics[p_.keys[top.key++]].obj))) return false;
     } else if (!top.cursor.next(child, key)) {
       child = nullptr;
     }

@@ -51,15 +51,12 @@ bool plain_equal(PyObject* a, PyObject* b, int depth) {
     if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
     PyObject *key, *value;
     for (Py_ssize_t pos = 0; PyDict_Next(a, &pos, &key, &value);) {
-      Owned hold = Owned::borrow(value), other = Owned::borrow(PyDict_GetItemWithError(b, key));
-      if (!other && PyErr_Occurred()) raise_python();
+      Owned hold = Owned::borrow(value), other = Owned::borrow(dict_get(b, key));
       if (!other || !plain_equal(value, other.get(), depth + 1)) return false;
     }
     return true;
   }
-  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-  check(equal);
-  return equal;
+  return equal(a, b);
 }
 
 Py_hash_t plain_hash(PyObject* a) {
@@ -85,9 +82,7 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
     case How::integer:
     case How::string:
     case How::bytes: {
-      int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-      check(equal);
-      return equal;
+      return equal(a, b);
     }
     case How::equal: return own_equal(a, b);
     default: return a == b;

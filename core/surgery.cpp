@@ -262,6 +262,7 @@ void bind_surgery(nb::module_& m) {
   m.def(
       "children_with_keys",
       [](nb::handle obj) {
+        KindHold kinds;
         const Kind& kind = kind_of(obj.ptr());
         nb::list out;
         if (!kind.is_node()) return out;

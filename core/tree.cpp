@@ -16,9 +16,8 @@ namespace {
 // A field of an instance, borrowed or newly made; empty where it is absent.
 Owned read_field(PyObject* obj, PyObject* dict, PyObject* name, const TreeKind& kind) {
   if (dict) {
-    PyObject* value = PyDict_GetItemWithError(dict, name);
+    PyObject* value = dict_get(dict, name);
     if (value) return Owned::borrow(value);
-    if (PyErr_Occurred()) raise_python();
     if (kind.absent) return Owned::borrow(kind.absent.get());
   }
   return own(PyObject_GetAttr(obj, name));
@@ -144,7 +143,7 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
     case Shape::odict: {
       Owned keys = own(PySequence_Tuple(obj));
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys.get()); ++i) {
-        PyObject* value = PyDict_GetItemWithError(obj, PyTuple_GET_ITEM(keys.get(), i));
+        PyObject* value = dict_get(obj, PyTuple_GET_ITEM(keys.get(), i));
         if (!value) raise_error(PyExc_RuntimeError, "an OrderedDict changed while it was flattened");
         children.push(value);
       }
@@ -392,8 +391,7 @@ bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
     case Shape::dict:
       if (PyDict_GET_SIZE(obj) != arity) return false;
       for (Py_ssize_t i = arity; i-- > 0;) {
-        PyObject* value = PyDict_GetItemWithError(obj, PyTuple_GET_ITEM(n.data, i));
-        if (!value && PyErr_Occurred()) raise_python();
+        PyObject* value = dict_get(obj, PyTuple_GET_ITEM(n.data, i));
         if (!value) return false;
         pending.push(value);
       }
@@ -401,11 +399,7 @@ bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
     default: {
       Owned data = open_node(obj, kind, pending);
       if (pending.size() - floor != n.arity) return false;
-      if (data.get() != n.data) {
-        int equal = PyObject_RichCompareBool(n.data, data.get(), Py_EQ);
-        check(equal);
-        if (!equal) return false;
-      }
+      if (data.get() != n.data && !equal(n.data, data.get())) return false;
       std::reverse(pending.data() + floor, pending.data() + floor + arity);
       return true;
     }

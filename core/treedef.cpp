@@ -441,13 +441,11 @@ PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
     if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
     if (!nb::isinstance<TreeDef>(other)) {
       if (op == Py_EQ) Py_RETURN_NOTIMPLEMENTED;
-      int equal =
-          PyObject_RichCompareBool(self, other, Py_EQ);  // JAX's own != says False to what is no treedef of its own
-      check(equal);
-      return Py_NewRef(equal ? Py_False : Py_True);
+      // JAX's own != says False to what is no treedef of its own
+      return Py_NewRef(equal(self, other) ? Py_False : Py_True);
     }
-    bool equal = nb::inst_ptr<TreeDef>(self)->tree == nb::inst_ptr<TreeDef>(other)->tree;
-    return Py_NewRef(equal == (op == Py_EQ) ? Py_True : Py_False);
+    bool same = nb::inst_ptr<TreeDef>(self)->tree == nb::inst_ptr<TreeDef>(other)->tree;
+    return Py_NewRef(same == (op == Py_EQ) ? Py_True : Py_False);
   });
 }
 

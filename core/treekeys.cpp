@@ -89,8 +89,7 @@ Owned sorted_by_themselves(PyObject* dict, OwnedList& values) {
   }
   Owned out = own(PySequence_Tuple(keys.get()));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(out.get()); ++i) {
-    PyObject* value = PyDict_GetItemWithError(dict, PyTuple_GET_ITEM(out.get(), i));
-    if (!value && PyErr_Occurred()) raise_python();
+    PyObject* value = dict_get(dict, PyTuple_GET_ITEM(out.get(), i));
     if (!value) raise_error(PyExc_RuntimeError, "a dict changed while its keys were sorted");
     values.push(value);
   }

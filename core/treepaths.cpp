@@ -28,8 +28,7 @@ Owned index_entry(PyObject* cls, std::vector<PyObject*>& kept, uint32_t i) {
 Owned named_entry(PyObject* cls, PyObject* kept, PyObject* key) {
   constexpr Py_ssize_t most_kept = 8192;
   if (!PyUnicode_CheckExact(key)) return own(PyObject_CallOneArg(cls, key));
-  if (PyObject* found = PyDict_GetItemWithError(kept, key)) return Owned::borrow(found);
-  if (PyErr_Occurred()) raise_python();
+  if (PyObject* found = dict_get(kept, key)) return Owned::borrow(found);
   Owned entry = own(PyObject_CallOneArg(cls, key));
   if (PyDict_GET_SIZE(kept) >= most_kept) PyDict_Clear(kept);
   check(PyDict_SetItem(kept, key, entry.get()));

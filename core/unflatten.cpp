@@ -26,7 +26,7 @@ void assign(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyO
             OwnedList& graveyard) {
   for (uint32_t i = 0; i < count; ++i) {
     PyObject* key = p.statics[p.keys[keys + i]].obj;
-    PyObject* old = PyDict_GetItemWithError(dict, key);
+    PyObject* old = dict_get(dict, key);
     if (old == values[i]) continue;
     graveyard.push(old);
     check(PyDict_SetItem(dict, key, values[i]));
@@ -69,7 +69,7 @@ void write_named(const Program& p, PyObject* dict, uint32_t keys, uint32_t count
     int stays = PySet_Contains(wanted.get(), key);
     check(stays);
     if (stays) continue;
-    graveyard.push(PyDict_GetItemWithError(dict, key));
+    graveyard.push(dict_get(dict, key));
     check(PyDict_DelItem(dict, key));
   }
 }
@@ -80,7 +80,7 @@ void write_function_dict(const Program& p, PyObject* function, uint32_t keys, ui
   PyObject* dict = reinterpret_cast<PyFunctionObject*>(function)->func_dict;
   if (!dict && count == 0) return;
   Owned hold = instance_dict(function);
-  PyObject* tables = PyDict_GetItemWithError(hold.get(), runtime.tables);
+  PyObject* tables = dict_get(hold.get(), runtime.tables);
   if (!tables) return write_dict(p, hold.get(), keys, count, values, graveyard);
   Owned kept = Owned::borrow(tables);
   check(PyDict_DelItem(hold.get(), runtime.tables));
@@ -174,8 +174,7 @@ Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
   for (const Slot& slot : kind.slots)
     if (slot.name == name) return Owned::borrow(slot_value(obj, slot));
   if (!kind.has_dict) return {};
-  PyObject* value = PyDict_GetItemWithError(instance_dict(obj).get(), name);
-  if (!value && PyErr_Occurred()) raise_python();
+  PyObject* value = dict_get(instance_dict(obj).get(), name);
   return Owned::borrow(value);
 }
 
@@ -183,8 +182,7 @@ void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* valu
   for (const Slot& slot : kind.slots)
     if (slot.name == name) return swap_slot(obj, slot, value, graveyard);
   Owned dict = instance_dict(obj);
-  PyObject* old = PyDict_GetItemWithError(dict.get(), name);
-  if (!old && PyErr_Occurred()) raise_python();
+  PyObject* old = dict_get(dict.get(), name);
   graveyard.push(old);
   if (value) check(PyDict_SetItem(dict.get(), name, value));
   else if (old) check(PyDict_DelItem(dict.get(), name));

@@ -179,7 +179,7 @@ void Trace::refuse_changed_frozen() {
       PyObject* name = p.statics[p.keys[key_at + i]].obj;
       PyObject* value = nullptr;
       if (i < n.fields) {
-        value = PyDict_GetItemWithError(dict.get(), name);
+        value = dict_get(dict.get(), name);
       } else {
         for (const Slot& slot : n.kind->slots)
           if (slot.name == name) value = slot_value(obj, slot);

@@ -57,6 +57,7 @@ class Trace {
   std::vector<bool> leads_to_rebuilt() const;
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 
+  KindHold kinds_;
   Owned root_names_;
   std::vector<uint8_t> root_flags_;
   Recording recording_;
