@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the `__hash__` or `__eq__` of a key raises comes out of every operation: never swallowed, never another error."""
+"""What the `__hash__` or `__eq__` of a key raises comes out of every operation: never swallowed, never replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ class Key:
     """A key whose `__hash__` raises at its n-th call."""
 
     value: int
-    left = [0]
+    left: ClassVar = [0]
 
     def __hash__(self) -> int:
         Key.left[0] -= 1
