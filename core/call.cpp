@@ -8,7 +8,7 @@
 #include "active.h"
 #include "binding.h"
 #include "direct.h"
-#include "treekind.h"
+#include "tree/treekind.h"
 
 namespace graftax {
 

@@ -3,9 +3,9 @@
 // rebuilt, and which objects are keys.
 #include <algorithm>
 
-#include "flatten.h"
 #include "parts.h"
 #include "path.h"
+#include "record.h"
 #include "static_key.h"
 
 namespace graftax {

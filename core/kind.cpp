@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "treekind.h"
+#include "tree/treekind.h"
 #include "type_table.h"
 
 namespace graftax {

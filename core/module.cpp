@@ -2,10 +2,10 @@
 // The table of contents of graftax._core: one bind_x(m) per file.
 #include "call.h"
 #include "direct.h"
-#include "flatten.h"
+#include "rebuild.h"
+#include "record.h"
 #include "surgery.h"
-#include "tree.h"
-#include "unflatten.h"
+#include "tree/walk.h"
 #include "writeback.h"
 
 namespace graftax {

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "rebuild.h"
 #include "static_key.h"
-#include "unflatten.h"
 
 namespace graftax {
 

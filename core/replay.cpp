@@ -2,8 +2,8 @@
 // The walk of every later call: in lockstep with a GraphDef. Declared in flatten.h beside the recording.
 #include <algorithm>
 
-#include "flatten.h"
 #include "parts.h"
+#include "record.h"
 #include "static_key.h"
 
 namespace graftax {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "flatten.h"
 #include "parts.h"
+#include "record.h"
 
 namespace graftax {
 

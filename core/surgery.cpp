@@ -3,11 +3,11 @@
 
 #include <unordered_map>
 
-#include "flatten.h"
 #include "parts.h"
 #include "path.h"
+#include "rebuild.h"
+#include "record.h"
 #include "static_key.h"
-#include "unflatten.h"
 
 namespace graftax {
 

@@ -3,8 +3,8 @@
 // Outcome, which later calls apply to the caller's own objects.
 #pragma once
 
-#include "flatten.h"
-#include "unflatten.h"
+#include "rebuild.h"
+#include "record.h"
 
 namespace graftax {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treeplan.h"
+#include "tree/plan.h"
 
 namespace graftax {
 

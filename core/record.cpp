@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "flatten.h"
+#include "record.h"
 
 #include <algorithm>
 
 #include "parts.h"
 #include "path.h"
 #include "static_key.h"
-#include "treekind.h"
+#include "tree/treekind.h"
 
 namespace graftax {
 

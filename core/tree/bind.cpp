@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of `graftax.tree`.
-#include "tree.h"
-#include "treebuild.h"
-#include "treecache.h"
+#include "tree/build.h"
+#include "tree/cache.h"
+#include "tree/walk.h"
 
 namespace graftax {
 

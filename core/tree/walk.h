@@ -2,7 +2,7 @@
 // Walks by the rules of `jax.tree`: everything is a tree, references are not followed twice as one, text is a leaf.
 #pragma once
 
-#include "treepaths.h"
+#include "tree/paths.h"
 
 namespace graftax {
 

@@ -2,7 +2,7 @@
 // The key paths of the leaves of a tree. They follow from its structure, but for nodes that name their children themselves.
 #pragma once
 
-#include "treedef.h"
+#include "tree/treedef.h"
 
 namespace graftax {
 

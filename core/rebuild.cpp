@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "unflatten.h"
+#include "rebuild.h"
 
 #include "parts.h"
 #include "static_key.h"

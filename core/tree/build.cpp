@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treebuild.h"
+#include "tree/build.h"
 
-#include "treeplan.h"
+#include "tree/plan.h"
 
 namespace graftax {
 

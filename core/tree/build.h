@@ -2,7 +2,7 @@
 // Leaves and a structure -> a tree.
 #pragma once
 
-#include "treedef.h"
+#include "tree/treedef.h"
 
 namespace graftax {
 

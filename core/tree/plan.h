@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "treekind.h"
+#include "tree/treekind.h"
 
 namespace graftax {
 

@@ -2,7 +2,7 @@
 // The structure of a tree, as `jax.tree` has it: nodes in pre-order, neighbouring leaves as one record.
 #pragma once
 
-#include "treekind.h"
+#include "tree/treekind.h"
 
 namespace graftax {
 

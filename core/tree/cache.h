@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "treedef.h"
+#include "tree/treedef.h"
 
 namespace graftax {
 

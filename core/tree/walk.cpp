@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tree.h"
+#include "tree/walk.h"
 
 #include <algorithm>
 #include <unordered_map>
 
-#include "treebuild.h"
-#include "treecache.h"
-#include "treekeys.h"
-#include "treeplan.h"
+#include "tree/build.h"
+#include "tree/cache.h"
+#include "tree/keys.h"
+#include "tree/plan.h"
 
 namespace graftax {
 

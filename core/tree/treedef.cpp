@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treedef.h"
+#include "tree/treedef.h"
 
 #include <algorithm>
 
-#include "tree.h"
+#include "tree/walk.h"
 
 namespace graftax {
 

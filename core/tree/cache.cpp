@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treecache.h"
+#include "tree/cache.h"
 
 namespace graftax {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treepaths.h"
+#include "tree/paths.h"
 
-#include "treebuild.h"
-#include "treecache.h"
+#include "tree/build.h"
+#include "tree/cache.h"
 
 namespace graftax {
 

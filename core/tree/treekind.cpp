@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treekind.h"
+#include "tree/treekind.h"
 
 #include <array>
 
-#include "treeplan.h"
+#include "tree/plan.h"
 
 namespace graftax {
 

@@ -2,7 +2,7 @@
 // The keys of dicts in a tree, sorted as JAX sorts them.
 #pragma once
 
-#include "treedef.h"
+#include "tree/treedef.h"
 
 namespace graftax {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "treekeys.h"
+#include "tree/keys.h"
 
 #include <algorithm>
 #include <array>
