@@ -14,34 +14,54 @@ import numpy as np
 from .. import _core
 from .._compat import ref_types
 from .._difference import describe, differences, too_deep
-from .._errors import (
-    CHANGED_AND_REPLACED,
-    LOOP_STRUCTURE,
-    LOOP_TYPE,
-    MOVED,
-    NO_CHANGES,
-    NOT_A_TEST,
-    RETURNS_NONE,
-    TRACED_NUMBERS,
-    MutationError,
-    StructureError,
-    rename_leaves,
-)
-from ._known import Known
+from .._errors import MutationError, StructureError, rename_leaves
+from ._fixpoint import Fixpoint, Retrace
 from ._program import Program
 from ._state import (
-    After,
-    Again,
+    StateAfter,
     elements,
-    look,
     node_name,
     numbers_in,
     refuse_unseen,
     same_type,
+    state_after,
     type_text,
     with_arrays,
     with_copies,
 )
+
+LOOP_STRUCTURE = (
+    "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
+    "is the state before a step, given the one after it.) The state is the carry and everything that the functions "
+    "capture. One compiled step serves for all, so only arrays can change. Make a number that changes an array "
+    "(jnp.asarray), and return what is to be collected as the second result of a scan instead of appending it."
+)
+LOOP_TYPE = (
+    "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "
+    "in every step: convert it inside of the function (x.astype), or begin with {given}."
+)
+TRACED_NUMBERS = "{name}: the Python numbers at {paths} are traced here, because the steps change them."
+MOVED = (
+    "{name}: a step puts the object at {source} in the place of {path}. Which object is where would depend on the "
+    "number of steps: put a copy there (copy.copy), or move the arrays instead of the objects."
+)
+CHANGED_AND_REPLACED = (
+    "{name}: a step changes the object at {path} in place, and puts another one there. The second step would change "
+    "that one instead, so only the first change would come back. Change the object and keep it, or leave it as it is "
+    "and put a new one there."
+)
+NO_CHANGES = (
+    "{name}: {what} must not change anything, and changed {paths}. Return what is new instead, or change it elsewhere."
+)
+NOT_A_TEST = (
+    "{name}: cond_fun has to return a scalar boolean array, and returned {found}. Compare (x > 0), and make one of "
+    "several with .any() or .all()."
+)
+RETURNS_NONE = (
+    "{name}: the function returns None, which would be the next step's {carry}. Return what the next step is to be "
+    "given, also where it is the object that was changed in place."
+)
+
 
 Body = Callable[[list[Callable[..., Any]], list[Any]], Any]
 
@@ -75,11 +95,11 @@ class Loop:
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
-        self.known: Known[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Known()
+        self.known: Fixpoint[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Fixpoint()
 
     def run(self, attempt: Callable[[Steps], Any]) -> tuple[Any, Any]:
         """(the carry, built, with what changed written back; what the attempt that went through returned)."""
-        known = self.known = Known.of(self.name, self.functions)
+        known = self.known = Fixpoint.of(self.name, self.functions)
         guessed = known.found is not None
         while True:
             if known.found is not None:
@@ -87,7 +107,7 @@ class Loop:
             steps = Steps(self)
             try:
                 value = attempt(steps)
-            except Again:
+            except Retrace:
                 known.found = (frozenset(self.carried), frozenset(self.dynamic), self.copied)
                 continue
             except Exception as error:
@@ -145,10 +165,7 @@ class Steps:
         return flat
 
     def _leaves(self, carry: Sequence[Any]) -> list[Any]:
-        leaves = list(self.program.leaves)
-        for i, value in zip(self.at, carry, strict=True):
-            leaves[i] = value
-        return leaves
+        return self.program.with_leaves(self.at, carry)
 
     def step(self, carry: Sequence[Any], body: Body) -> list[Any]:
         """One step of the loop, as JAX sees it: from the leaves that are carried to those of the next step."""
@@ -167,7 +184,7 @@ class Steps:
         leaves = self._leaves(carry)
         with loop.known.tracing():
             outcome, out = program.trace(leaves, run, arrays=True)
-        looked = look(program, leaves, outcome, out, roots_after)
+        looked = state_after(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
         if after is None:
             self._structure(looked.before.graphdef, looked.after.graphdef)
@@ -175,7 +192,7 @@ class Steps:
         self._left = after.out, after.outcome
         return [after.values[i] for i in self.at]
 
-    def _check(self, after: After, leaves: list[Any]) -> None:
+    def _check(self, after: StateAfter, leaves: list[Any]) -> None:
         loop, program = self.loop, self.program
         moved = [(t, o) for t, o in enumerate(after.after.origins) if o is not None and o != t]
         if moved:
@@ -189,7 +206,7 @@ class Steps:
         late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in at and after.values[i] is not leaf}
         if late:
             loop.carried |= late
-            raise Again
+            raise Retrace
         for i in self.at:
             if not same_type(leaves[i], after.values[i], weak=True):
                 one, other = type_text(leaves[i]), type_text(after.values[i])
@@ -203,11 +220,11 @@ class Steps:
             changed = {d.path for d in differences(before, after, program.names)} & numbers
             if changed - loop.dynamic:
                 loop.dynamic |= changed
-                raise Again
+                raise Retrace
         text = describe(before, after, program.names)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
-    def _moved(self, after: After, moved: list[tuple[int, int]]) -> None:
+    def _moved(self, after: StateAfter, moved: list[tuple[int, int]]) -> None:
         """Objects of the carry that only change places are copied; a changed or captured one is an error."""
         loop, program = self.loop, self.program
         if loop.carry is not None and not loop.copied:
@@ -217,7 +234,7 @@ class Steps:
             which = [i for i, nodes in enumerate(reached) if origins & nodes]
             if which and not any(stay & reached[i] for i in which):
                 loop.copied = frozenset(which)
-                raise Again
+                raise Retrace
         to, origin = moved[0]
         path, source = (node_name(program, after, node) for node in (to, origin))
         raise StructureError(MOVED.format(name=loop.name, path=path, source=source))
@@ -225,7 +242,7 @@ class Steps:
     def test(self, carry: Sequence[Any], body: Body) -> Any:
         """What the condition says; it must not change anything."""
         with self.loop.known.tracing(1):
-            found = unchanged(self.program, self._leaves(carry), body, "cond_fun")
+            found = call_pure(self.program, self._leaves(carry), body, "cond_fun")
         if isinstance(found, bool):
             return jnp.asarray(found)
         if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):
@@ -239,7 +256,7 @@ class Steps:
         return self.program.finish([leaves[place] for place in places], outcome)
 
 
-def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:
+def call_pure(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:
     """What `body` returns, which must not change anything that it is given or captures."""
     found: list[Any] = []
 
@@ -248,7 +265,7 @@ def unchanged(program: Program, leaves: Sequence[Any], body: Body, what: str) ->
 
     outcome, out = program.trace(leaves, run, arrays=True)
     if outcome.num_writes:
-        after = look(program, leaves, outcome, out, lambda roots, _: (roots, 0))
+        after = state_after(program, leaves, outcome, out, lambda roots, _: (roots, 0))
         paths = ", ".join(node_name(program, after, i) for i in after.changed)
         raise MutationError(NO_CHANGES.format(name=program.name, what=what, paths=paths))
     return found[-1]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,20 +15,24 @@ import numpy as np
 
 from .. import _core
 from .._advice import caller_level
-from .._difference import describe, differences, place_name
-from .._errors import (
-    CHANGE_LOST,
-    CHANGED_WHILE,
-    NO_SUCH_OPERAND,
-    NOT_CALLABLE,
-    ConcurrentChangeError,
-    GraftaxError,
-    LostChangeWarning,
-)
+from .._difference import differences, place_name
+from .._trace import place_of, run_trace
+from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
-from .._table import FunctionTable, without_table
-from .._trace import place_of, run_trace
+from .._table import FunctionTable
+
+CHANGED_WHILE = (
+    "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
+    "thread, by a host function, or by a derivative rule that reaches it through its own closure. Pass it to the "
+    "function as an argument; let only the host function name what the host function changes."
+)
+NO_SUCH_OPERAND = (
+    "{name} is given no argument {which!r}; it is given {operands}. A number counts positional arguments; wrt= takes "
+    "the names of all that are given."
+)
+NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."
+
 
 _OPTIONS = Options()
 
@@ -117,7 +120,7 @@ class Program:
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
         binder = _core.Caller()
         binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
-        marks = [_Mark() for _ in range(self.operands)]
+        marks = [_Placeholder() for _ in range(self.operands)]
         positional, operands = self.positional, self.roots[: self.operands]
         bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
         if bound is None:  # the function's own TypeError
@@ -148,7 +151,7 @@ class Program:
         signature = Signature.of(plain, len(prefix), False)
         binder = _core.Caller()
         binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
-        marks = [_Mark() for _ in range(self.operands)]
+        marks = [_Placeholder() for _ in range(self.operands)]
         positional = self.positional
         bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
         if bound is not None:  # else the call itself says what is wrong
@@ -246,6 +249,13 @@ class Program:
             results.append(outcome.apply(values, self.leaves, walked[1]))
         return results
 
+    def with_leaves(self, at: Sequence[int], values: Iterable[Any]) -> list[Any]:
+        """The leaves, with others in these places."""
+        leaves = list(self.leaves)
+        for i, value in zip(at, values, strict=True):
+            leaves[i] = value
+        return leaves
+
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The roots, rebuilt around other leaves outside of any trace."""
         built = _core.unflatten(self.graphdef, list(leaves))
@@ -284,60 +294,5 @@ class Program:
         return place_of(self._parts[0].function)
 
 
-# What makes the programs of `filter_*`: the caller's objects are never touched, closures and globals are as in JAX.
-by_value = functools.partial(Program, mutation="discard", captured=False)
-
-
-def first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-    """The body of a transform that calls its one function."""
-    return functions[0](*operands)
-
-
-class State(NamedTuple):
-    """What a function that is called with copies can reach, before it runs."""
-
-    roots: tuple[Any, ...]
-    names: tuple[str, ...]
-    graphdef: _core.GraphDef
-    leaves: Sequence[Any]
-
-    @staticmethod
-    def of(roots: tuple[Any, ...], names: tuple[str, ...]) -> State:
-        leaves, graphdef = _core.record(roots, names, [0] * len(roots), None)
-        return State(roots, names, graphdef, leaves)
-
-    def changes(self) -> str:
-        """What has changed since, as text; empty where nothing has."""
-        walked = _core.walk(self.graphdef, self.roots)
-        if walked is None:
-            return describe(self.graphdef, State.of(self.roots, self.names).graphdef, self.names)
-        paths = zip(self.graphdef.leaf_paths(), self.leaves, walked[0], strict=True)
-        changed = [place_name(path, self.names) for path, old, new in paths if old is not new]
-        return f"  {', '.join(changed)}: another array" if changed else ""
-
-
-def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`functools.wraps` for what a transform returns.
-
-    The attributes of a callable object are its state, and not copied.
-    """
-    if not callable(fun):
-        raise TypeError(f"graftax.{title} expects a callable, got {type(fun).__qualname__}: {fun!r}")
-    is_function = isinstance(fun, types.FunctionType)
-    around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
-
-    def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        wrapper = around(wrapper)
-        without_table(wrapper.__dict__)
-        return wrapper
-
-    return wrap
-
-
-def name_of(fun: Any, title: str) -> str:
-    """What messages call a function under a transform."""
-    return f"{title} of {getattr(fun, '__name__', type(fun).__name__)}"
-
-
-class _Mark:
+class _Placeholder:
     """Stands for an operand while the signature is bound."""

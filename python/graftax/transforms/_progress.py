@@ -9,9 +9,12 @@ from typing import Any
 
 import jax
 
-from .._errors import NO_RICH, WRONG_PROGRESS
+NO_RICH = "progress= shows a bar with the rich package: pip install graftax[show], or pass a function of (done, steps)."
+WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, steps), not {given}."
+
 
 Progress = bool | str | Callable[[int, int], Any] | None
+
 
 _TIMES = 100
 

@@ -13,20 +13,23 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import only_order, place_name
-from .._errors import PACK_CHANGED_TWICE, UNSEEN, StructureError
+from .._errors import PACK_CHANGED_TWICE, StructureError
 from ..packed import Packed
 from ._program import Program
 
+UNSEEN = (
+    "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
+    "value cannot be followed. Make it one of the children, or keep it elsewhere."
+)
+
+
 R = TypeVar("R")
+
 
 _NUMBERS = (bool, int, float, complex)
 
 
-class Again(Exception):
-    """A trace found that more has to be carried, traced or copied than was assumed: the transform starts anew."""
-
-
-class Places(NamedTuple):
+class Provenance(NamedTuple):
     """The places of a graph: its structure, and for each tracked node what is known of it."""
 
     graphdef: _core.GraphDef
@@ -40,7 +43,7 @@ class Places(NamedTuple):
     def paths(self) -> list[tuple[Any, ...]]:
         return [self.path(node) for node in range(len(self.origins))]
 
-    def like(self, other: Places) -> tuple[list[int], list[int]] | None:
+    def like(self, other: Provenance) -> tuple[list[int], list[int]] | None:
         """For each leaf and node of `other` the number of the one here in the same place; None where they differ.
 
         The order of keys and attributes makes no difference: `jax.tree.map` sorts the keys of a dict.
@@ -61,12 +64,12 @@ class Places(NamedTuple):
         return out[0], out[1]
 
 
-class After(NamedTuple):
+class StateAfter(NamedTuple):
     """The graph after a trace. Places are counted as in a recording of all roots and the parts of the result."""
 
     program: Program
-    before: Places
-    after: Places
+    before: Provenance
+    after: Provenance
     values: list[Any]  # the leaf in each place, or what is left of it
     changed: list[int]  # the input nodes that were changed in place
     out: list[int]  # for each output leaf of the Outcome, its place; -1 where the structure does not show it
@@ -76,10 +79,10 @@ class After(NamedTuple):
     number: dict[int, int]  # of an input node, by its `id`; the result and these nodes live as long as this
     nodes: list[Any]
 
-    def graph(self, roots: tuple[Any, ...], more: int = 0) -> Places:
+    def graph(self, roots: tuple[Any, ...], more: int = 0) -> Provenance:
         """The places of roots and parts of the result."""
         _, graphdef, nodes = self.program.recorded(roots, more)
-        return Places(graphdef, [self.number.get(id(node)) for node in nodes])
+        return Provenance(graphdef, [self.number.get(id(node)) for node in nodes])
 
     def reached(self, part: Any) -> set[int]:
         """The input nodes that a part of the result reaches."""
@@ -88,7 +91,7 @@ class After(NamedTuple):
         assert walked is not None
         return {self.number[id(node)] for node in walked[1] if id(node) in self.number}
 
-    def aligned(self, places: Places) -> After | None:
+    def aligned(self, places: Provenance) -> StateAfter | None:
         """The same, counted as in these places; None where the structures differ."""
         found = self.after.like(places)
         if found is None or self.after.graphdef == places.graphdef:
@@ -96,19 +99,19 @@ class After(NamedTuple):
         leaves, nodes = found
         place = {here: i for i, here in enumerate(leaves)}
         return self._replace(
-            after=Places(places.graphdef, [self.after.origins[i] for i in nodes]),
+            after=Provenance(places.graphdef, [self.after.origins[i] for i in nodes]),
             values=[self.values[i] for i in leaves],
             out=[place.get(i, -1) for i in self.out],
         )
 
 
-def look(
+def state_after(
     program: Program,
     leaves: Sequence[Any],
     outcome: _core.Outcome,
     out: Sequence[Any],
     roots_of: Callable[[tuple[Any, ...], Any], tuple[tuple[Any, ...], int]],
-) -> After:
+) -> StateAfter:
     """Finds out what a trace on `leaves` did, by applying its Outcome to a copy of the graph that holds marks.
 
     An array has no identity, so one tracer may stand in several places, which another step or branch fills with several
@@ -120,20 +123,20 @@ def look(
         roots_of: from (the roots, the result) to the roots of the graph that is looked at, and how many of these are
             more than the program's.
     """
-    marks = [_mark(leaf) for leaf in leaves]
+    marks = [_placeholder(leaf) for leaf in leaves]
     roots = program.rebuilt(marks)
     _, before, nodes = program.recorded(roots)
     number = {id(node): i for i, node in enumerate(nodes) if node is not None}
-    new = [_mark(leaf) for leaf in out]
+    new = [_placeholder(leaf) for leaf in out]
     result = outcome.apply(new, marks, nodes)
     value = {id(mark): leaf for mark, leaf in zip([*marks, *new], [*leaves, *out], strict=True)}
     looked_at, more = roots_of(roots, result)
     found, graphdef, after = program.recorded(looked_at, more)
     place = {id(mark): i for i, mark in enumerate(found)}
-    return After(
+    return StateAfter(
         program,
-        Places(before, list(range(len(nodes)))),
-        Places(graphdef, [number.get(id(node)) for node in after]),
+        Provenance(before, list(range(len(nodes)))),
+        Provenance(graphdef, [number.get(id(node)) for node in after]),
         [value[id(mark)] for mark in found],
         outcome.inputs()[2],
         [place.get(id(mark), -1) for mark in new],
@@ -145,7 +148,7 @@ def look(
     )
 
 
-def _mark(leaf: Any) -> Any:
+def _placeholder(leaf: Any) -> Any:
     """An array like no other, of the leaf's shape, with 1 for a symbolic dimension."""
     shape = tuple(n if isinstance(n, int) else 1 for n in np.shape(leaf))
     dtype = getattr(leaf, "dtype", None)
@@ -154,20 +157,17 @@ def _mark(leaf: Any) -> Any:
     return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), shape)
 
 
-def node_name(program: Program, after: After, node: int) -> str:
+def node_name(program: Program, after: StateAfter, node: int) -> str:
     """The key path of an input node, as messages print it."""
     path = after.before.path(node)
     return place_name(path, program.names) if path or len(program.names) == 1 else "a part of the state"
 
 
-def refuse_unseen(after: After) -> None:
+def refuse_unseen(after: StateAfter) -> None:
     """An array in an attribute that a registered class's flatten leaves out has no place."""
     for place, path in zip(after.out, after.outcome.leaf_paths(), strict=True):
         if place < 0:
             raise StructureError(UNSEEN.format(name=after.program.name, path=keystr(path)))
-
-
-# ---- numbers and types
 
 
 def with_arrays(value: Any) -> Any:
@@ -188,7 +188,7 @@ def numbers_in(program: Program, root: int) -> set[str]:
     return found
 
 
-class Left(NamedTuple):
+class EndedTracer(NamedTuple):
     """What is known of a tracer when its trace has ended. JAX's leak checker takes offence at the tracer itself."""
 
     aval: Any
@@ -196,7 +196,7 @@ class Left(NamedTuple):
 
 
 def type_of(leaf: Any) -> Any:
-    return leaf.aval if isinstance(leaf, Left) else jax.typeof(leaf)
+    return leaf.aval if isinstance(leaf, EndedTracer) else jax.typeof(leaf)
 
 
 def same_type(one: Any, other: Any, weak: bool = False) -> bool:
@@ -206,13 +206,10 @@ def same_type(one: Any, other: Any, weak: bool = False) -> bool:
 
 
 def type_text(leaf: Any) -> str:
-    if not hasattr(leaf, "dtype") and not isinstance(leaf, Left):
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, EndedTracer):
         return type(leaf).__qualname__
     aval = type_of(leaf)
     return f"{aval.dtype}{list(aval.shape)}"
-
-
-# ---- by value
 
 
 def elements(result: Any) -> tuple[Any, ...]:
@@ -233,10 +230,7 @@ def with_copies(result: Any, which: frozenset[int]) -> Any:
     return tuple(parts) if type(result) is tuple else parts[0]
 
 
-# ---- packed state
-
-
-def inside(name: str, handle: Packed[Any], run: Callable[[Any], R]) -> R:
+def with_unpacked(name: str, handle: Packed[Any], run: Callable[[Any], R]) -> R:
     """What a loop makes of packed state: as in a call, it is given the object inside, whose changes come back."""
     held, obj = handle._arrays, handle.unpack()  # pyright: ignore[reportPrivateUsage]
     before = _core.flatten(obj)

@@ -13,7 +13,17 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._errors import NO_TANGENT, OTHER_SHAPE, OTHER_TANGENT, StructureError, some
+from .._errors import StructureError, some
+
+OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
+OTHER_TANGENT = (
+    "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
+    "array, in a graph of the same structure, with None for zero: here at {expected}."
+)
+NO_TANGENT = (
+    "{name}: there is no {what} for {path}. A {what} stands in the place of each floating array, in a graph of the "
+    "same structure; None, or a static, stands for zero."
+)
 
 
 def is_inexact(leaf: Any) -> bool:
@@ -30,7 +40,7 @@ def _is_inexact(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 
-class Shape(NamedTuple):
+class TangentType(NamedTuple):
     """What a tangent has to look like, and where it stands."""
 
     root: int
@@ -40,9 +50,9 @@ class Shape(NamedTuple):
     dtype: Any
 
     @staticmethod
-    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> Shape:
+    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> TangentType:
         inexact = is_inexact(leaf)
-        return Shape(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
+        return TangentType(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
 
     def zeros(self) -> Any:
         zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
@@ -53,7 +63,7 @@ def is_nothing(x: Any) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...]) -> tuple[Any, ...]:
+def matched(name: str, what: str, wanted: Sequence[TangentType], given: tuple[Any, ...]) -> tuple[Any, ...]:
     """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
     found, again = places_in(given)
 
@@ -65,7 +75,7 @@ def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...
 
     out: list[Any] = []
     used: set[Any] = set()
-    missing: list[Shape] = []
+    missing: list[TangentType] = []
     for shape in wanted:
         place = at((shape.root, *shape.path))
         used.add(place)
@@ -95,7 +105,7 @@ def fitting(name: str, what: str, wanted: Sequence[Shape], given: tuple[Any, ...
     return tuple(out)
 
 
-def _root_name(wanted: Sequence[Shape], root: int, what: str) -> str:
+def _root_name(wanted: Sequence[TangentType], root: int, what: str) -> str:
     """How messages name one of the graphs of tangents: as that of the operand."""
     names = [shape.name.removesuffix(keystr(shape.path)) for shape in wanted if shape.root == root]
     return names[0] if names else f"{what}s[{root}]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host functions of any objects inside compiled code: `pure_callback`, `io_callback`."""
+"""Host functions of any objects inside compiled code: `pure_callback`, `io_callback`, and Equinox's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,31 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import describe, differences, place_name, too_deep
-from .._errors import (
-    CALLBACK_CHANGES,
-    CALLBACK_RETURNS,
-    CALLBACK_SHAPE,
-    CAPTURED_COPY,
-    MutationError,
-    StructureError,
-)
-from .._hosts import copied
 from .._trace import running_traces
-from ._program import State, name_of
+from .._errors import MutationError, StructureError
+from .._hosts import copied
+from ._lift import name_of
+from ._snapshot import Snapshot
+
+CALLBACK_CHANGES = (
+    "{name}: the host function changed its arguments, which are copies: the change would be lost.\n{differences}\n"
+    "(expected is what it was given.) Return the new value, or change what the function reaches through its closure or "
+    "as a bound method."
+)
+CALLBACK_RETURNS = (
+    "{name}: the host function returned something else than result_shape_dtypes says:\n{differences}\nThe compiled "
+    "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
+)
+CALLBACK_SHAPE = (
+    "{name}: the host function returned {given} at {path}, and result_shape_dtypes says {expected}. Return that, for "
+    "example np.asarray(value, dtype), or correct result_shape_dtypes."
+)
+CAPTURED_COPY = (
+    "{name}: the host function changed what it captures, which is a copy made for the trace, because the compiled "
+    "function captures the object too: the change would be lost.\n{differences}\n(expected is what it was.) Let only "
+    "the host function name the object: write it as a function of its own, outside of the compiled one."
+)
+
 
 _RESULT = ("result",)
 
@@ -96,6 +110,24 @@ def io_callback(
     return host.result(jax.experimental.io_callback(host.run, host.shapes, *host.leaves, **options))
 
 
+def filter_pure_callback(
+    callback: Callable[..., Any],
+    *args: Any,
+    result_shape_dtypes: Any,
+    sharding: Any = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """As `equinox.filter_pure_callback`: `graftax.pure_callback` with the shapes as a keyword.
+
+    `vectorized` is what JAX called `vmap_method` before: True is "legacy_vectorized", False "sequential".
+    """
+    if vectorized is not None and vmap_method is None:
+        vmap_method = "legacy_vectorized" if vectorized else "sequential"
+    return pure_callback(callback, result_shape_dtypes, *args, sharding=sharding, vmap_method=vmap_method, **kwargs)
+
+
 class _Host:
     """One call of a host function. It outlives the trace: of the arguments it holds structure only."""
 
@@ -128,9 +160,9 @@ class _Host:
         roots = _core.unflatten(self._given, list(leaves))
         roots = roots if len(self._names) != 1 else (roots,)
         at = len(roots) - len(self._keywords)
-        copied = self._copied and State.of(*self._copied)
+        copied = self._copied and Snapshot.of(*self._copied)
         result = self._callback(*roots[:at], **dict(zip(self._keywords, roots[at:], strict=True)))
-        given = State(roots, self._names, self._given, leaves)
+        given = Snapshot(roots, self._names, self._given, leaves)
         for state, message in ((given, CALLBACK_CHANGES), (copied, CAPTURED_COPY)):
             text = state.changes() if state else ""
             if text:

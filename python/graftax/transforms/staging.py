@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function would do, without running it: `eval_shape`, `make_jaxpr`."""
+"""What a function would do, without running it: `eval_shape`, `make_jaxpr`, and Equinox's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
+from .. import _core
 from .._jitted import Jitted
 from .._options import Options
-from ._program import Program, first, name_of, wraps
-from .autodiff import named
+from ._lift import by_value, flat_of, name_of, wraps
+from ._program import Program
 
 
 def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -67,11 +68,20 @@ def make_jaxpr(
     return show
 
 
-def flat_of(program: Program) -> Callable[..., tuple[Any, ...]]:
-    """The flat function of a program's one function: arrays to the output leaves of the Outcome."""
+def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """As `equinox.filter_eval_shape`: the result, with `jax.ShapeDtypeStruct` in place of arrays."""
+    return Jitted(fun, Options(mutation="discard", warn_lost=True, captured=False)).eval_shape(*args, **kwargs)
 
-    def flat(*leaves: Any) -> tuple[Any, ...]:
-        _, out = program.trace(leaves, first)
-        return tuple(out)
 
-    return named(flat, program)
+def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
+    """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result)."""
+
+    @wraps(fun, "filter_make_jaxpr")
+    def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
+        jaxpr, shapes = jax.make_jaxpr(flat_of(program), return_shape=True)(*program.leaves)
+        result = program.finish(shapes)
+        found, graphdef = _core.record((result,), None, [0], None, False, True)
+        return jaxpr, _core.unflatten(graphdef, found, True), _core.unflatten(graphdef, [None] * len(found))
+
+    return show

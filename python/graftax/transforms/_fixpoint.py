@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loops and branches know when they are traced once more, because a loop around them is."""
+"""What loops and branches know when they are traced again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from typing import Any, Generic, TypeVar
 from .._signature import resolve
 from .._trace import running_traces
 
+
+class Retrace(Exception):
+    """A trace found that more has to be carried, traced or copied than was assumed: the transform starts anew."""
+
+
 T = TypeVar("T")
+
 
 _AROUND = threading.local()
 
 
-class Known(Generic[T]):
+class Fixpoint(Generic[T]):
     """What one loop or choice has found out, and what those have that its functions call.
 
     A trace that finds that more has to be carried begins anew, and so does the loop around it, which finds the same
@@ -26,20 +32,20 @@ class Known(Generic[T]):
 
     def __init__(self) -> None:
         self.found: T | None = None
-        self._inner: dict[Any, Known[Any]] = {}
+        self._inner: dict[Any, Fixpoint[Any]] = {}
         self._met: collections.Counter[Any] = collections.Counter()
         self._function = 0
 
     @staticmethod
-    def of(name: str, functions: Sequence[Callable[..., Any]]) -> Known[Any]:
+    def of(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint[Any]:
         """That of the loop which is called now. It lives as long as the outermost loop runs."""
-        around: Known[Any] | None = getattr(_AROUND, "known", None)
+        around: Fixpoint[Any] | None = getattr(_AROUND, "known", None)
         if around is None:
-            return Known()
+            return Fixpoint()
         # How many traces are running tells a loop in a jitted function, which may be compiled already the next time.
         key = (around._function, len(running_traces()), name, *map(_code, functions))
         around._met[key] += 1
-        return around._inner.setdefault((around._met[key], key), Known())
+        return around._inner.setdefault((around._met[key], key), Fixpoint())
 
     def forget(self) -> None:
         self.found = None

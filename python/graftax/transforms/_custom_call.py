@@ -15,26 +15,42 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import describe, place_name
-from .._errors import (
-    OF_CAPTURED,
-    OTHER_SHAPE,
-    RETURNS_ARGUMENT,
-    RULE_CHANGES,
-    RULE_RETURNS,
-    WRITTEN_BY_HOST,
-    MutationError,
-    StructureError,
+from .._errors import MutationError, StructureError
+from ._dce import without_dead_code
+from ._lift import Output, call_first, named
+from ._program import Program
+from ._tangents import OTHER_SHAPE, TangentType, is_inexact, matched
+
+OF_CAPTURED = (
+    "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "
+    "alone{besides}. Pass it as an argument, or stop its gradient (jax.lax.stop_gradient)."
 )
-from ._needed import needed
-from ._program import Program, first
-from ._tangents import Shape, fitting, is_inexact
-from .autodiff import Output, named
+RULE_CHANGES = (
+    "the rule of {name} changed {paths}. JAX runs a rule whenever it asks for a derivative, possibly later than the "
+    "call or not at all: return the new value, or let the function itself do the change, which is what comes back."
+)
+RULE_RETURNS = (
+    "{name}: its rule has to return the value that the function returns, and returned another:\n{differences}\n"
+    "(expected is what the function returns.)"
+)
+WRITTEN_BY_HOST = (
+    "{name} changes {paths}, and computes what it writes there with a host function of what is differentiated. Its "
+    "rule speaks of the result alone: return the value, or give the host function jax.lax.stop_gradient(...) of its "
+    "arguments."
+)
+RETURNS_ARGUMENT = (
+    "{name} returns an object of the caller's, whose array at {path} would then keep the derivative that it has, and "
+    "not get that of the rule. Return a new object: jax.tree.map(lambda x: x, ...) copies a tree."
+)
+
 
 TangentRule = Callable[[list[Any], tuple[Any, ...]], tuple[Any, Any]]
+
+
 Forward = Callable[[list[Any], list[bool]], tuple[Any, Any]]
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """What a backward rule is given from the forward one."""
 
     operands: list[Any]  # graphs like the operands, around the leaves that were kept
@@ -42,7 +58,7 @@ class Kept(NamedTuple):
     perturbed: Sequence[bool]  # for each leaf of the program
 
 
-class Total(NamedTuple):
+class TangentParts(NamedTuple):
     """A tangent in parts, to be added up."""
 
     parts: list[Any]
@@ -57,7 +73,7 @@ class _Structure:
     perturbed: tuple[bool, ...]
 
 
-class Sides(NamedTuple):
+class TangentSpace(NamedTuple):
     """Graphs of tangents or cotangents: like some graphs, with values for their floating arrays."""
 
     graphdef: _core.GraphDef  # Python numbers are leaves in it
@@ -65,14 +81,14 @@ class Sides(NamedTuple):
     zeros: tuple[Any, ...]  # what stands in it where nothing is differentiated
     numbers: tuple[int, ...]  # for each wanted leaf, its place in the graph
     leaves: tuple[int, ...]  # for each wanted leaf, its number among those of the program
-    shapes: tuple[Shape, ...]
+    shapes: tuple[TangentType, ...]
 
     @staticmethod
-    def of(graphs: Sequence[Any], names: Sequence[str], leaf_of: Callable[[Any], tuple[int, Any]]) -> Sides:
+    def of(graphs: Sequence[Any], names: Sequence[str], leaf_of: Callable[[Any], tuple[int, Any]]) -> TangentSpace:
         """`leaf_of` gives the number of a leaf of the graphs, and an array like it."""
         found, graphdef = _core.record(tuple(graphs), tuple(names), [4] * len(graphs), None)
         zeros: list[Any] = []
-        wanted: list[tuple[int, int, Shape]] = []
+        wanted: list[tuple[int, int, TangentType]] = []
         for at, (leaf, path) in enumerate(zip(found, graphdef.leaf_paths(), strict=True)):
             zeros.append(type(leaf)(0) if type(leaf) in (float, complex) else None)
             if type(leaf) in (bool, int, float, complex):
@@ -80,9 +96,9 @@ class Sides(NamedTuple):
             number, array = leaf_of(leaf)
             root, below = (0, path) if len(graphs) == 1 else (path[0], path[1:])
             if is_inexact(array):
-                wanted.append((at, number, Shape.of(array, root, below, place_name(path, tuple(names)))))
+                wanted.append((at, number, TangentType.of(array, root, below, place_name(path, tuple(names)))))
         at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
-        return Sides(graphdef, len(graphs) == 1, tuple(zeros), at, numbers, shapes)
+        return TangentSpace(graphdef, len(graphs) == 1, tuple(zeros), at, numbers, shapes)
 
     def graphs(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """One value for each wanted leaf."""
@@ -99,7 +115,7 @@ class Value:
     def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str) -> None:
         self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
         paths = output.graphdef.leaf_paths()
-        self.types = [Shape.of(x, 0, p, f"value{keystr(p)}") for x, p in zip(output.leaves, paths, strict=True)]
+        self.types = [TangentType.of(x, 0, p, f"value{keystr(p)}") for x, p in zip(output.leaves, paths, strict=True)]
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
         places = {path: i for i, path in enumerate(paths)}
         result = [_below(path) for path in outcome.leaf_paths()[: outcome.result_leaves]]
@@ -114,7 +130,7 @@ class Value:
         def leaf_of(mark: Any) -> tuple[int, Any]:
             return numbers[id(mark)], output.leaves[numbers[id(mark)]]
 
-        self.sides = Sides.of([output.rebuilt(marks)], ("value",), leaf_of)
+        self.sides = TangentSpace.of([output.rebuilt(marks)], ("value",), leaf_of)
 
     @property
     def writes(self) -> bool:
@@ -147,7 +163,7 @@ class Call:
             return numbers[id(mark)], program.leaves[numbers[id(mark)]]
 
         diff = [i for i in range(program.operands) if i not in nondiff]
-        self._inputs = Sides.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of)
+        self._inputs = TangentSpace.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of)
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The operands by which nothing is differentiated, and the others."""
@@ -197,7 +213,7 @@ class Call:
 
     def _writes(self, *leaves: Any) -> tuple[Any, ...]:
         """What the function writes into the caller's objects."""
-        outcome, out = self._later.trace(leaves, first, arrays=True)
+        outcome, out = self._later.trace(leaves, call_first, arrays=True)
         return tuple(out[outcome.result_leaves :])
 
     def _run(self, flat: Callable[..., Any]) -> Any:
@@ -268,8 +284,8 @@ class Call:
             given = self._inputs.graphs([_or_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves])
             out, rate = self._of_rule(leaves, lambda operands: rule(operands, given))
             wanted = [known.types[i] for i in known.order]
-            parts = rate.parts if isinstance(rate, Total) else [rate]
-            rates = [fitting(self.name, "tangent", wanted, (part,)) for part in parts or [None]]
+            parts = rate.parts if isinstance(rate, TangentParts) else [rate]
+            rates = [matched(self.name, "tangent", wanted, (part,)) for part in parts or [None]]
             total = tuple(map(_sum, zip(*rates, strict=True)))
             if known.writes:
                 by = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])]
@@ -285,7 +301,7 @@ class Call:
     def with_cotangents(
         self,
         forward: Forward,
-        backward: Callable[[Kept, Any], tuple[Any, ...]],
+        backward: Callable[[Saved, Any], tuple[Any, ...]],
         keep: Sequence[int],
         symbolic: bool,
         symbolic_primals: bool,
@@ -322,11 +338,11 @@ class Call:
             assert known is not None
             at = {number: place for place, number in enumerate(known.order)}
             of_value = [_or_zeros(cotangents[at[i]], known.types[i], symbolic) for i in known.sides.leaves]
-            given = Kept(
+            given = Saved(
                 self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed
             )
             returned = backward(given, known.sides.graphs(of_value)[0])
-            totals = fitting(self.name, "cotangent", self._inputs.shapes, returned)
+            totals = matched(self.name, "cotangent", self._inputs.shapes, returned)
             if pull is not None:
                 moved = iter(pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :])))
                 parts = zip(totals, self._inputs.leaves, strict=True)
@@ -347,7 +363,7 @@ class Call:
 
         What it tells a host function, its rule tells or not: that is left out.
         """
-        run = needed(self._writes, leaves)
+        run = without_dead_code(self._writes, leaves)
 
         def writes(*values: Any) -> tuple[Any, ...]:
             given = list(leaves)
@@ -384,8 +400,8 @@ def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
         return tangent
     if isinstance(like, SymbolicZero):
         aval: Any = like.aval
-        return Shape(0, (), "", aval.shape, aval.dtype).zeros()
-    return (like if isinstance(like, Shape) else Shape.of(like, 0, (), "")).zeros()
+        return TangentType(0, (), "", aval.shape, aval.dtype).zeros()
+    return (like if isinstance(like, TangentType) else TangentType.of(like, 0, (), "")).zeros()
 
 
 def _sum(parts: Sequence[Any]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function of arrays without what its outputs do not need: what it tells a host function is left out."""
+"""Dead code elimination: a function of arrays without what its outputs do not depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 
 
-def needed(function: Callable[..., Sequence[Any]], leaves: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+def without_dead_code(function: Callable[..., Sequence[Any]], leaves: Sequence[Any]) -> Callable[..., Sequence[Any]]:
     """The function at these leaves, traced: to be run with others of their types.
 
     Host functions and prints whose results no output needs do not run in it, so they do not stand in the way of its
@@ -41,7 +41,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], wanted: Seque
     for eqn in reversed(steps):
         given = [read(v) for v in eqn.invars]
         inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
-        if inner is not None and _tells(inner.jaxpr):
+        if inner is not None and _calls_host(inner.jaxpr):
             out = _run(inner.jaxpr, inner.consts, given, [v in live for v in eqn.outvars])
         else:
             names = [v for v in eqn.invars if not isinstance(v, Literal)]
@@ -52,11 +52,11 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], wanted: Seque
     return [read(v) if w else None for v, w in zip(jaxpr.outvars, wanted, strict=True)]
 
 
-def _tells(jaxpr: Any) -> bool:
+def _calls_host(jaxpr: Any) -> bool:
     """Is there a host function in it, itself or in a jitted function?"""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name.endswith("callback"):
             return True
-        if eqn.primitive.name in ("jit", "pjit") and _tells(eqn.params["jaxpr"].jaxpr):
+        if eqn.primitive.name in ("jit", "pjit") and _calls_host(eqn.params["jaxpr"].jaxpr):
             return True
     return False

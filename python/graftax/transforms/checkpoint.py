@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 
-from ._program import Program, name_of, wraps
-from .autodiff import Make
-from .staging import flat_of
+from ._lift import Make, by_value, flat_of, name_of, wraps
+from ._program import Program
 
 
 def checkpoint(
@@ -58,3 +57,15 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
 
 
 remat = checkpoint
+
+
+def filter_checkpoint(
+    fun: Callable[..., Any] | None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> Any:
+    """As `equinox.filter_checkpoint`: `graftax.checkpoint` by value. Without `fun`, a decorator is returned."""
+    if fun is None:
+        return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
+    return checkpointed(by_value, fun, {"prevent_cse": prevent_cse, "policy": policy})

@@ -11,36 +11,50 @@ from jax.core import Tracer
 
 from .. import _core
 from .._difference import describe, only_order, place_name
-from .._errors import (
-    BRANCH_OBJECTS,
-    BRANCH_REPLACED,
-    BRANCH_RESULTS,
-    BRANCH_STRUCTURE,
-    BRANCH_TYPES,
-    NO_BRANCHES,
-    NOT_BRANCHES,
-    StructureError,
-    rename_leaves,
-)
-from ._known import Known
+from .._errors import StructureError, rename_leaves
+from ._fixpoint import Fixpoint, Retrace
+from ._lift import name_of, named
 from ._program import Program
 from ._state import (
-    After,
-    Again,
-    Left,
-    Places,
+    EndedTracer,
+    Provenance,
+    StateAfter,
     elements,
-    look,
     node_name,
     numbers_in,
     refuse_unseen,
     same_type,
+    state_after,
     type_of,
     type_text,
     with_arrays,
     with_copies,
 )
-from .autodiff import name_of, named
+
+BRANCH_STRUCTURE = (
+    "{name}: {one} and {other} leave different structures behind:\n{differences}\n(expected is what {one} leaves, "
+    "given what {other} does.) Which branch runs is known on the device only, so only arrays can depend on it: make "
+    "what differs a jax.Array, or do in both branches what changes the structure."
+)
+BRANCH_RESULTS = (
+    "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given "
+    "what {other} does.) Only arrays can depend on the branch: return the same structure from each, and an array "
+    "(jnp.asarray) for a number that differs."
+)
+BRANCH_TYPES = (
+    "{name}: {path} is {expected} after {one} and {given} after {other}. Arrays of all branches have the same shape "
+    "and dtype: convert one (x.astype)."
+)
+BRANCH_OBJECTS = (
+    "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in the other. "
+    "Which object is where cannot depend on an array: change the object's content instead of replacing it."
+)
+BRANCH_REPLACED = (
+    "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
+    "after the other branches. Change the object and keep it, or leave it as it is."
+)
+NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {given!r}."
+NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
@@ -74,7 +88,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     branches = [true_fun, false_fun]
     if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
         return branches[0 if pred else 1](*operands)
-    return _Choice(name_of(true_fun, "cond"), ("true_fun", "false_fun"), branches, operands).run(_cond, pred)
+    return Branches(name_of(true_fun, "cond"), ("true_fun", "false_fun"), branches, operands).run(_cond, pred)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -93,7 +107,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     if jax.config.jax_disable_jit and not isinstance(index, Tracer):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
     titles = tuple(f"branches[{i}]" for i in range(len(branches)))
-    return _Choice(name_of(branches[0], "switch"), titles, branches, operands).run(_switch, index)
+    return Branches(name_of(branches[0], "switch"), titles, branches, operands).run(_switch, index)
 
 
 def _cond(pred: Any, flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
@@ -104,7 +118,7 @@ def _switch(index: Any, flats: list[Callable[..., Any]], leaves: list[Any]) -> A
     return jax.lax.switch(index, flats, *leaves)
 
 
-class _Choice:
+class Branches:
     """What one call has found out about its branches."""
 
     def __init__(
@@ -113,17 +127,17 @@ class _Choice:
         titles: tuple[str, ...],
         branches: Sequence[Callable[..., Any]],
         operands: Sequence[Any],
-        known: Known[tuple[frozenset[str], frozenset[int], bool]] | None = None,
+        known: Fixpoint[tuple[frozenset[str], frozenset[int], bool]] | None = None,
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
         self.program = Program(name, branches, operands)
-        self.known = known or Known.of(name, branches)
+        self.known = known or Fixpoint.of(name, branches)
         self.traced = False  # are the operands' Python numbers traced?
         self.error: StructureError | None = None  # how they differed before the operands' Python numbers were traced
         self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
-        self.seen: dict[int, After] = {}
+        self.seen: dict[int, StateAfter] = {}
 
     def run(self, choose: Callable[..., Any], which: Any) -> Any:
         known = self.known
@@ -138,13 +152,13 @@ class _Choice:
             flats = [self._flat(i) for i in range(len(self.branches))]
             try:
                 out = choose(which, flats, program.leaves)
-            except Again:
+            except Retrace:
                 known.found = (self.carried, self.copied, self.traced)
                 continue
             except Exception as error:
                 if guessed and (self.copied or self.traced):  # it may be no trace of the same code
                     known.forget()
-                    return _Choice(self.name, self.titles, self.branches, self.operands, known).run(choose, which)
+                    return Branches(self.name, self.titles, self.branches, self.operands, known).run(choose, which)
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
                     raise
                 if self.error is not None and error is not self.error:
@@ -166,28 +180,28 @@ class _Choice:
 
             with self.known.tracing(number):
                 outcome, out = program.trace(leaves, body, arrays=True)
-            after = look(program, leaves, outcome, out, roots_after)
+            after = state_after(program, leaves, outcome, out, roots_after)
             first = self.seen.get(0, after)  # JAX traces the branches in order
             after = after.aligned(first.after) or after
             own, values = {id(leaf): i for i, leaf in enumerate(leaves)}, after.values
-            self.seen[number] = after._replace(values=[Left(type_of(x), own.get(id(x))) for x in values])
+            self.seen[number] = after._replace(values=[EndedTracer(type_of(x), own.get(id(x))) for x in values])
             if len(self.seen) == len(self.branches):
                 self._compare()
             return tuple(values[place] for place in self._chosen(self.seen[0]))
 
         return named(flat, program)
 
-    def _chosen(self, first: After) -> list[int]:
+    def _chosen(self, first: StateAfter) -> list[int]:
         """The places of what the branches give JAX: arrays of the state that are carried, and the result's."""
         state = self._state_leaves(first)
         carried = [place for place, name in enumerate(self._leaf_names(first)[:state]) if name in self.carried]
         return [*carried, *range(state, len(first.values))]
 
-    def _leaf_names(self, first: After) -> list[str]:
+    def _leaf_names(self, first: StateAfter) -> list[str]:
         names = self._names()
         return [place_name(path, names) for path in first.after.graphdef.leaf_paths()]
 
-    def _state_leaves(self, after: After) -> int:
+    def _state_leaves(self, after: StateAfter) -> int:
         paths = after.after.graphdef.leaf_paths()
         roots, parts = len(self.program.roots), len(elements(after.result))
         if roots + parts == 1:  # a path begins below the only root
@@ -204,7 +218,7 @@ class _Choice:
         copied = {i for after in self.seen.values() for i in self._other_elements(first, after)}
         if copied - self.copied:
             self.copied |= copied
-            raise Again
+            raise Retrace
         for number, title in enumerate(self.titles):
             after = self.seen[number]
             if after.after.graphdef != first.after.graphdef:
@@ -215,9 +229,9 @@ class _Choice:
         needed = {names[place] for place in range(self._state_leaves(first)) if self._source(place) is None}
         if needed - self.carried:
             self.carried |= needed
-            raise Again
+            raise Retrace
 
-    def _same_structure(self, first: After, after: After, title: str) -> None:
+    def _same_structure(self, first: StateAfter, after: StateAfter, title: str) -> None:
         """Of the state and of the result, each by itself."""
         one, other = (x.graph(x.roots).graphdef for x in (first, after))
         if not only_order(one, other):
@@ -237,7 +251,7 @@ class _Choice:
         if self.traced or not self._trace_numbers():
             raise error
         self.error = error
-        raise Again
+        raise Retrace
 
     def _trace_numbers(self) -> bool:
         """From now on the Python numbers in the operands are traced. False where there are none."""
@@ -273,7 +287,7 @@ class _Choice:
         """The input nodes that every branch returns: they have a place even where the state has none for them."""
         return set.intersection(*(set(after.after.origins) for after in self.seen.values()))
 
-    def _other_elements(self, first: After, after: After) -> set[int]:
+    def _other_elements(self, first: StateAfter, after: StateAfter) -> set[int]:
         """The elements of the result that are another object, or share other objects, than the first branch's."""
         found: set[int] = set()
         for i, (one, other) in enumerate(zip(elements(first.result), elements(after.result), strict=True)):
@@ -282,7 +296,7 @@ class _Choice:
                 found.add(i)
         return found
 
-    def _same_types(self, first: After, after: After, title: str) -> None:
+    def _same_types(self, first: StateAfter, after: StateAfter, title: str) -> None:
         paths = first.after.graphdef.leaf_paths()
         names = self._names()
         for path, one, other in zip(paths, first.values, after.values, strict=True):
@@ -324,7 +338,7 @@ class _Choice:
         return self.program.finish_all(pairs)[-1]
 
 
-def _origins(places: Places, like: Places) -> list[int | None] | None:
+def _origins(places: Provenance, like: Provenance) -> list[int | None] | None:
     """The origins of the nodes, in the order of another graph of that structure."""
     found = places.like(like)
     return None if found is None else [places.origins[i] for i in found[1]]

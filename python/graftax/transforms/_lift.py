@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a transform of JAX to one for functions of any objects: what the files of the transforms share."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._table import without_table
+from ._program import Program
+
+Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
+
+
+# What makes the programs of `filter_*`: the caller's objects are never touched, closures and globals are as in JAX.
+by_value = functools.partial(Program, mutation="discard", captured=False)
+
+
+def call_first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    """The body of a transform that calls its one function."""
+    return functions[0](*operands)
+
+
+def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`functools.wraps` for what a transform returns.
+
+    The attributes of a callable object are its state, and not copied.
+    """
+    if not callable(fun):
+        raise TypeError(f"graftax.{title} expects a callable, got {type(fun).__qualname__}: {fun!r}")
+    is_function = isinstance(fun, types.FunctionType)
+    around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
+
+    def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        wrapper = around(wrapper)
+        without_table(wrapper.__dict__)
+        return wrapper
+
+    return wrap
+
+
+def name_of(fun: Any, title: str) -> str:
+    """What messages call a function under a transform."""
+    return f"{title} of {getattr(fun, '__name__', type(fun).__name__)}"
+
+
+def named(flat: Callable[..., Any], program: Program) -> Callable[..., Any]:
+    """The flat function under the user's name and place, which JAX's messages show."""
+    flat.__wrapped__ = program.place_of  # type: ignore[attr-defined]
+    flat.__name__ = flat.__qualname__ = flat.__wrapped__.__name__  # type: ignore[attr-defined]
+    return flat
+
+
+def flat_of(program: Program) -> Callable[..., tuple[Any, ...]]:
+    """The flat function of a program's one function: arrays to the output leaves of the Outcome."""
+
+    def flat(*leaves: Any) -> tuple[Any, ...]:
+        _, out = program.trace(leaves, call_first)
+        return tuple(out)
+
+    return named(flat, program)
+
+
+class Output(NamedTuple):
+    """What a function returned, as arrays that a transform sees and a structure that it does not."""
+
+    leaves: list[Any]
+    graphdef: _core.GraphDef
+
+    def rebuilt(self, leaves: Sequence[Any]) -> Any:
+        return _core.unflatten(self.graphdef, list(leaves))

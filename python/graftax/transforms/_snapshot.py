@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function that is given copies can reach, as it was before the function ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._difference import describe, place_name
+
+
+class Snapshot(NamedTuple):
+    """What a function that is called with copies can reach, before it runs."""
+
+    roots: tuple[Any, ...]
+    names: tuple[str, ...]
+    graphdef: _core.GraphDef
+    leaves: Sequence[Any]
+
+    @staticmethod
+    def of(roots: tuple[Any, ...], names: tuple[str, ...]) -> Snapshot:
+        leaves, graphdef = _core.record(roots, names, [0] * len(roots), None)
+        return Snapshot(roots, names, graphdef, leaves)
+
+    def changes(self) -> str:
+        """What has changed since, as text; empty where nothing has."""
+        walked = _core.walk(self.graphdef, self.roots)
+        if walked is None:
+            return describe(self.graphdef, Snapshot.of(self.roots, self.names).graphdef, self.names)
+        paths = zip(self.graphdef.leaf_paths(), self.leaves, walked[0], strict=True)
+        changed = [place_name(path, self.names) for path, old, new in paths if old is not new]
+        return f"  {', '.join(changed)}: another array" if changed else ""

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is differentiated: leaves, by operand, name, pattern or predicate."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+
+from .. import _core
+from .._options import is_path
+from ..patterns import Covering, nearest, of_arguments
+from ._lift import Make, name_of
+from ._program import Program
+from ._tangents import is_inexact, is_key
+
+WRT_TYPE = (
+    "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
+    "wrt= positions, names, patterns of key paths, or a predicate of arrays."
+)
+WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
+NOTHING_TO_DIFFERENTIATE = (
+    "{name}: there is no array of a floating dtype to differentiate in {where}. Integers have no derivative (pass 3.0 "
+    "for 3, or allow_int=True for zeros of no dtype), and Python numbers inside of an argument are static: make them "
+    "arrays (jnp.asarray), or name another argument with argnums= or wrt=."
+)
+WRT_UNUSED = (
+    "{name}: the pattern {pattern!r} of wrt= covers no floating array of the arguments. There is: {paths}. .w is an "
+    "attribute, [w] a key."
+)
+WRT_AND_ARGNUMS = (
+    "{name}: argnums={argnums!r} and wrt={wrt!r} both say what to differentiate. Give one of them; wrt= takes "
+    "positions, too."
+)
+
+
+Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
+
+
+class Chosen(NamedTuple):
+    """What is differentiated: leaves of a program, and the operands whose graphs the derivative is given as.
+
+    Nothing of the caller's objects is in it: a derivative asked for later does not keep them alive.
+    """
+
+    graphdef: _core.GraphDef
+    of_one: bool  # the program has one root
+    leaves: tuple[int, ...]
+    roots: tuple[int, ...]
+    single: bool  # one graph, not a tuple of them
+
+    def graphs(self, values: Sequence[Any]) -> Any:
+        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
+
+        What is a leaf for JAX and holds no array (a string, a function, a config) is None too, so that the gradient of
+        a pytree has the structure that Optax expects; registered nodes, static fields and aux data stay.
+        """
+        leaves: list[Any] = [None] * self.graphdef.num_leaves
+        for i, value in zip(self.leaves, values, strict=True):
+            leaves[i] = value
+        built = _core.unflatten(self.graphdef, leaves, True)
+        built = (built,) if self.of_one else built
+        graphs = [built[root] for root in self.roots]
+        return graphs[0] if self.single else tuple(graphs)
+
+
+def program_by(
+    make: Make,
+    fun: Callable[..., Any],
+    title: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    by: Sequence[int | str],
+    allow_int: bool = False,
+) -> Program:
+    """The program of a call. A Python number that is itself differentiated is an array in it, as in JAX."""
+    name = name_of(fun, title)
+    program = make(name, [fun], args, kwargs)
+    if make is not Program:
+        return program
+    types = (float, complex, int, bool) if allow_int else (float, complex)
+    given = [*args, *kwargs.values()]
+    at = [i for i in {program.operand(w) for w in by if not is_path(w)} if type(given[i]) in types]
+    if not at:
+        return program
+    for i in at:
+        given[i] = jnp.asarray(given[i])
+    count = len(args)
+    return make(name, [fun], given[:count], dict(zip(kwargs, given[count:], strict=True)))
+
+
+def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
+    """(positions, names and patterns that say what is differentiated; is it one of them, not a sequence)."""
+    option = "argnums" if wrt is None or callable(wrt) else "wrt"
+    given: Any = argnums if option == "argnums" else wrt
+    single = isinstance(given, str) or not isinstance(given, Iterable)
+    wanted: list[int | str] = []
+    for one in cast("Iterable[Any]", [given] if single else given):
+        try:
+            wanted.append(one if isinstance(one, str) and option == "wrt" else operator.index(cast("Any", one)))
+        except TypeError:
+            raise TypeError(WRT_TYPE.format(name=name, option=option, given=one)) from None
+    return wanted, single
+
+
+def choose(
+    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, allow_none: bool = False
+) -> Chosen:
+    """Which leaves are differentiated, and by which operands' graphs."""
+    predicate = wrt if callable(wrt) else None
+    wanted, single = chosen_by(program.name, argnums, wrt)
+    if wrt is not None and not callable(wrt) and argnums != 0:
+        raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
+    patterns = [w for w in wanted if isinstance(w, str) and is_path(w)]
+    roots = [program.operand(w) for w in wanted if w not in patterns]
+    if len(set(roots)) != len(roots):
+        raise ValueError(WRT_TWICE.format(name=program.name, wrt=wanted))
+    below = program.below(roots)
+    usable = [i for i, leaf in enumerate(program.leaves) if is_inexact(leaf) or (allow_int and not is_key(leaf))]
+    covered = _covered(program, patterns, set(usable)) if patterns else {}
+    leaves: list[int] = []
+    for i in usable:
+        if not (i in below or i in covered) or (predicate is not None and not predicate(program.leaves[i])):
+            continue
+        leaves.append(i)
+    matched = {root for i in leaves for root in covered.get(i, ())}
+    roots += sorted(matched.difference(roots))
+    if not leaves and not allow_none:
+        where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
+        raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
+    return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
+
+
+def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dict[int, set[int]]:
+    """The leaves that patterns cover, and for each the operands in which they do.
+
+    Raises:
+        ValueError: where a pattern chooses nothing: a name that is spelt wrong would be left out without a word.
+    """
+    covering = Covering(program.graphdef, program.names)
+    found: dict[int, set[int]] = {}
+    for text in patterns:
+        pattern = of_arguments(text, program.name, "wrt=")
+        missed = True
+        for root in range(program.operands):
+            for at in covering.of(pattern, (root,)).leaves:
+                leaf = covering.leaf(at)
+                found.setdefault(leaf, set()).add(root)
+                missed = missed and leaf not in usable
+        if missed:
+            places = (place for i, place in enumerate(program.places) if i in usable)
+            there = nearest(text, (p.name for p in places if p.root < program.operands)) or "no array"
+            raise ValueError(WRT_UNUSED.format(name=program.name, pattern=text, paths=there))
+    return found

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All prefix sums under a function, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import _core
+from .._difference import describe, place_name
+from .._errors import StructureError
+from ._lift import name_of
+from ._loop import call_pure
+from ._program import Program
+from ._slices import OTHER_ELEMENTS
+
+NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
+RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
+
+
+def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """`jax.lax.associative_scan` for functions of any objects: all prefix "sums" of `elems` under `fn`, in parallel.
+
+    Args:
+        fn: an associative function of two graphs like `elems`, whose arrays have any number of rows along `axis`. It
+            returns a third, and must not change anything.
+        elems: any graph of arrays that are as long along `axis`.
+        reverse, axis: as in `jax.lax.associative_scan`.
+
+    Returns:
+        a graph like `elems`.
+    """
+    name = name_of(fn, "associative_scan")
+    leaves, graphdef = _core.flatten(elems)
+    program = Program(name, [fn], [None, None])
+    _refuse_ragged(name, leaves, graphdef, axis)
+
+    def flat(one: Any, other: Any) -> Any:
+        def body(functions: list[Callable[..., Any]], _: list[Any]) -> Any:
+            result = functions[0](_core.unflatten(graphdef, one), _core.unflatten(graphdef, other))
+            found.append(_core.flatten(result))
+
+        found: list[tuple[list[Any], _core.GraphDef]] = []
+        call_pure(program, program.leaves, body, "fn")
+        out, structure = found[-1]
+        if structure != graphdef:
+            text = describe(graphdef, structure, ("elems",))
+            raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
+        return out
+
+    return _core.unflatten(graphdef, jax.lax.associative_scan(flat, leaves, reverse=reverse, axis=axis))
+
+
+def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
+    """All arrays have to be as long along the axis; JAX does not say which is not."""
+    first = ("", None)
+    for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
+        shape, place = np.shape(leaf), place_name(path, ("elems",))
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(NO_AXIS.format(name=name, path=place, axis=axis, shape=shape))
+        if first[1] is None:
+            first = (place, shape[axis])
+        elif shape[axis] != first[1]:
+            given = {"path": place, "size": shape[axis], "axis": axis, "first": first[0], "length": first[1]}
+            raise ValueError(RAGGED.format(name=name, **given))

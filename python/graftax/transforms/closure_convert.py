@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function without closure: Equinox's `filter_closure_convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import eval_jaxpr
+
+from .. import _core
+from .._difference import describe
+from .._errors import StructureError
+from ._lift import Output, by_value, call_first, name_of, named
+
+CONVERTED_FOR_OTHERS = (
+    "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments like "
+    "these."
+)
+
+
+def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """As `equinox.filter_closure_convert`: the function with the arrays that it closes over as its own, `consts`.
+
+    Args:
+        fn: any callable. It is traced, not run.
+        *args, **kwargs: arguments as later ones will be: arrays or `jax.ShapeDtypeStruct`, and statics.
+
+    Returns:
+        a callable, which is a pytree of the arrays that `fn` captures.
+    """
+    program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
+    own = program.below(range(program.operands))
+    outputs: list[Output] = []
+
+    def flat(*leaves: Any) -> tuple[Any, ...]:
+        def body(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> None:
+            outputs.append(Output(*_core.flatten(call_first(functions, operands))))
+
+        program.trace(leaves, body)
+        return tuple(outputs[-1].leaves)
+
+    # Every array counts as one of a type of its own, as in Equinox.
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in program.leaves]
+    closed: Any = jax.make_jaxpr(named(flat, program))(*shapes)
+    roots = program.roots[: program.operands]
+    graphdef = _core.record(roots, program.names[: program.operands], [0] * len(roots), None, False, True)[1]
+    captured = tuple(i for i in range(len(shapes)) if i not in own)
+    signature = _Conversion(
+        program.name,
+        getattr(closed, "jaxpr", closed),
+        graphdef,
+        program.names[: program.operands],
+        tuple(kwargs),
+        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in own),
+        captured,
+        outputs[-1].graphdef,
+        len(closed.consts),
+    )
+    return Converted([*closed.consts, *(program.leaves[i] for i in captured)], signature)
+
+
+class _Conversion:
+    """What a converted function is besides arrays. Equal to itself alone."""
+
+    def __init__(
+        self,
+        name: str,
+        jaxpr: Any,
+        graphdef: _core.GraphDef,
+        names: tuple[str, ...],
+        keywords: tuple[str, ...],
+        shapes: tuple[Any, ...],
+        captured: tuple[int, ...],
+        output: _core.GraphDef,
+        consts: int,
+    ) -> None:
+        self.name, self.jaxpr, self.graphdef, self.names, self.keywords = name, jaxpr, graphdef, names, keywords
+        self.shapes, self.captured, self.output, self.consts = shapes, captured, output, consts
+
+
+@jax.tree_util.register_pytree_node_class
+class Converted:
+    """A function without closure: what `filter_closure_convert` returns."""
+
+    def __init__(self, consts: Sequence[Any], conversion: _Conversion) -> None:
+        self.consts, self._conversion = list(consts), conversion
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Conversion]:
+        return tuple(self.consts), self._conversion
+
+    @classmethod
+    def tree_unflatten(cls, conversion: _Conversion, consts: Sequence[Any]) -> Converted:
+        return cls(consts, conversion)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it.
+
+        Raises:
+            StructureError: where the arguments differ from those that it was converted for, naming the path.
+        """
+        to = self._conversion
+        operands = (*args, *(kwargs[name] for name in to.keywords if name in kwargs))
+        leaves, graphdef = _core.record(operands, None, [0] * len(operands), None)
+        text = "" if graphdef == to.graphdef else describe(to.graphdef, graphdef, to.names)
+        shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
+        if not text and shapes != to.shapes:
+            text = f"  arrays of {to.shapes} are expected, and {shapes} given"
+        if text or set(kwargs) != set(to.keywords):
+            text = text or f"  keyword arguments {to.keywords} are expected, and {tuple(kwargs)} given"
+            raise StructureError(CONVERTED_FOR_OTHERS.format(name=to.name, differences=text))
+        own, rest = iter(leaves), iter(self.consts[to.consts :])
+        count = len(leaves) + len(to.captured)
+        given = [next(rest) if i in to.captured else next(own) for i in range(count)]
+        return _core.unflatten(to.output, eval_jaxpr(to.jaxpr, self.consts[: to.consts], *given))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function with a rule for tangents: `custom_jvp`, and Equinox's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ._custom_call import Call, TangentParts
+from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, with_zeros
+from ._lift import by_value
+
+
+class custom_jvp(CustomRule):
+    """A function of any objects whose derivative is given by a rule for tangents, as in `jax.custom_jvp`.
+
+    What the function changes comes back to the caller, and is differentiated as in any function; the rule speaks of
+    the result alone. What the function captures is not differentiated: a derivative by it is an error.
+
+    Args:
+        fun: the function.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; the rule is given them first.
+
+    Example:
+        >>> @graftax.custom_jvp
+        ... def norm(params):
+        ...     return {"value": jnp.sqrt((params["w"] ** 2).sum()), "of": params["name"]}
+        >>> @norm.defjvp
+        ... def norm_jvp(primals, tangents):
+        ...     (params,), (rate,) = primals, tangents
+        ...     out = norm(params)
+        ...     safe = jnp.where(out["value"] == 0, 1, out["value"])
+        ...     return out, {"value": (params["w"] * rate["w"]).sum() / safe}
+        >>> graftax.grad(lambda params: norm(params)["value"])({"w": jnp.zeros(2), "name": "w"})
+        {'w': Array([0., 0.], dtype=float32), 'name': None}
+    """
+
+    _title = "custom_jvp"
+    _rule: Callable[..., Any] | None = None
+    _symbolic = False
+
+    def defjvp(self, rule: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
+        """Sets the rule: `rule(primals, tangents)` returns (value, tangent of the value). Returns it, for a decorator.
+
+        Both arguments are tuples of graphs like the arguments of the function: the first as they are, the second with
+        a tangent in place of each floating array or number (zeros where it is not differentiated), None for all
+        else. The tangent of the value is a graph like the value; None in it is zero. Arguments named by
+        `nondiff_argnums` come first, one by one.
+
+        Args:
+            rule: the rule. It must not change its arguments; a change that `fun` makes as well is ignored, so that it
+                may call `fun`.
+            symbolic_zeros: it is given `jax.custom_derivatives.SymbolicZero` where nothing is differentiated.
+        """
+        self._rule, self._symbolic = rule, symbolic_zeros
+        return rule
+
+    def defjvps(self, *rules: Callable[..., Any] | None) -> None:
+        """Sets a rule for each argument: `rule(tangent, value, *arguments)` returns its part of the tangent."""
+        if self._nondiff:
+            raise TypeError("defjvps has no place for arguments of nondiff_argnums; use defjvp")
+
+        def total(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+            value = self(*primals)
+            pairs = zip(tangents, rules, strict=True)
+            return value, TangentParts([rule(tangent, value, *primals) for tangent, rule in pairs if rule is not None])
+
+        self.defjvp(total)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._rule is None:
+            raise self._no_rule("defjvp")
+        call, rule = self._call(args, kwargs), self._rule
+
+        def tangent_rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:
+            nondiff, primals = call.split(operands)
+            return pair(call.name, "rule", "(value, tangent)", rule(*nondiff, tuple(primals), tangents))
+
+        return call.with_tangents(tangent_rule, self._symbolic)
+
+
+class filter_custom_jvp(FilteredRule):
+    """As `equinox.filter_custom_jvp`: a derivative rule in which what is not differentiated has the tangent None.
+
+    Positional arguments are differentiated where they hold floating arrays, keyword arguments are not.
+
+    Example:
+        >>> @graftax.filter_custom_jvp
+        ... def call(x, y, *, fn):
+        ...     return fn(x, y)
+        >>> @call.def_jvp
+        ... def call_jvp(primals, tangents, *, fn):
+        ...     return call(*primals, fn=fn), 2 * tangents[0]
+        >>> graftax.filter_grad(call)(jnp.array(2.0), jnp.array(2.0), fn=lambda a, b: a * b)
+        Array(2., dtype=float32, weak_type=True)
+    """
+
+    _title = "filter_custom_jvp"
+    _rule: Callable[..., Any] | None = None
+
+    def def_jvp(self, fn_jvp: Callable[..., Any]) -> Callable[..., Any]:
+        """Sets the rule: `fn_jvp(primals, tangents, **kwargs)` returns (value, tangent of the value)."""
+        self._rule = fn_jvp
+        return fn_jvp
+
+    def defjvp(self, fn_jvp: Callable[..., Any]) -> None:
+        """The old form: zeros, not None, are given for floating arrays that are not differentiated."""
+        self._warn_old("defjvp", "def_jvp", "tangent")
+
+        def rule(primals: Any, tangents: Any, **kwargs: Any) -> Any:
+            return fn_jvp(primals, with_zeros(primals, tangents), **kwargs)
+
+        self.def_jvp(rule)
+
+    def defjvps(self, *rules: Any) -> NoReturn:
+        raise NotImplementedError("filter_custom_jvp has no defjvps: use def_jvp")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._rule is None:
+            raise self._missing("def_jvp")
+        fn_jvp, count = self._rule, len(args)
+        call = Call(by_value(self._name(), [self.__wrapped__], args, kwargs), set(range(count, count + len(kwargs))))
+
+        def rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:
+            keywords = dict(zip(kwargs, operands[count:], strict=True))
+            result = fn_jvp(tuple(operands[:count]), tuple(map(none_for_zero, tangents)), **keywords)
+            return pair(call.name, "rule", "(value, tangent)", result)
+
+        return call.with_tangents(rule, True)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function with a rule for cotangents: `custom_vjp`, and Equinox's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from ._custom_call import Call, Saved
+from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, refuse_changes, with_zeros
+from ._lift import by_value
+from ._snapshot import Snapshot
+from ._state import type_text
+
+RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
+
+
+class custom_vjp(CustomRule):
+    """A function of any objects whose derivative is given by a rule for cotangents, as in `jax.custom_vjp`.
+
+    What the function changes comes back to the caller, and is differentiated as in any function; the rule speaks of
+    the result alone. What the function captures is not differentiated: a derivative by it is an error.
+
+    Args:
+        fun: the function.
+        nondiff_argnums, nondiff_argnames: arguments that are not differentiated; `bwd` is given them first.
+
+    Example:
+        >>> @graftax.custom_vjp
+        ... def clipped(x, limits):
+        ...     return x
+        >>> clipped.defvjp(
+        ...     lambda x, limits: (x, limits),
+        ...     lambda limits, cotangent: (jnp.clip(cotangent, limits["low"], limits["high"]), None),
+        ... )
+        >>> graftax.grad(lambda x: 5 * clipped(x, {"low": -1, "high": 1}))(jnp.ones(()))
+        Array(1., dtype=float32)
+    """
+
+    _title = "custom_vjp"
+    _rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+    _symbolic = False
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:
+        """Sets the rule.
+
+        Args:
+            fwd: takes the arguments of the function and returns (value, residuals). It must not change its arguments; a
+                change that `fun` makes as well is ignored, so that it may call `fun`.
+            bwd: takes the residuals, which may be any objects, and the cotangent of the value: a graph like the value
+                with a cotangent in place of each floating array or number, and None for all else. Returns a tuple of
+                graphs like the arguments; None is zero. Arguments named by `nondiff_argnums` come first, one by one.
+            symbolic_zeros: as in `jax.custom_vjp`, `fwd` is given arrays as `CustomVJPPrimal`, and `bwd` what has no
+                cotangent as `SymbolicZero` (both of `jax.custom_derivatives`).
+        """
+        self._rules, self._symbolic = (fwd, bwd), symbolic_zeros
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._rules is None:
+            raise self._no_rule("defvjp")
+        call, (fwd, bwd), symbolic = self._call(args, kwargs), self._rules, self._symbolic
+
+        def forward(operands: list[Any], perturbed: list[bool]) -> Any:
+            value, residuals = pair(call.name, "fwd", "(value, residuals)", fwd(*operands))
+            return value, residuals
+
+        def backward(kept: Saved, cotangent: Any) -> tuple[Any, ...]:
+            nondiff, diff = call.split(kept.operands)
+            given = (*nondiff, kept.residuals, cotangent)
+            before = Snapshot.of(given, tuple(f"argument {i} of bwd" for i in range(len(given))))
+            cotangents = bwd(*given)
+            refuse_changes(call.name, before)
+            if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
+                found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
+                raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=found))
+            return tuple(cast("Sequence[Any]", cotangents))
+
+        return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic)
+
+
+class filter_custom_vjp(FilteredRule):
+    """As `equinox.filter_custom_vjp`: a derivative rule by the first argument, whose parts are given all arguments.
+
+    Example:
+        >>> @graftax.filter_custom_vjp
+        ... def scaled(x, scale):
+        ...     return x
+        >>> @scaled.def_fwd
+        ... def scaled_fwd(perturbed, x, scale):
+        ...     return x, None
+        >>> @scaled.def_bwd
+        ... def scaled_bwd(residuals, grad, perturbed, x, scale):
+        ...     return grad * scale
+        >>> graftax.filter_grad(lambda x: scaled(x, 3))(jnp.array(2.0))
+        Array(3., dtype=float32, weak_type=True)
+    """
+
+    _title = "filter_custom_vjp"
+    _fwd: Callable[..., Any] | None = None
+    _bwd: Callable[..., Any] | None = None
+
+    def def_fwd(self, fn_fwd: Callable[..., Any]) -> Callable[..., Any]:
+        """Sets the forward rule: `fn_fwd(perturbed, vjp_arg, *args, **kwargs)` returns (value, residuals).
+
+        `perturbed` is a tree like `vjp_arg`: is this leaf differentiated? Residuals are any objects.
+        """
+        self._fwd = fn_fwd
+        return fn_fwd
+
+    def def_bwd(self, fn_bwd: Callable[..., Any]) -> Callable[..., Any]:
+        """Sets the backward rule: `fn_bwd(residuals, grad, perturbed, vjp_arg, *args, **kwargs)`.
+
+        `grad` is a tree like the value, with None where there is no gradient. It returns the gradient of `vjp_arg`, a
+        tree like it, in which None is zero.
+        """
+        self._bwd = fn_bwd
+        return fn_bwd
+
+    def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
+        """The old form: without `perturbed`, and with zeros for floating arrays that have no gradient."""
+        self._warn_old("defvjp", "def_fwd and def_bwd", "gradient")
+
+        def fwd(perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any) -> Any:
+            out, residuals = fn_fwd(vjp_arg, *args, **kwargs)
+            return out, (out, residuals)
+
+        def bwd(residuals: Any, grad: Any, perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any) -> Any:
+            out, rest = residuals
+            return fn_bwd(rest, with_zeros(out, grad), vjp_arg, *args, **kwargs)
+
+        self.def_fwd(fwd)
+        self.def_bwd(bwd)
+
+    def __call__(self, vjp_arg: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._fwd is None or self._bwd is None:
+            raise self._missing("def_fwd and def_bwd")
+        fn_fwd, fn_bwd, count = self._fwd, self._bwd, 1 + len(args)
+        program = by_value(self._name(), [self.__wrapped__], (vjp_arg, *args), kwargs)
+        call = Call(program, set(range(1, count + len(kwargs))))
+
+        def given(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+            return operands[:count], dict(zip(kwargs, operands[count:], strict=True))
+
+        def forward(operands: list[Any], perturbed: list[bool]) -> Any:
+            positional, keywords = given(operands)
+            result = fn_fwd(call.marked(positional[0], perturbed), *positional, **keywords)
+            return pair(call.name, "fwd", "(value, residuals)", result)
+
+        def backward(kept: Saved, cotangent: Any) -> tuple[Any, ...]:
+            positional, keywords = given(kept.operands)
+            marked = call.marked(positional[0], kept.perturbed)
+            return (fn_bwd(kept.residuals, none_for_zero(cotangent), marked, *positional, **keywords),)
+
+        return call.with_cotangents(forward, backward, range(len(program.leaves)), True, False)

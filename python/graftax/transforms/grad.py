@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients: `grad`, `value_and_grad`, and Equinox's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ._derivative import arrays_only, first_given, in_reverse, split_aux
+from ._lift import Make, by_value, name_of, named, wraps
+from ._program import Program
+from ._wrt import Wrt, choose, chosen_by, program_by
+
+NOT_SCALAR = (
+    "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
+    "for what else there is, or use jacrev for the derivative of more than one number."
+)
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The gradient of a function of any objects; as `value_and_grad`, without the value.
+
+    Returns:
+        a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
+    """
+    both = with_gradient(Program, fun, "grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes))
+
+    @wraps(fun, "grad")
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """A function's value together with its gradient by the arrays in its arguments.
+
+    The gradient is a graph like the argument, with the same sharing: each inexact array is replaced by its gradient
+    (same shape and dtype), every other array by None. A mutable node that is reached twice is one node there too, and
+    its arrays get one gradient for all their uses; an array in two places of immutable nodes gets one for each place.
+    What the function changes comes back to the caller, as in plain Python.
+
+    Args:
+        fun: returns a scalar of a floating (with `holomorphic`, complex) dtype, or (scalar, aux) with `has_aux`.
+        argnums: which positional arguments: one gives one gradient graph, several a tuple of them.
+        has_aux: the function returns a pair, and the second part, any objects, is returned with the value.
+        holomorphic, allow_int, reduce_axes: as in `jax.value_and_grad`.
+        wrt: instead of `argnums`: names or positions of arguments; patterns of key paths (`"model.head"`, `"**.bias"`):
+            the gradient is that of the arguments in which they match; or a predicate of arrays, which selects in
+            what `argnums` names.
+
+    Returns:
+        a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
+
+    Raises:
+        TypeError: where the value is no scalar, or there is nothing to differentiate.
+
+    Example:
+        >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
+        {'w': Array([1., 1.], dtype=float32), 'name': None}
+    """
+    return with_gradient(
+        Program, fun, "value_and_grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes)
+    )
+
+
+def grad_options(holomorphic: bool, allow_int: bool, reduce_axes: Sequence[Any]) -> dict[str, Any]:
+    """The options of `jax.value_and_grad` that are passed on."""
+    options: dict[str, Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
+    return {**options, "reduce_axes": reduce_axes} if reduce_axes else options
+
+
+def with_gradient(
+    make: Make,
+    fun: Callable[..., Any],
+    title: str,
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    wrt: Wrt,
+    options: dict[str, Any],
+) -> Callable[..., Any]:
+    """`value_and_grad` with the programs that `make` makes."""
+
+    @wraps(fun, title)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+        allow_int = options.get("allow_int", False)
+        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
+        program = program_by(make, fun, title, args, kwargs, by, allow_int)
+        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+            value: list[Any] = []
+
+            def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+                result = functions[0](*operands)
+                if has_aux:  # a pair may be a list
+                    result = split_aux(result, program.name)
+                value.append(as_scalar(result[0] if has_aux else result, program.name))
+                return result
+
+            _, out = program.trace(program.with_leaves(chosen.leaves, by), body)
+            return value[0], out
+
+        run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
+        with in_reverse():
+            (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
+        grads = chosen.graphs(gradients)
+        return program.finish(out, untouched=program.untouched), grads
+
+    return value_and_gradient
+
+
+def as_scalar(value: Any, name: str) -> Any:
+    shape = getattr(value, "shape", () if isinstance(value, (int, float, complex)) else None)
+    if shape != ():
+        found = f"an array of shape {shape}" if shape is not None else type(value).__qualname__
+        raise TypeError(NOT_SCALAR.format(name=name, found=found))
+    return value
+
+
+def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
+    """As `equinox.filter_value_and_grad`: the value, and the gradient by the floating arrays of the first argument.
+
+    The gradient is a tree like the argument, with None for every other leaf. The caller's objects are not changed: a
+    change that is lost earns a `LostChangeWarning`. `graftax.value_and_grad` brings changes back.
+
+    Args:
+        fun: returns a scalar, or (scalar, aux) with `has_aux`. Without it, a decorator is returned.
+        has_aux: the function returns a pair.
+        **options: `holomorphic`, `allow_int`, as in `jax.value_and_grad`.
+    """
+    if fun is None:
+        return functools.partial(filter_value_and_grad, has_aux=has_aux, **options)
+    return _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
+
+
+def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
+    """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
+    if fun is None:
+        return functools.partial(filter_grad, has_aux=has_aux, **options)
+    both = _filtered_gradient("filter_grad", fun, has_aux, options)
+
+    @wraps(fun, "filter_grad")
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
+
+
+def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:
+    if "argnums" in options:
+        raise ValueError(
+            f"{title} differentiates by the first argument: put several objects into a tuple and pass that first, or "
+            "use graftax.value_and_grad(argnums=...)"
+        )
+    run = with_gradient(by_value, fun, title, 0, has_aux, None, options)
+
+    @wraps(fun, title)
+    def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = run(*first_given(fun, args), **kwargs)
+        return value, arrays_only(gradient)
+
+    return value_and_gradient

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jacobians and Hessians: `jacfwd`, `jacrev`, `hessian`, and Equinox's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ._derivative import arrays_only, first_given, in_reverse, traced_output
+from ._lift import Make, Output, by_value, name_of, named, wraps
+from ._program import Program
+from ._wrt import Wrt, choose, chosen_by, program_by
+
+
+def jacfwd(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The Jacobian in forward mode: a graph like the result, with a graph like the argument in place of each array.
+
+    The arguments are those of `value_and_grad`. An array of the innermost graph has the shape of the result's array
+    followed by that of the argument's.
+
+    Returns:
+        a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
+    """
+    return jacobian_by(Program, jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
+
+
+def jacrev(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The Jacobian in reverse mode; otherwise as `jacfwd`."""
+    options = {"holomorphic": holomorphic, "allow_int": allow_int}
+    return jacobian_by(Program, jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
+
+
+def hessian(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[..., Any]:
+    """The Hessian: as `jacfwd`, with a graph like the argument in place of each array of its inner graphs."""
+    return jacobian_by(Program, jax.hessian, "hessian", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic}, 2)
+
+
+def jacobian_by(
+    make: Make,
+    transform: Callable[..., Any],
+    title: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    wrt: Wrt,
+    options: dict[str, Any],
+    order: int = 1,
+) -> Callable[..., Any]:
+    """`jacfwd` and the like with the programs that `make` makes."""
+
+    @wraps(fun, title)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        allow_int = options.get("allow_int", False)
+        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
+        program = program_by(make, fun, title, args, kwargs, by, allow_int)
+        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
+        output: list[Output] = []
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+            found, out = traced_output(program, program.with_leaves(chosen.leaves, by), has_aux)
+            output.append(found)
+            return tuple(found.leaves), out
+
+        run = transform(named(flat, program), has_aux=True, **options)
+        with in_reverse():
+            by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
+
+        def nested(values: Any, depth: int) -> Any:
+            inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
+            return chosen.graphs(inner)
+
+        whole = output[-1].rebuilt([nested(row, order) for row in by_output])
+        result = program.finish(out, untouched=program.untouched)
+        return (whole, result[1]) if has_aux else whole
+
+    return jacobian
+
+
+def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode."""
+    return _filtered_jacobian(jax.jacfwd, "filter_jacfwd", fun, has_aux)
+
+
+def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode."""
+    return _filtered_jacobian(jax.jacrev, "filter_jacrev", fun, has_aux)
+
+
+def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument."""
+    return _filtered_jacobian(jax.hessian, "filter_hessian", fun, has_aux, 2)
+
+
+def _filtered_jacobian(
+    transform: Callable[..., Any], title: str, fun: Callable[..., Any], has_aux: bool, order: int = 1
+) -> Callable[..., Any]:
+    run = jacobian_by(by_value, transform, title, fun, 0, has_aux, None, {}, order)
+
+    @wraps(fun, title)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        out = run(*first_given(fun, args), **kwargs)
+        return (arrays_only(out[0]), out[1]) if has_aux else arrays_only(out)
+
+    return jacobian

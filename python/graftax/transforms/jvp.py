@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives in forward mode: `jvp`, `linearize`, and Equinox's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import _core
+from .._compat import of_one_trace
+from ._derivative import Differentiated, arrays_only
+from ._lift import Output, by_value, call_first, name_of, named
+from ._program import Program
+from ._tangents import is_inexact
+
+NOT_PRIMALS = (
+    "{name}: {option} is {given}. Both are tuples with one element for each positional argument: "
+    "jvp(f, (x, y), (tangent_of_x, tangent_of_y))."
+)
+OTHER_TREE = (
+    "{name}: the tangents have to be a tree like the primals, with None for no tangent: {expected}, not {given}."
+)
+
+
+def jvp(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+) -> tuple[Any, ...]:
+    """The value of a function of any objects, and its directional derivative.
+
+    Args:
+        fun: the function; what it changes comes back to the caller.
+        primals: its positional arguments.
+        tangents: one graph like each of them, with a tangent (same shape and dtype) for each inexact array; None, or
+            a static, in its place is a tangent of zero.
+        has_aux: the function returns a pair, of which the first part is differentiated.
+
+    Returns:
+        (value, tangent of the value), and with `has_aux` the second part. The tangent is a graph like the value, with
+        None for arrays that are not inexact.
+
+    Raises:
+        StructureError: where the tangents do not fit, naming the path.
+    """
+    for option, value in (("primals", primals), ("tangents", tangents)):
+        several = isinstance(value, (tuple, list))
+        if not several or len(value) != len(primals):
+            given = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=given))
+    one = Differentiated(Program, fun, "jvp", primals, has_aux)
+    given = one.tangents(tangents)
+    _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
+    return one.results(one.rate(rates), out)
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a function of any objects, and its derivative there as a function of tangents.
+
+    Returns:
+        (value, rate), and with `has_aux` the second part. `rate(*tangents)` takes and gives what `jvp` takes and gives,
+        without running the function again.
+    """
+    one = Differentiated(Program, fun, "linearize", primals, has_aux)
+    _, push, out = jax.linearize(one.flat, one.primals, has_aux=True)
+    later = one.later()
+
+    def rate(*tangents: Any) -> Any:
+        return later.rate(push(later.tangents(tangents)))
+
+    return one.results(rate, out)
+
+
+def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any) -> Any:
+    """As `equinox.filter_jvp`: (value, tangent of the value), which has None where it does not depend on a tangent.
+
+    Args:
+        fn: any callable.
+        primals: its positional arguments. Python floats that have a tangent are traced.
+        tangents: a tree like `primals`, with None for what is not differentiated.
+        **kwargs: keyword arguments, which are not differentiated.
+    """
+    name = name_of(fn, "filter_jvp")
+    structures = [jax.tree.structure(tuple(x), is_leaf=_is_none) for x in (primals, tangents)]
+    if structures[0] != structures[1]:
+        raise ValueError(OTHER_TREE.format(name=name, expected=structures[0], given=structures[1]))
+
+    def as_array(tangent: Any, primal: Any) -> Any:
+        return primal if tangent is None or not isinstance(primal, (float, complex)) else jnp.asarray(primal)
+
+    operands: tuple[Any, ...] = jax.tree.map(as_array, tuple(tangents), tuple(primals), is_leaf=_is_none)
+    program = by_value(name, [fn], operands, kwargs)
+    graphdef = _core.record(operands, None, [0] * len(operands), None)[1]
+    rates: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
+    given, of_tangents = _core.record(rates, None, [0] * len(operands), None)
+    at = {path: i for i, path in enumerate(graphdef.leaf_paths())}
+    chosen = [at[path] for path in of_tangents.leaf_paths()]
+    depends: list[bool] = []
+    outputs: list[Output] = []
+
+    def flat(by: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+        def body(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+            result = call_first(functions, operands)
+            outputs.append(Output(*_core.flatten(result)))
+            return result
+
+        _, out = program.trace(program.with_leaves(chosen, by), body)
+        found = outputs[-1].leaves
+        depends[:] = [bool(by) and of_one_trace(x, by[0]) and is_inexact(x) for x in found]
+        return tuple(x for x, d in zip(found, depends, strict=True) if d), out
+
+    by = tuple(program.leaves[i] for i in chosen)
+    moved = tuple(jnp.asarray(t, jnp.result_type(x)) for t, x in zip(given, by, strict=True))
+    _, moves, out = jax.jvp(named(flat, program), (by,), (moved,), has_aux=True)
+    rest = iter(moves)
+    tangent = outputs[-1].rebuilt([next(rest) if d else None for d in depends])
+    return program.finish(out), arrays_only(tangent)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

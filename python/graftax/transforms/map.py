@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop over rows, without a carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .. import _core
+from ._lift import name_of, named
+from ._loop import Loop, Steps, call_pure, of_rows
+from ._program import Program
+from ._slices import Slices, plain_scan
+from ._state import with_arrays
+
+
+def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
+    """`jax.lax.map` for functions of any objects: the results of `f(x)` for each `x` of `xs`, stacked, step by step.
+
+    Args:
+        f: a function of one argument. What it captures and changes is seen by the next step and comes back to the
+            caller, as in `scan`.
+        xs: as in `scan`.
+        batch_size: so many steps are computed at once, as by `vmap`; then `f` must not change what it captures.
+
+    Returns:
+        a graph like the result of `f`, as the second result of `scan`.
+    """
+    name = name_of(f, "map")
+    slices = Slices.of(name, xs, None)
+    if batch_size is not None:
+        return _batched_map(name, f, slices, batch_size)
+
+    def without_carry(carry: None, x: Any) -> tuple[None, Any]:
+        return carry, f(x)
+
+    if jax.config.jax_disable_jit and slices.length:
+        return plain_scan(name, without_carry, None, slices, False)[1]
+
+    def attempt(steps: Steps) -> Any:
+        structure: list[_core.GraphDef] = []
+
+        def flat(carry: Any, rows: Any) -> Any:
+            found: list[list[Any]] = []
+
+            def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
+                leaves, graphdef = _core.flatten(with_arrays(functions[0](slices.rebuilt(rows))))
+                structure[:] = [graphdef]
+                found.append(leaves)
+
+            return steps.step(carry, body), found[-1]
+
+        flat = steps.named(flat, of_rows)
+        steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves)
+        return _core.unflatten(structure[-1], out)
+
+    return Loop(name, [f], [None], carry=None, rows=slices.names).run(attempt)[1]
+
+
+def _batched_map(name: str, f: Callable[..., Any], slices: Slices, batch_size: int) -> Any:
+    program = Program(name, [f], [None])
+    structure: list[_core.GraphDef] = []
+
+    def flat(rows: Any) -> Any:
+        def body(functions: list[Callable[..., Any]], _: list[Any]) -> list[Any]:
+            leaves, graphdef = _core.flatten(with_arrays(functions[0](slices.rebuilt(rows))))
+            structure[:] = [graphdef]
+            return leaves
+
+        return call_pure(program, program.leaves, body, "with batch_size, f")
+
+    out = jax.lax.map(named(flat, program), slices.leaves, batch_size=batch_size)
+    return _core.unflatten(structure[-1], out)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop over rows, with a carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import _core
+from ..packed import Packed
+from ._lift import name_of
+from ._loop import Loop, Steps, of_rows
+from ._progress import Progress, reporter
+from ._slices import Slices, as_pair, plain_scan
+from ._state import with_arrays, with_unpacked
+
+
+def scan(
+    f: Callable[..., Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    progress: Progress = None,
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` for functions of any objects: `carry, y = f(carry, x)` for each `x`, compiled once.
+
+    The state of the loop is the carry together with everything that `f` captures. A step may change arrays anywhere
+    in it, in place or by returning new objects: the next step sees the change, and so do the caller's objects at
+    the end. Everything else has to be the same after a step as before: which objects there are, what is shared, what
+    is no array, and each array's shape and dtype.
+
+    Args:
+        f: from (carry, x) to (carry, y).
+        init: the first carry. A Python number in it that the steps change is traced.
+        xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays.
+        length: how many steps; needed where `xs` holds no array.
+        reverse, unroll: as in `jax.lax.scan`.
+        progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
+            steps). At most a hundred times.
+
+    Returns:
+        (the last carry, a graph like `y` with all steps' arrays stacked). What is no array is the same in each `y`
+        and is kept once; a number that stands by itself or in a tuple counts as an array.
+
+    Raises:
+        StructureError: where a step leaves another structure than it found, with the places.
+
+    Example:
+        >>> def step(cell, x):
+        ...     cell["hidden"] = cell["w"] * cell["hidden"] + x["x"]
+        ...     return cell, {"hidden": cell["hidden"], "name": x["name"]}
+        >>> cell = {"w": jnp.array(2.0), "hidden": jnp.array(0.0)}
+        >>> graftax.scan(step, cell, {"x": jnp.ones(3), "name": "ones"})[1]
+        {'hidden': Array([1., 3., 7.], dtype=float32), 'name': 'ones'}
+        >>> cell["hidden"]
+        Array(7., dtype=float32)
+    """
+    if type(init) is Packed:
+        return with_unpacked(
+            name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
+        )
+    name, init = name_of(f, "scan"), with_arrays(init)
+    slices = Slices.of(name, xs, length)
+    if jax.config.jax_disable_jit and slices.length:
+        return plain_scan(name, f, init, slices, reverse)
+    report = reporter(progress, name, slices.length)
+
+    def attempt(steps: Steps) -> tuple[Any, Any]:
+        stacked: list[_core.GraphDef] = []
+
+        def flat(carry: Any, x: Any) -> Any:
+            row, index = x
+
+            def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
+                result = functions[0](operands[0], slices.rebuilt(row))
+                carried, y = as_pair(name, result)
+                leaves, graphdef = _core.flatten(with_arrays(y))
+                stacked[:] = [graphdef]
+                ys.append(leaves)
+                return carried
+
+            ys: list[list[Any]] = []
+            carry = steps.step(carry, body)
+            if report is not None:
+                report(index)
+            return carry, ys[-1]
+
+        indices = None if report is None else jnp.arange(slices.length)
+        steps.last, out = jax.lax.scan(
+            steps.named(flat, of_rows),
+            steps.first,
+            (slices.leaves, indices),
+            length=slices.asked,
+            reverse=reverse,
+            unroll=unroll,
+        )
+        return _core.unflatten(stacked[-1], out)
+
+    return Loop(name, [f], [init, None], rows=slices.names).run(attempt)

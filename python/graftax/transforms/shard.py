@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the arrays of a graph are: Equinox's `filter_shard`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from .. import _core
+from .._dispatch import is_prefix
+from .jvp import _is_none
+
+
+def filter_shard(x: Any, device_or_shardings: Any) -> Any:
+    """As `equinox.filter_shard`: a copy of `x` whose arrays are on a device, or have shardings.
+
+    Args:
+        x: any graph.
+        device_or_shardings: a device; a sharding for all arrays; or a tree of shardings, of which `x` is an extension.
+    """
+    spec = device_or_shardings
+    if isinstance(spec, jax.Device):
+        spec = SingleDeviceSharding(spec)
+    leaves, graphdef = _core.flatten(x)
+    if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
+        full = jax.tree.map(_everywhere, spec, x, is_leaf=_is_none)
+        at = {path: value for path, op, _, value in _core.flatten(full)[1].instructions() if op == "static"}
+        spec = [at[path] for path in graphdef.leaf_paths()]
+    return _core.unflatten(graphdef, jax.lax.with_sharding_constraint(leaves, spec))
+
+
+def _everywhere(value: Any, tree: Any) -> Any:
+    """The tree with `value` for every leaf."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [value] * len(jax.tree.leaves(tree)))

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of any objects over the shards of a mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+from .._compat import inferred_specs, varying_axes
+from .._errors import MutationError, rename_leaves
+from ._entries import OutputLeaf, Outputs, spread_of
+from ._lift import name_of, named, wraps
+from ._program import Program
+from ._specs import UNKNOWN, Entries, Here, Rule, Spread
+
+NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
+NOT_INFERRED = (
+    "{name}: in_specs can be inferred along explicit mesh axes only, and {axis!r} is of type {type}. Give in_specs, or "
+    "make the mesh with axis_types=(jax.sharding.AxisType.Explicit, ...)."
+)
+PARTS_INFERRED = (
+    "{name}: {path} is sharded as {spec}, of which the part along {names} cannot be told alone: give in_specs, or "
+    "reshard it (jax.sharding.reshard)."
+)
+DIFFERS_BY_SHARD = (
+    "{name} changes {path} to something that differs along the mesh axis {axis!r}, over which {path} is replicated. "
+    "Reduce it (jax.lax.pmean, psum), return it as part of the result, or shard the object with in_specs."
+)
+RESULT_DIFFERS = (
+    "{name}: out_specs has {entry!r} for {path}, which differs along the mesh axis {axis!r}. Name that axis there, or "
+    "reduce the value (jax.lax.pmean, psum)."
+)
+
+
+_SHARDING = "a jax.sharding.PartitionSpec"
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    out_specs: Any,
+    in_specs: Any = inferred_specs,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Maps a function of any objects over the shards of the arrays in its arguments.
+
+    Arrays are sharded, everything else is passed as it is. What the function captures is replicated. What it changes
+    comes back, sharded as the argument is; a change to a replicated object has to be the same on every shard, which JAX
+    checks.
+
+    Args:
+        f: the function; without it, a decorator is returned.
+        in_specs: a `PartitionSpec` for each array of the arguments, in the ways of `vmap`'s in_axes. Without it, along
+            explicit mesh axes, each array has the one of its own type, as in `jax.shard_map`.
+        out_specs: one for each array of the result.
+        mesh, axis_names, check_vma: as in `jax.shard_map`.
+
+    Returns:
+        a function of the same arguments, of whole arrays.
+
+    Raises:
+        StructureError: where a spec is missing or does not fit, or one object is reached in two places that are given
+            different specs.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> data = jax.sharding.PartitionSpec("data")
+        >>> double = graftax.shard_map(lambda batch: batch["x"] * 2, mesh=mesh, in_specs=data, out_specs=data)
+        >>> double({"x": jnp.arange(2.0), "name": "first"})
+        Array([0., 2.], dtype=float32)
+    """
+    if f is None:
+        return functools.partial(
+            shard_map, out_specs=out_specs, in_specs=in_specs, mesh=mesh, axis_names=axis_names, check_vma=check_vma
+        )
+
+    @wraps(f, "shard_map")
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        program = Program(name_of(f, "shard_map"), [f], args, kwargs)
+        inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
+        around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+        known = frozenset(axis_names or around.axis_names)
+        specs = _OwnSharding(inputs, around, known, program.leaves) if in_specs is inferred_specs else in_specs
+        spread = spread_of(program, inputs, specs, UNKNOWN)
+        out: list[Any] = []  # jax.shard_map reads it when the function has run
+        outputs: list[OutputLeaf] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            outputs[:] = Outputs(program, spread, inputs._replace(option="out_specs"), leaves).trace(out_specs)
+            out[:] = [o.entry for o in outputs]
+            for output in outputs:
+                _check_shards(program.name, output, known, check_vma)
+            return [o.leaf for o in outputs]
+
+        run = jax.shard_map(
+            named(flat, program),
+            mesh=mesh,
+            in_specs=tuple(spread.entries),
+            out_specs=out,
+            axis_names=axis_names,
+            check_vma=check_vma,
+        )
+        try:
+            results = run(*program.leaves)
+        except ValueError as error:
+            paths = [spread.path(i) for i in range(len(program.leaves))]
+            rename_leaves(error, paths)
+            rename_leaves(error, paths, "in_specs")
+            _name_argument(error, program, spread)
+            rename_leaves(error, [o.path for o in outputs], "out_specs")
+            raise
+        # A result is placed on the mesh; what the function left as it was is left so.
+        untouched = {i: o.of for i, o in enumerate(outputs) if o.of is not None and o.written}
+        return program.finish(results, untouched=untouched)
+
+    return mapped
+
+
+class _OwnSharding(Rule):
+    """For each leaf the sharding of its own type, along the mesh axes that become manual."""
+
+    def __init__(
+        self,
+        entries: Entries,
+        mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+        manual: AbstractSet[Hashable],
+        leaves: Sequence[Any],
+    ) -> None:
+        super().__init__(entries, "own sharding")
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        for axis in sorted(manual & types.keys(), key=str):
+            if types[axis] not in (AxisType.Explicit, AxisType.Manual):
+                raise TypeError(NOT_INFERRED.format(name=entries.name, axis=axis, type=types[axis]))
+        self._manual = manual
+        self._known = {id(leaf) for leaf in leaves}
+
+    def entry(self, leaf: Any, here: Here) -> Any:
+        if id(leaf) not in self._known:  # new: it has the spec of what is around it
+            return UNKNOWN
+        spec = jax.typeof(leaf).sharding.spec
+        parts: list[Any] = []
+        for part in spec:
+            axes = part if isinstance(part, tuple) else () if part is None else (part,)
+            kept = tuple(axis for axis in axes if axis in self._manual)
+            if kept != axes[: len(kept)]:
+                text = ", ".join(map(repr, sorted(self._manual, key=str)))
+                raise ValueError(PARTS_INFERRED.format(name=self.entries.name, path=here.text(), spec=spec, names=text))
+            parts.append(kept if isinstance(part, tuple) and kept else kept[0] if kept else None)
+        return spec if tuple(parts) == tuple(spec) else PartitionSpec(*parts)
+
+
+def _check_shards(name: str, output: OutputLeaf, known: AbstractSet[Hashable], check_vma: bool) -> None:
+    """Names the place of what JAX would refuse of a result, where it can be told."""
+    mentioned = {axis for part in output.entry for axis in (part if isinstance(part, tuple) else (part,)) if part}
+    if mentioned - known:
+        unknown, names = mentioned - known, ", ".join(map(repr, sorted(known, key=str)))
+        raise ValueError(NO_MESH_AXIS.format(name=name, path=output.path, axis=unknown.pop(), names=names))
+    differs = sorted((varying_axes(output.leaf) & known) - mentioned, key=str) if check_vma else []
+    if not differs:
+        return
+    if output.written:
+        raise MutationError(DIFFERS_BY_SHARD.format(name=name, path=output.path, axis=differs[0]))
+    raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.entry))
+
+
+def _name_argument(error: ValueError, program: Program, spread: Spread) -> None:
+    """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
+    for i, (leaf, entry) in enumerate(zip(program.leaves, spread.entries, strict=True)):
+        own = jax.typeof(leaf).sharding.spec
+        if "does not match the specs of the input" in str(error) and _canonical_sharding(own, leaf) != (
+            _canonical_sharding(entry, leaf)
+        ):
+            error.args = (str(error).replace("for arg:", f"for {spread.path(i)}:"),)
+            return
+
+
+def _is_sharding(entry: Any) -> bool:
+    return isinstance(entry, PartitionSpec)
+
+
+def _canonical_sharding(entry: Any, leaf: Any) -> Any:
+    del leaf
+    parts = tuple(entry)
+    while parts and parts[-1] is None:
+        parts = parts[:-1]
+    return parts

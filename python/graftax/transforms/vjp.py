@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives in reverse mode: `vjp`, and Equinox's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ._derivative import Differentiated, arrays_only, in_reverse
+from ._lift import Make, by_value
+from ._program import Program
+
+
+def vjp(
+    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
+) -> tuple[Any, ...]:
+    """The value of a function of any objects, and the function that pulls cotangents back.
+
+    Args:
+        fun: the function; what it changes comes back to the caller.
+        primals: its positional arguments.
+        has_aux: the function returns a pair, of which the first part is differentiated.
+        reduce_axes: as in `jax.vjp`.
+
+    Returns:
+        (value, pull back), and with `has_aux` the second part. `pull back` takes a graph like the value, with a
+        cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
+        gives them.
+    """
+    return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
+
+
+def pulled_back(
+    make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool, options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """`vjp` with the programs that `make` makes."""
+    one = Differentiated(make, fun, "vjp", primals, has_aux)
+    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True, **options)
+    later = one.later()
+
+    def pull_back(cotangent: Any) -> tuple[Any, ...]:
+        given = later.cotangents(cotangent)
+        with in_reverse():
+            (gradients,) = pull(given)
+        return later.chosen.graphs(gradients)
+
+    return one.results(pull_back, out)
+
+
+def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """As `equinox.filter_vjp`: (value, pull back), and with `has_aux` the second part of what `fun` returned.
+
+    `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else, and
+    returns a tuple of trees like the primals.
+    """
+    value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
+
+    def pull_back(cotangent: Any) -> tuple[Any, ...]:
+        return tuple(arrays_only(x) for x in pull(cotangent))
+
+    return (value, pull_back, *aux)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of any objects along an axis of their arrays: `vmap`, and Equinox's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.custom_batching import custom_vmap
+
+from .._compat import ref_types
+from .._errors import MutationError
+from ._entries import OutputLeaf, Outputs, spread_of
+from ._lift import by_value, name_of, named, wraps
+from ._program import NO_SUCH_OPERAND, Program
+from ._specs import Entries, Spread
+
+NO_SUCH_DIMENSION = (
+    "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
+)
+OTHER_SIZE = (
+    "{name}: what is mapped has to have one size, and {path} has {size} along axis {axis}, but {other}. Map axes of "
+    "one size, and give None for what is not mapped."
+)
+NOTHING_MAPPED = (
+    "{name}: {option} maps no array of the arguments. Map one, or say how often to run the function with axis_size=."
+)
+DEPENDS_ON_AXIS = (
+    "{name} changes {path} to something that depends on the mapped axis, but {path} is not mapped: it has room for "
+    "one value, not for one of each. Return the value as part of the result, or map the object with in_axes."
+)
+RESULT_DEPENDS = (
+    "{name}: out_axes is None for {path}, which depends on the mapped axis. Give it an axis, or reduce it (with "
+    "axis_name= and jax.lax.pmean, for example)."
+)
+NO_ROOM_FOR_AXIS = (
+    "{name}: {option} puts the mapped axis of {path} at {axis}, but the shape without it is {shape}, which has no "
+    "room for an axis there."
+)
+
+
+def vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Hashable | None = None,
+) -> Callable[..., Any]:
+    """Maps a function of any objects over an axis of the arrays in its arguments.
+
+    Arrays are mapped, everything else is passed as it is, and static parts of the result come back as they are. What
+    the function captures is not mapped. What it changes comes back: in a mapped object with the axis that the arrays
+    of that object have; an object that is not mapped may be changed by what does not depend on the mapped axis.
+
+    Args:
+        fun: the function.
+        in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
+            arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
+            with an axis for each part; a dict of patterns of key paths (`{"**.bias": None, "**": 0}`, the first that
+            covers a path counts); or a function of the array. A dict of patterns that begin with the names of
+            arguments, or a function, can also stand for all arguments. Keyword arguments are mapped over axis 0, as in
+            JAX, where patterns or a function do not say otherwise.
+        out_axes: the axis for each array of the result, in the same ways. Where it is None, the array may not depend
+            on the mapped axis.
+        axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
+
+    Returns:
+        a function of the same arguments with an axis more.
+
+    Raises:
+        StructureError: where an entry is missing or does not fit, or one object is reached in two places that are given
+            different axes.
+        ValueError: where sizes disagree, or there is no such axis; both name the key path.
+        MutationError: where an object that is not mapped is changed by something that depends on the mapped axis.
+
+    Example:
+        >>> ensemble = {"w": jnp.arange(6.0).reshape(3, 2), "name": "net"}
+        >>> graftax.vmap(lambda model, x: model["w"] @ x, in_axes=(0, None))(ensemble, jnp.ones(2))
+        Array([1., 5., 9.], dtype=float32)
+    """
+
+    return vmap_by(Program, "vmap", fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
+
+
+def vmap_by(
+    make: Callable[..., Program],
+    title: str,
+    fun: Callable[..., Any],
+    in_axes: Any,
+    out_axes: Any,
+    axis_name: Hashable | None,
+    axis_size: int | None,
+    spmd_axis_name: Hashable | None,
+) -> Callable[..., Any]:
+    """`vmap` under another title, with programs that `make` makes."""
+
+    @wraps(fun, title)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        program = make(name_of(fun, title), [fun], args, kwargs)
+        inputs = Entries(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
+        spread = spread_of(program, inputs, in_axes, 0)
+        size = _size(program, spread, axis_size)
+        axes = list(spread.entries)
+        at = [i for i, axis in enumerate(axes) if axis is not None]
+        given = [program.leaves[i] for i in at]
+        in_axes_flat = [axes[i] for i in at]
+        probe = next((k for k, x in enumerate(given) if not isinstance(x, ref_types)), None)
+        if probe is None:  # something that is mapped in any case
+            probe = len(given)
+            given.append(np.zeros(size, np.bool_))
+            in_axes_flat.append(0)
+        out: list[Any] = []  # jax.vmap reads it when the function has run
+        outputs: list[OutputLeaf] = []
+
+        def flat(*values: Any) -> list[Any]:
+            leaves = program.with_leaves(at, values[: len(at)])
+            results = inputs._replace(option="out_axes", canonical=functools.partial(_canonical_axis, more=1))
+            outputs[:] = Outputs(program, spread, results, leaves).trace(out_axes)
+            _refuse_misfits(program.name, outputs, values[probe])
+            out[:] = [o.entry for o in outputs]
+            return [o.leaf for o in outputs]
+
+        run = jax.vmap(
+            named(flat, program),
+            in_axes=tuple(in_axes_flat),
+            out_axes=out,
+            axis_name=axis_name,
+            axis_size=size,
+            spmd_axis_name=spmd_axis_name,
+        )
+        found = run(*given)
+        return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None})
+
+    return mapped
+
+
+def filter_vmap(
+    fun: Callable[..., Any] | None = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+) -> Any:
+    """As `equinox.filter_vmap`: maps over axis 0 of every array, or over what `in_axes` says.
+
+    Args:
+        fun: the function; without one, a decorator is returned.
+        in_axes, out_axes: as in `graftax.vmap`: axes, containers of them, or a function of the array such as
+            `equinox.if_array(1)`. A dict of argument names gives `in_axes` of these; other arguments have axis 0.
+        axis_name, axis_size: as in `jax.vmap`.
+    """
+    if fun is None:
+        return functools.partial(
+            filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
+        )
+    if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
+        given = cast("dict[str, Any]", in_axes)
+
+        @wraps(fun, "filter_vmap")
+        def mapped(*args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(fun).bind(*args, **kwargs)
+            axes = _axes_by_name(fun, given, bound)
+            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None)
+            return run(*bound.args, **bound.kwargs)
+
+        return mapped
+    return vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None)
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier()
+
+
+def _axes_by_name(fun: Callable[..., Any], given: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
+    """An entry for each positional argument; the default for one that is not named."""
+    known = list(bound.signature.parameters)
+    names = [*known, *[""] * len(bound.args)][: len(bound.args)]
+    for name in given:
+        if name not in names:
+            operands = ", ".join(filter(None, names))
+            raise ValueError(NO_SUCH_OPERAND.format(name=name_of(fun, "filter_vmap"), which=name, operands=operands))
+    return tuple(given.get(name, 0) for name in names)
+
+
+_AXIS = "an axis (int or None)"
+
+
+def _is_axis(entry: Any) -> bool:
+    return entry is None or type(entry) is int
+
+
+def _canonical_axis(entry: Any, leaf: Any, more: int = 0) -> Any:
+    return entry + np.ndim(leaf) + more if entry is not None and entry < 0 else entry
+
+
+def _size(program: Program, spread: Spread, axis_size: int | None) -> int:
+    """How often the function is mapped."""
+    first: tuple[int, int] | None = None  # a leaf, and its size
+    for i, (leaf, axis) in enumerate(zip(program.leaves, spread.entries, strict=True)):
+        if axis is None:
+            continue
+        shape: tuple[int, ...] = np.shape(leaf)
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                NO_SUCH_DIMENSION.format(
+                    name=program.name, option="in_axes", path=spread.path(i), axis=axis, shape=shape
+                )
+            )
+        expected = first[1] if first else shape[axis] if axis_size is None else axis_size
+        if shape[axis] != expected:
+            text = f"{spread.path(first[0])} has {expected} along axis {spread.entries[first[0]]}" if first else None
+            raise ValueError(
+                OTHER_SIZE.format(
+                    name=program.name,
+                    path=spread.path(i),
+                    size=shape[axis],
+                    axis=axis,
+                    other=text or f"axis_size is {axis_size}",
+                )
+            )
+        first = first or (i, shape[axis])
+    if first is None and axis_size is None:
+        raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
+    return first[1] if first else axis_size  # type: ignore[return-value]
+
+
+def _refuse_misfits(name: str, found: Sequence[OutputLeaf], mapped: Any) -> None:
+    """An axis has to be one that an output can have, and None may not stand for what depends on the mapped axis.
+
+    `mapped` is an array that does.
+    """
+    for output in found:
+        rank = np.ndim(output.leaf)
+        if output.entry is not None and not -rank - 1 <= output.entry <= rank:
+            raise ValueError(
+                NO_ROOM_FOR_AXIS.format(
+                    name=name,
+                    option="in_axes" if output.written else "out_axes",
+                    path=output.path,
+                    axis=output.entry,
+                    shape=np.shape(output.leaf),
+                )
+            )
+    asked = [o for o in found if o.entry is None and isinstance(o.leaf, Tracer)]
+    depends: list[bool] = []
+
+    @custom_vmap
+    def ask(mapped: Any, leaves: Any) -> Any:
+        del leaves
+        return mapped
+
+    @ask.def_vmap
+    def rule(size: int, batched: Any, mapped: Any, leaves: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        del size, leaves
+        depends.extend(batched[1])
+        return mapped, True
+
+    if asked:
+        ask(mapped, [o.leaf for o in asked])
+    for output, bad in zip(asked, depends, strict=True):
+        if bad and output.written:
+            raise MutationError(DEPENDS_ON_AXIS.format(name=name, path=output.path))
+        if bad:
+            raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))

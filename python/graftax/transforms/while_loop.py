@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops with a condition, or a range: `while_loop`, `fori_loop`."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from ..packed import Packed
+from ._lift import name_of
+from ._loop import Loop, Steps, of_carried, of_index
+from ._state import type_of, with_arrays, with_unpacked
+
+WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    max_steps: int | None = None,
+) -> Any:
+    """`jax.lax.while_loop` for functions of any objects: `while cond_fun(val): val = body_fun(val)`.
+
+    The state of the loop is `val` together with what both functions capture, as in `scan`; `cond_fun` must not change
+    any of it.
+
+    Args:
+        cond_fun: from the value to a scalar boolean array.
+        body_fun: from the value to the next one.
+        init_val: the first value. A Python number in it that the steps change is traced.
+        max_steps: at most so many steps are made, whatever `cond_fun` says; this makes the loop differentiable in
+            reverse mode. The memory for that grows with the square root of `max_steps`, and steps are computed twice.
+
+    Returns:
+        the last value.
+
+    Example:
+        >>> def improve(state):
+        ...     new = (state["x"] + 2 / state["x"]) / 2
+        ...     return {"x": new, "error": jnp.abs(new - state["x"]), "name": state["name"]}
+        >>> graftax.while_loop(lambda s: s["error"] > 1e-3, improve, {"x": 1.0, "error": jnp.inf, "name": "root"})["x"]
+        Array(1.4142135, dtype=float32...)
+    """
+    name = name_of(body_fun, "while_loop")
+    if max_steps is not None and (
+        not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
+    ):
+        raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
+    if type(init_val) is Packed:
+        return with_unpacked(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
+    init_val = with_arrays(init_val)
+    if jax.config.jax_disable_jit and max_steps is None:
+        test = with_arrays(cond_fun(init_val))
+        if not isinstance(test, Tracer):
+            while bool(test):
+                init_val = body_fun(init_val)
+                test = cond_fun(init_val)
+            return init_val
+
+    def attempt(steps: Steps) -> None:
+        def test(carry: Any) -> Any:
+            return steps.test(carry, lambda functions, operands: functions[0](operands[0]))
+
+        def step(carry: Any) -> Any:
+            return steps.step(carry, lambda functions, operands: functions[1](operands[0]))
+
+        if max_steps is None:
+            steps.last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
+        else:
+            steps.last = _bounded(test, step, steps.first, operator.index(max_steps))
+
+    return Loop(name, [cond_fun, body_fun], [init_val]).run(attempt)[0]
+
+
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
+) -> Any:
+    """`jax.lax.fori_loop` for functions of any objects: `for i in range(lower, upper): val = body_fun(i, val)`.
+
+    The state of the loop is `val` together with what `body_fun` captures, as in `scan`. With Python numbers as bounds
+    the loop is differentiable in reverse mode.
+
+    Returns:
+        the last value.
+    """
+    if type(init_val) is Packed:
+        again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
+        return with_unpacked(name_of(body_fun, "fori_loop"), init_val, again)
+    init_val = with_arrays(init_val)
+    if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
+        for i in range(int(lower), int(upper)):
+            init_val = body_fun(jnp.asarray(i), init_val)
+        return init_val
+
+    def attempt(steps: Steps) -> None:
+        def flat(i: Any, carry: Any) -> Any:
+            return steps.step(carry, lambda functions, operands: functions[0](i, operands[1]))
+
+        steps.last = jax.lax.fori_loop(lower, upper, steps.named(flat, of_index), steps.first, unroll=unroll)
+
+    return Loop(name_of(body_fun, "fori_loop"), [body_fun], [None, init_val], carry=1).run(attempt)[0]
+
+
+def _bounded(
+    test: Callable[[Any], Any], step: Callable[[Any], Any], first: Sequence[Any], max_steps: int
+) -> Sequence[Any]:
+    """At most so many steps, as a scan of rematerialised scans: differentiable in reverse mode."""
+    if max_steps < 1:
+        step(first)  # its errors
+        return first
+    inner = math.isqrt(max_steps - 1) + 1
+    outer = -(-max_steps // inner)
+
+    dtypes: list[Any] = []
+
+    def stepped(carry: Any) -> Any:
+        after = step(carry)
+        dtypes[:] = [type_of(x).dtype for x in after]
+        return after
+
+    def kept(carry: Any) -> Any:
+        # A weak type is that of the first step's result, as in `while_loop`. JAX traces the branches in order.
+        return [x if type_of(x).dtype == d else x.astype(d) for x, d in zip(carry, dtypes, strict=True)]
+
+    def one(carry: Any, allowed: Any) -> Any:
+        return jax.lax.cond(allowed & test(carry), stepped, kept, carry), None
+
+    @jax.checkpoint
+    def some(carry: Any, allowed: Any) -> Any:
+        return jax.lax.scan(one, carry, allowed)
+
+    allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
+    return jax.lax.scan(some, list(first), allowed)[0]
