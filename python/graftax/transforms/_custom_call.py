@@ -141,7 +141,7 @@ def _below(path: tuple[Any, ...]) -> tuple[Any, ...]:
     return path[1:] if path and isinstance(path[0], int) else path
 
 
-class Call:
+class CustomCall:
     """One call. The rules may run after it: for them it keeps the structure of its operands, not the objects.
 
     Args:

@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._advice import caller_level
 from .._errors import KEYWORD_ONLY, MutationError
-from ._custom_call import Call
+from ._custom_call import CustomCall
 from ._lift import Make, name_of
 from ._program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
 from ._snapshot import Snapshot
@@ -70,7 +70,7 @@ class CustomRule:
     def __repr__(self) -> str:
         return f"<graftax.{self._title} of {self.__wrapped__!r}>"
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CustomCall:
         """The call by positional arguments: a rule knows its arguments by position."""
         name = name_of(self.__wrapped__, self._title)
         bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
@@ -83,7 +83,7 @@ class CustomRule:
             if not -count <= i < count:
                 raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
         nondiff = {i % count for i in self._nondiff}
-        return Call(type(self)._make(name, [self.__wrapped__], operands), nondiff)
+        return CustomCall(type(self)._make(name, [self.__wrapped__], operands), nondiff)
 
     def _no_rule(self, how: str) -> AttributeError:
         return AttributeError(NO_RULE.format(name=name_of(self.__wrapped__, self._title), how=how))

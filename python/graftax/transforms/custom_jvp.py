@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ._custom_call import Call, TangentParts
+from ._custom_call import CustomCall, TangentParts
 from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, with_zeros
 from ._lift import by_value
 
@@ -119,7 +119,9 @@ class filter_custom_jvp(FilteredRule):
         if self._rule is None:
             raise self._missing("def_jvp")
         fn_jvp, count = self._rule, len(args)
-        call = Call(by_value(self._name(), [self.__wrapped__], args, kwargs), set(range(count, count + len(kwargs))))
+        call = CustomCall(
+            by_value(self._name(), [self.__wrapped__], args, kwargs), set(range(count, count + len(kwargs)))
+        )
 
         def rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:
             keywords = dict(zip(kwargs, operands[count:], strict=True))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ._custom_call import Call, Saved
+from ._custom_call import CustomCall, Saved
 from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, refuse_changes, with_zeros
 from ._lift import by_value
 from ._snapshot import Snapshot
@@ -136,7 +136,7 @@ class filter_custom_vjp(FilteredRule):
             raise self._missing("def_fwd and def_bwd")
         fn_fwd, fn_bwd, count = self._fwd, self._bwd, 1 + len(args)
         program = by_value(self._name(), [self.__wrapped__], (vjp_arg, *args), kwargs)
-        call = Call(program, set(range(1, count + len(kwargs))))
+        call = CustomCall(program, set(range(1, count + len(kwargs))))
 
         def given(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
             return operands[:count], dict(zip(kwargs, operands[count:], strict=True))
