@@ -16,11 +16,11 @@ import numpy as np
 from .. import _core
 from .._advice import caller_level
 from .._difference import differences, place_name
-from .._trace import place_of, run_trace
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._table import FunctionTable
+from .._trace import place_of, run_trace
 
 CHANGED_WHILE = (
     "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "

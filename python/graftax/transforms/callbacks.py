@@ -14,9 +14,9 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import describe, differences, place_name, too_deep
-from .._trace import running_traces
 from .._errors import MutationError, StructureError
 from .._hosts import copied
+from .._trace import running_traces
 from ._lift import name_of
 from ._snapshot import Snapshot
 
