@@ -7,6 +7,7 @@
 
 #include "parts.h"
 #include "path.h"
+#include "rows.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -409,6 +410,10 @@ void bind_graphdef(nb::module_& m) {
       .def_static(
           "_from_state", [](nb::handle state) { return GraphDef{program_from_state(state.ptr(), false)}; },
           nb::arg("state").none(), nb::sig("def _from_state(state: object, /) -> GraphDef"))
+      .def_static(
+          "_instruction", [] { return nb::steal(instruction_fields().release()); },
+          nb::sig("def _instruction() -> dict[str, Any]"),
+          "An empty instruction of a state, by the names of its fields.")
       .def("_alive", [](const GraphDef& g) { return !is_dead(g.program); })
       .def_prop_ro(
           "num_leaves", [](const GraphDef& g) { return g.program.leaves; }, "The number of dynamic leaves.")
@@ -437,7 +442,11 @@ void bind_graphdef(nb::module_& m) {
           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
           "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
       .def(
-          "_leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
+          "leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
+          nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"),
+          "The place of every dynamic leaf, in order: the number of its root, and its key path from there.")
+      .def(
+          "_leaf_places", [](const GraphDef& g) { return nb::steal(alias_places(g.program).release()); },
           nb::sig("def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
       .def(
           "_node_path",
@@ -452,6 +461,9 @@ void bind_graphdef(nb::module_& m) {
           nb::sig("def children(self) -> list[GraphDef]"),
           "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out "
           "there.")
+      .def(
+          "rows", [](nb::handle self) { return rows(self, nb::cast<const GraphDef&>(self).program); },
+          nb::sig("def rows(self) -> list[Row]"), "The structure as records: one a node, leaf, static or reference.")
       .def(
           "instructions", [](const GraphDef& g) { return nb::steal(instructions(g.program).release()); },
           nb::sig("def instructions(self) -> list[tuple[Any, ...]]"),

@@ -125,6 +125,7 @@ Owned static_object(const Static& s);  // the value (How::context: a new one), o
 std::string program_repr(const Program& program);
 
 Owned program_state(const Program& program);  // for pickle
+Owned instruction_fields();
 Program program_from_state(PyObject* state, bool is_outcome);
 
 struct GraphDef {

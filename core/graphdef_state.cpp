@@ -164,6 +164,27 @@ PyTypeObject* type_from_state(nb::handle state) {
 
 }  // namespace
 
+// An instruction without content, by the names of its fields, in the order of a state.
+Owned instruction_fields() {
+  Instr n;
+  nb::dict out;
+  out["op"] = static_cast<int>(n.op);
+  out["flags"] = n.flags;
+  out["arg"] = n.arg;
+  out["next"] = n.next;
+  out["track"] = n.track;
+  out["items"] = n.items;
+  out["fields"] = n.fields;
+  out["slots"] = n.slots;
+  out["has_extra"] = n.has_extra;
+  out["keys"] = n.keys;
+  out["payload"] = n.payload;
+  out["type"] = nb::none();
+  out["treedef"] = nb::none();
+  out["own"] = n.own;
+  return Owned::steal(out.release().ptr());
+}
+
 Owned program_state(const Program& p) {
   nb::list code, statics, keys, elements;
   uint32_t end = 0;  // keys by identity are not what they were in another process: what they are made of stays here

@@ -4,6 +4,7 @@
 #include "direct.h"
 #include "rebuild.h"
 #include "record.h"
+#include "rows.h"
 #include "surgery.h"
 #include "tree/walk.h"
 #include "writeback.h"
@@ -148,6 +149,7 @@ NB_MODULE(_core_of_main, m) {
   nanobind::set_leak_warnings(false);  // caches live as long as the process
   init_kinds();
   bind_kinds(m);
+  bind_rows(m);
   bind_graphdef(m);
   bind_flatten(m);
   bind_unflatten(m);

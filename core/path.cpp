@@ -17,23 +17,6 @@ Step to_named_item(const Kind& kind, Py_ssize_t i) {
   return {Cursor::Stage::fields, kind.base, i, kind.item_names[static_cast<size_t>(i)], {}};
 }
 
-// The step from node `pc` to its child number `i`.
-Step step_to(const Program& p, uint32_t pc, uint32_t i) {
-  const Instr& n = p.code[pc];
-  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->base, 0, nullptr, {}};
-  i -= n.has_extra;
-  uint32_t own_keys = p.item_keys(n);
-  bool keyed = own_keys && n.kind->base != Base::set;
-  if (i < n.items && n.kind->base == Base::function)
-    return {Cursor::Stage::items, n.kind->base, i, function_item_name(p, n, i), {}};
-  if (i < n.items && i < n.kind->item_names.size()) return to_named_item(*n.kind, i);
-  if (i < n.items)
-    return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
-  i -= n.items;
-  auto stage = i < n.fields ? Cursor::Stage::fields : Cursor::Stage::slots;
-  return {stage, n.kind->base, i, p.statics[p.keys[n.keys + own_keys + i]].obj, {}};
-}
-
 // Calls visit(pc, path steps) for every instruction, in order.
 template <class Visit>
 void walk(const Program& p, Visit visit) {
@@ -85,6 +68,22 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 }
 
 }  // namespace
+
+Step step_to(const Program& p, uint32_t pc, uint32_t i) {
+  const Instr& n = p.code[pc];
+  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->base, 0, nullptr, {}};
+  i -= n.has_extra;
+  uint32_t own_keys = p.item_keys(n);
+  bool keyed = own_keys && n.kind->base != Base::set;
+  if (i < n.items && n.kind->base == Base::function)
+    return {Cursor::Stage::items, n.kind->base, i, function_item_name(p, n, i), {}};
+  if (i < n.items && i < n.kind->item_names.size()) return to_named_item(*n.kind, i);
+  if (i < n.items)
+    return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
+  i -= n.items;
+  auto stage = i < n.fields ? Cursor::Stage::fields : Cursor::Stage::slots;
+  return {stage, n.kind->base, i, p.statics[p.keys[n.keys + own_keys + i]].obj, {}};
+}
 
 Step step_of(const Cursor& cursor) {
   const Kind& kind = cursor.kind();
@@ -185,6 +184,15 @@ Owned node_path(const Program& p, uint32_t track) {
 }
 
 Owned leaf_places(const Program& p) {
+  nb::list out;
+  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
+    if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS))
+      out.append(nb::make_tuple(root, nb::steal(path_of_steps(NONE, steps).release())));
+  });
+  return Owned::steal(out.release().ptr());
+}
+
+Owned alias_places(const Program& p) {
   nb::list out;
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     if (p.code[pc].op == Op::leaf)

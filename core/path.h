@@ -15,7 +15,8 @@ struct Step {
   Owned entry;    // as a JAX key entry, once it was asked for
 };
 
-Step step_of(const Cursor& cursor);       // to the child that it returned last
+Step step_of(const Cursor& cursor);                             // to the child that it returned last
+Step step_to(const Program& program, uint32_t pc, uint32_t i);  // from node `pc` to its child number `i`
 Owned key_entry(const Step& step);        // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
 std::string step_text(const Step& step);  // "[0]", "['a']", ".w"
 
@@ -26,8 +27,10 @@ Owned path_of(const Program& program, uint32_t pc);
 std::string path_text(const Program& program, uint32_t pc, PyObject* root_names);
 
 Owned leaf_paths(const Program& program);
-// (leaf, path) for every place of a leaf: an array that is one leaf in two places has two.
+// (root, path) of every dynamic leaf, in order.
 Owned leaf_places(const Program& program);
+// (leaf, path) for every place of a leaf: an array that is one leaf in two places has two.
+Owned alias_places(const Program& program);
 Owned node_path(const Program& program, uint32_t track);  // of a tracked node
 Owned instructions(const Program& program);
 

@@ -6,6 +6,7 @@
 
 #include "parts.h"
 #include "path.h"
+#include "rows.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -525,6 +526,10 @@ void bind_writeback(nb::module_& m) {
           "leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"))
       .def(
+          "leaf_places", [](const Outcome& g) { return nb::steal(leaf_places(g.program).release()); },
+          nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"),
+          "The place of every dynamic leaf, in order: the number of its root, and its key path from there.")
+      .def(
           "apply",
           [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
             OwnedList a, b, c;
@@ -560,6 +565,12 @@ void bind_writeback(nb::module_& m) {
           },
           nb::sig("def inputs(self) -> tuple[list[int], list[int], list[int]]"),
           "The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.")
+      .def(
+          "identities", [](const Outcome& o) { return identities(o.program); },
+          nb::sig("def identities(self) -> list[Any]"), "The statics that count by identity, keys among them.")
+      .def(
+          "rows", [](nb::handle self) { return rows(self, nb::cast<const Outcome&>(self).program); },
+          nb::sig("def rows(self) -> list[Row]"))
       .def(
           "instructions", [](const Outcome& o) { return nb::steal(instructions(o.program).release()); },
           nb::sig("def instructions(self) -> list[tuple[Any, ...]]"), "As those of a GraphDef; inputs are left out.")

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core
-from ._difference import Difference, differences, place_name, too_deep
+from . import _core, _structure
+from ._difference import Difference, differences, place_name
 from ._errors import (
     BIG_CAPTURED,
     STATIC_CHANGES,
@@ -24,6 +24,7 @@ from ._errors import (
     CapturedArrayWarning,
     RecompileWarning,
 )
+from ._structure import Op, Structure
 from .packed import PackLayout
 
 _BIG = 1 << 20  # bytes
@@ -117,25 +118,23 @@ class Advice:
         if self._row < _PATIENCE or "structure" in self._warned:
             return
         try:
-            if too_deep(before, graphdef):
-                return
             found = list(itertools.islice(differences(before, graphdef, root_names), _SHOWN))
-        except Exception:  # a part of the structure before is gone, or cannot be compared: advice fails no call
+        except Exception:  # parts that cannot be compared: advice fails no call
             return
         places = {_without_numbers(d.path) for d in found if not _another_kind(d)}
         keeps, self._changing = places & self._changing, places
         if keeps:  # the same place as between the two before: not just many different calls
             self._warned.add("structure")
-            lines = "\n".join(f"  {d}" for d in found)
+            lines = "\n".join(f"  {d.line()}" for d in found)
             message = STRUCTURE_CHANGES.format(name=name, count=self._row, differences=lines)
             warnings.warn(message, RecompileWarning, stacklevel=4)
 
 
-def _another_kind(difference: Difference) -> bool:
+def _another_kind(difference: Difference[str]) -> bool:
     """Is this an argument of another kind than before, as of a function that takes many kinds?"""
     if re.search(r"[.\[]", difference.path):
         return False
-    return not (_NUMBER.fullmatch(difference.expected) and _NUMBER.fullmatch(difference.given))
+    return not (_NUMBER.fullmatch(difference.one) and _NUMBER.fullmatch(difference.other))
 
 
 def _without_numbers(path: str) -> str:
@@ -145,8 +144,10 @@ def _without_numbers(path: str) -> str:
 def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> None:
     """Adds to an error that a static's own `__eq__` raised where the statics are that are compared in that way."""
     places: list[str] = []
-    for path, op, _, value in graphdef.instructions():
-        if op == "static" and type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
-            places.append(f"{place_name(path, root_names)} ({type(value).__qualname__})")
+    structure = Structure(graphdef)
+    for row in structure.rows:
+        value = row.value if row.op is Op.static else None
+        if type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
+            places.append(f"{_structure.place_name(structure.place(row), root_names)} ({type(value).__qualname__})")
     if places:
         error.add_note(f"graftax was comparing {', '.join(places[:4])} with earlier calls")

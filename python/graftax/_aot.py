@@ -174,7 +174,7 @@ def matched(
             Difference("extra positional arguments", str(extra[0]), str(extra[1])),
             Difference("extra keyword arguments", named[0], named[1]),
         ]
-        text = "\n".join(f"  {d}" for d in found if d.expected != d.given)
+        text = "\n".join("  " + d.line() for d in found if d.one != d.other)
     else:
         recorded = record(roots, layout)[1]
         walked = _core.walk(graphdef, roots)  # a class that no walk had met is known now

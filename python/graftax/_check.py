@@ -97,7 +97,7 @@ class Checked(Jitted[P, R]):
                 d for d in differences(first, second, names) if d[1:] != traced and not (numbers and _is_forwarded(d))
             ]
             if found:
-                self._fail(f"  {found[0]}")
+                self._fail(f"  {found[0].line()}")
         arrays: dict[str, list[Any]] = {}
         for path, b in zip(leaf_names(second, names), other, strict=True):
             arrays.setdefault(path, []).append(b)
@@ -111,8 +111,8 @@ class Checked(Jitted[P, R]):
         raise CheckError(CHECK_FAILED.format(name=self._plan.name, difference=difference)) from cause
 
 
-def _is_forwarded(difference: Difference) -> bool:
-    return difference.expected == "an array" and bool(_NUMBER.fullmatch(difference.given))
+def _is_forwarded(difference: Difference[str]) -> bool:
+    return difference.one == "an array" and bool(_NUMBER.fullmatch(difference.other))
 
 
 def _said(error: BaseException | None) -> str:

@@ -3,6 +3,7 @@
 
 """The engine of graftax: walks object graphs. See core/README.md."""
 
+import enum
 import types
 
 
@@ -17,6 +18,97 @@ def forget_kind(type: type) -> None:
 
 def kind_info(type: type) -> tuple[str, bool, list[str]]:
     """(base, has an identity, slot names) of a class."""
+
+class Op(enum.IntEnum):
+    """What a row of a recorded structure is."""
+
+    leaf = 0
+    """A dynamic leaf."""
+
+    static = 1
+    """A static."""
+
+    ref = 2
+    """A node met before."""
+
+    same = 3
+    """An equal immutable, array-free subtree met before."""
+
+    node = 4
+    """A node and its children."""
+
+    input = 5
+    """In an Outcome: one of the caller's nodes."""
+
+    forward = 6
+    """In an Outcome: one of the caller's leaves."""
+
+class How(enum.IntEnum):
+    """How a static of a state is compared, of what is put together by hand."""
+
+    identity = 0
+
+    tuple = 6
+
+    function = 11
+
+class Row:
+    """One place of a recorded structure."""
+
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def number(self) -> int:
+        """Its place among the rows."""
+
+    @property
+    def root(self) -> int:
+        """The number of the root that it is below."""
+
+    @property
+    def parent(self) -> int:
+        """The row above; -1 for a root."""
+
+    @property
+    def end(self) -> int:
+        """The first row that is not below."""
+
+    @property
+    def entry(self) -> Any:
+        """The key entry that leads here; None: a root."""
+
+    @property
+    def target(self) -> int:
+        """
+        The row itself; of a reference or a repetition, the row that was met first.
+        """
+
+    @property
+    def type(self) -> type | None:
+        """A node's."""
+
+    @property
+    def track(self) -> int:
+        """
+        The number of a node that has an identity, of the one that a reference means, or of the caller's; else -1.
+        """
+
+    @property
+    def leaf(self) -> int:
+        """The number of a leaf, of the caller's where it is forwarded; else -1."""
+
+    @property
+    def is_alias(self) -> bool:
+        """An array that is a leaf above, too?"""
+
+    @property
+    def is_number(self) -> bool:
+        """A Python number that is traced?"""
+
+    @property
+    def value(self) -> Any:
+        """A static's value; what a node needs beside its children."""
 
 class GraphDef:
     """
@@ -37,6 +129,10 @@ class GraphDef:
 
     @staticmethod
     def _from_state(state: object, /) -> GraphDef: ...
+
+    @staticmethod
+    def _instruction() -> dict[str, Any]:
+        """An empty instruction of a state, by the names of its fields."""
 
     def _alive(self) -> bool: ...
 
@@ -63,6 +159,11 @@ class GraphDef:
         The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.
         """
 
+    def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """
+        The place of every dynamic leaf, in order: the number of its root, and its key path from there.
+        """
+
     def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]: ...
 
     def _node_path(self, track: int) -> tuple[Any, ...]: ...
@@ -76,6 +177,9 @@ class GraphDef:
         """
         The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out there.
         """
+
+    def rows(self) -> list[Row]:
+        """The structure as records: one a node, leaf, static or reference."""
 
     def instructions(self) -> list[tuple[Any, ...]]:
         """
@@ -119,12 +223,22 @@ class Outcome:
 
     def leaf_paths(self) -> list[tuple[Any, ...]]: ...
 
+    def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """
+        The place of every dynamic leaf, in order: the number of its root, and its key path from there.
+        """
+
     def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any: ...
 
     def inputs(self) -> tuple[list[int], list[int], list[int]]:
         """
         The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.
         """
+
+    def identities(self) -> list[Any]:
+        """The statics that count by identity, keys among them."""
+
+    def rows(self) -> list[Row]: ...
 
     def instructions(self) -> list[tuple[Any, ...]]:
         """As those of a GraphDef; inputs are left out."""

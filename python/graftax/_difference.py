@@ -1,86 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where two structures differ, and how: `path: expected this, given that`."""
+"""Where two structures differ, and how: one walk, and what it says of two GraphDefs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from jax.tree_util import GetAttrKey, SequenceKey, keystr
+from jax.tree_util import keystr
 
 from . import _core
 from ._errors import GraftaxError
+from ._structure import Op, Row, Structure, plain_key
+from ._structure import place_name as text_of_place
 from .packed import PackLayout
+
+A = TypeVar("A")
+B = TypeVar("B")
+D = TypeVar("D")
+P = TypeVar("P")
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SHOWN = 80  # characters of a value
 _NAMED = 8  # keys in a list of them
-_SPELLED = 5_000_000  # entries of all key paths together: 40 MB
+_LONG = 1000  # characters of a path that is not cut
 
 
-_IN_CELL = GetAttrKey("cell_contents")
+class Difference(NamedTuple, Generic[P]):
+    """One place where two graphs differ."""
+
+    path: P  # where roots have names: the text of the place, or of two
+    one: str  # what the first has there
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.path!r}: {self.one} and {self.other}"
+
+    def line(self) -> str:
+        """As messages say it, to which the first is what was expected."""
+        path = str(self.path)
+        path = path if len(path) <= _LONG else f"{path[: _LONG // 4]} ... {path[-_LONG // 4 :]}"
+        return f"{path}: expected {self.one}, given {self.other}"
+
+
+# The place above, and the key entry that leads here. A path as a tuple is as long as the structure is deep.
+Way = tuple["Way", Any] | None
+
+
+def spelled(way: Way) -> tuple[Any, ...]:
+    """The key entries of a way."""
+    entries: list[Any] = []
+    while way is not None:
+        way, entry = way
+        entries.append(entry)
+    return tuple(reversed(entries))
+
+
+def lockstep(
+    meet: Callable[[A, B, Way], Generator[D, None, Sequence[tuple[A, B, Any]]]], one: A, other: B, way: Way = None
+) -> Iterator[D]:
+    """Walks two structures side by side, in the order of the first, and yields what is found.
+
+    Args:
+        meet: yields what it finds of two nodes, and returns the pairs below to go on with, each with its key entry.
+        one, other: the roots.
+        way: where they stand.
+    """
+    stack = [(one, other, way)]
+    while stack:
+        one, other, way = stack.pop()
+        below = yield from meet(one, other, way)
+        stack.extend((a, b, (way, entry)) for a, b, entry in reversed(below))
 
 
 def place_name(path: tuple[Any, ...], root_names: tuple[str, ...]) -> str:
-    """The text of a path, as messages print it: a closure cell is what is in it."""
-    root, rest = (0, path) if len(root_names) == 1 else (path[0], path[1:])
-    return root_names[root] + keystr(tuple(k for k in rest if k != _IN_CELL))
+    """The text of a path that begins with the number of its root where there are several."""
+    return text_of_place((0, path) if len(root_names) == 1 else (path[0], path[1:]), root_names)
 
 
-class Difference(NamedTuple):
-    """One place where two object graphs differ."""
-
-    path: str
-    expected: str
-    given: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: expected {self.expected}, given {self.given}"
-
-
-class _Node:
-    """One instruction of a GraphDef, with its children."""
-
-    __slots__ = ("children", "cls", "op", "path", "value")
-
-    def __init__(self, path: tuple[Any, ...], op: str, cls: type | None, value: Any) -> None:
-        self.path, self.op, self.cls, self.value = path, op, cls, value
-        self.children: list[_Node] = []
-
-
-_NODE, _NUMBER = 4, 16  # `Op::node` and the flag of a traced Python number, in a GraphDef's state
-
-# A place in the lockstep walk: the place above, and the key entry (or the number of the root) that leads here.
-_Place = tuple["_Place | None", Any]
+def too_deep(*graphdefs: _core.GraphDef) -> bool:
+    return False
 
 
 def differences(
     expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None = None
-) -> Iterator[Difference]:
+) -> Iterator[Difference[str]]:
     """Yields where `given` is not `expected`, in the order of the walk; nothing is yielded below such a place.
 
     Args:
         expected, given: the structures.
-        names: one name a root; without it a single root is called `obj`.
+        names: one name a root; without it a root is called `obj`.
     """
     comparison = _Comparison(expected, given, names)
     roots = itertools.zip_longest(comparison.left.roots, comparison.right.roots)
     for number, (one, other) in enumerate(roots):
-        yield from comparison.walk(one, other, (None, number))
+        yield from lockstep(comparison.meet, one, other, (None, number))
 
 
 def describe(
     expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None = None, limit: int = 4
 ) -> str:
     """At most `limit` differences as lines of text."""
-    if too_deep(expected, given):
-        return "  they are not equal; their nodes lie too deep for a list of key paths"
     found = list(itertools.islice(differences(expected, given, names), limit + 1))
-    lines = [f"  {d}" for d in found[:limit]]
+    lines = [f"  {d.line()}" for d in found[:limit]]
     if len(found) > limit:
         lines.append("  ... and more")
-    if not lines:  # what no instruction shows
+    if not lines:  # what no row shows
         lines.append("  an object that counts by identity, such as a sentinel, is another one than before")
     return "\n".join(lines)
 
@@ -89,205 +114,167 @@ def only_order(expected: _core.GraphDef, given: _core.GraphDef) -> bool:
     """Do they differ in nothing but the order of keys and attributes?"""
     if expected == given:
         return True
-    if too_deep(expected, given):
-        return False
-    found = list(differences(expected, given))
-    return bool(found) and all(d.expected.startswith("the order ") for d in found)
+    first = None
+    for first in differences(expected, given):
+        if not first.one.startswith("the order "):
+            return False
+    return first is not None
 
 
-def too_deep(*graphdefs: _core.GraphDef) -> bool:
-    """Do their nodes lie too deep for a list of all key paths?"""
-    return max(map(_path_entries, graphdefs)) > _SPELLED
+class _Gone:
+    """Stands for a static that nothing but the weak structure held."""
+
+    def __repr__(self) -> str:
+        return "a value that is gone"
 
 
-def _path_entries(graphdef: _core.GraphDef) -> int:
-    """How long all key paths are together: the square of the depth, in a long chain of nodes."""
-    ends: list[int] = []
-    total = 0
-    for pc, (op, _, _, end, *_) in enumerate(graphdef._state()[4]):
-        while ends and ends[-1] <= pc:
-            ends.pop()
-        total += len(ends)
-        if op == _NODE:
-            ends.append(end)
-    return total
+_GONE = _Gone()
 
 
-class _Tree:
-    """A GraphDef as nodes with children; `at` finds a node by its path."""
+def _value(row: Row) -> Any:
+    try:
+        return row.value
+    except ReferenceError:
+        return _GONE
 
-    def __init__(self, graphdef: _core.GraphDef) -> None:
-        self.roots: list[_Node] = []
-        self._at: dict[tuple[Any, ...], _Node] = {}
-        above: list[_Node] = []
-        for (path, op, cls, value), (_, flags, *_) in zip(graphdef.instructions(), graphdef._state()[4], strict=True):
-            node = _Node(path, "number" if op == "leaf" and flags & _NUMBER else op, cls, value)
-            many = bool(path) and isinstance(path[0], int)
-            del above[len(path) - many :]
-            (above[-1].children if above else self.roots).append(node)
-            above.append(node)
-            if op == "node":
-                self._at[_identities(path)] = node
 
-    def at(self, path: tuple[Any, ...]) -> _Node:
-        return self._at[_identities(path)]
+_Pairs = list[tuple[Row | None, Row | None, Any]]
 
 
 class _Comparison:
+    """Two GraphDefs side by side."""
+
     def __init__(self, expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None) -> None:
-        self.left, self.right = _Tree(expected), _Tree(given)
-        self.names = names
-        self.partner: dict[int, _Node] = {}  # a node of `left` -> the one of `right` that was met with it
-        # A leaf's index -> the index and the place that it was met with first: a donated array has an identity.
-        self.leaf: tuple[dict[int, tuple[int, _Place]], dict[int, tuple[int, _Place]]] = ({}, {})
+        self.left, self.right = Structure(expected), Structure(given)
+        roots = max(len(self.left.roots), len(self.right.roots))
+        self.names = (*(names or ()), *["obj"] * roots)
+        self.partner: dict[int, int] = {}  # a node of `left` -> the one of `right` that was met with it
+        # A leaf -> the other one and the place that it was met with first: a donated array has an identity.
+        self.leaf: tuple[dict[int, tuple[int, Way]], dict[int, tuple[int, Way]]] = ({}, {})
 
-    def walk(self, one: _Node | None, other: _Node | None, place: _Place) -> Iterator[Difference]:
-        todo = [(one, other, place)]
-        while todo:
-            e, g, place = todo.pop()
-            e, g = self._spelled_out(self.left, e), self._spelled_out(self.right, g)
-            if e is None or g is None:
-                yield Difference(self.text(place), self._what(self.left, e), self._what(self.right, g))
-            elif "ref" in (e.op, g.op):
-                yield from self._sharing(e, g, place)
-            elif e.op != g.op or e.cls is not g.cls:
-                yield Difference(self.text(place), *_apart(self._what(self.left, e), self._what(self.right, g), e, g))
-            elif e.op == "leaf":
-                yield from self._same_array(e, g, place)
-            elif e.op == "static":
-                if not _same_value(e.value, g.value):
-                    yield Difference(self.text(place), *_values(e.value, g.value))
-            elif e.op == "node":
-                self.partner[id(e)] = g
-                yield from self._content(e, g, place)
-                todo += reversed([(a, b, (place, (a or b).path[-1])) for a, b in _pairs(e, g)])  # type: ignore[union-attr]
+    def meet(self, e: Row | None, g: Row | None, way: Way) -> Generator[Difference[str], None, _Pairs]:
+        e, g = _spelled_out(self.left, e), _spelled_out(self.right, g)
+        if e is None or g is None:
+            yield self._apart(e, g, way)
+        elif Op.ref in (e.op, g.op):
+            yield from self._sharing(e, g, way)
+        elif e.op is not g.op or e.type is not g.type or e.is_number is not g.is_number:
+            yield self._apart(e, g, way)
+        elif e.op is Op.leaf and not e.is_number:
+            yield from self._same_array(e.leaf, g.leaf, way)
+        elif e.op is Op.static:
+            one, other = _value(e), _value(g)
+            if not _same_value(one, other):
+                yield Difference(self.text(way), *_values(one, other))
+        elif e.op is Op.node:
+            self.partner[e.number] = g.number
+            pairs = _pairs(list(self.left.children(e)), list(self.right.children(g)))
+            yield from self._content(e, g, pairs, way)
+            return pairs
+        return []
 
-    def _spelled_out(self, tree: _Tree, node: _Node | None) -> _Node | None:
-        return tree.at(node.value) if node is not None and node.op == "same" else node
+    def _apart(self, e: Row | None, g: Row | None, way: Way) -> Difference[str]:
+        """The two as texts, told apart where two classes share a name."""
+        one, other = self._what(self.left, e), self._what(self.right, g)
+        if e is not None and g is not None and one == other and e.type is not None and g.type is not None:
+            one, other = f"{e.type.__module__}.{one}", f"another class named {g.type.__module__}.{other}"
+        return Difference(self.text(way), one, other)
 
-    def _sharing(self, e: _Node, g: _Node, place: _Place) -> Iterator[Difference]:
-        here = self.text(place)
-        if e.op == g.op:
-            first = self.left.at(e.value)
-            met = self.partner.get(id(first))
-            if met is not None and met is not self.right.at(g.value):
-                yield Difference(
-                    here, f"the object at {self._of(first.path)}", f"the object at {self._of(tuple(g.value))}"
-                )
-        elif e.op == "ref":
-            two = "two objects" if g.op == "node" else f"{self._what(self.right, g)} for the second"
-            yield Difference(f"{self._of(e.value)} and {here}", "one object", two)
+    def _sharing(self, e: Row, g: Row, way: Way) -> Iterator[Difference[str]]:
+        here = self.text(way)
+        if e.op is g.op:
+            if self.partner.get(e.target, g.target) != g.target:
+                first, second = self._of(self.left, e), self._of(self.right, g)
+                yield Difference(here, f"the object at {first}", f"the object at {second}")
+        elif e.op is Op.ref:
+            two = "two objects" if g.op is Op.node else f"{self._what(self.right, g)} for the second"
+            yield Difference(f"{self._of(self.left, e)} and {here}", "one object", two)
         else:
-            two = "two objects" if e.op == "node" else f"{self._what(self.left, e)} for the second"
-            yield Difference(f"{self._of(g.value)} and {here}", two, "one object")
+            two = "two objects" if e.op is Op.node else f"{self._what(self.left, e)} for the second"
+            yield Difference(f"{self._of(self.right, g)} and {here}", two, "one object")
 
-    def _same_array(self, e: _Node, g: _Node, place: _Place) -> Iterator[Difference]:
-        one, other = (
-            self.leaf[0].setdefault(e.value, (g.value, place)),
-            self.leaf[1].setdefault(g.value, (e.value, place)),
-        )
-        if one[0] != g.value:
-            yield Difference(f"{self.text(one[1])} and {self.text(place)}", "one array", "two arrays")
-        elif other[0] != e.value:
-            yield Difference(f"{self.text(other[1])} and {self.text(place)}", "two arrays", "one array")
+    def _same_array(self, e: int, g: int, way: Way) -> Iterator[Difference[str]]:
+        one, other = self.leaf[0].setdefault(e, (g, way)), self.leaf[1].setdefault(g, (e, way))
+        if one[0] != g:
+            yield Difference(f"{self.text(one[1])} and {self.text(way)}", "one array", "two arrays")
+        elif other[0] != e:
+            yield Difference(f"{self.text(other[1])} and {self.text(way)}", "two arrays", "one array")
 
-    def _content(self, e: _Node, g: _Node, place: _Place) -> Iterator[Difference]:
+    def _content(self, e: Row, g: Row, pairs: _Pairs, way: Way) -> Iterator[Difference[str]]:
         """What a node holds beside its children, and the order of its keys."""
-        if isinstance(e.value, list) and isinstance(g.value, list):  # the elements of a set
-            gone = [x for x in e.value if not any(_same_value(x, y) for y in g.value)]
-            new = [y for y in g.value if not any(_same_value(x, y) for x in e.value)]
+        one, other = _value(e), _value(g)
+        if isinstance(one, list) and isinstance(other, list):  # the elements of a set
+            gone = [x for x in one if not any(_same_value(x, y) for y in other)]
+            new = [y for y in other if not any(_same_value(x, y) for x in one)]
             if gone or new:
-                yield Difference(self.text(place), _with(gone), _with(new))
-        elif isinstance(e.value, bytes) and e.value != g.value:
-            yield Difference(self.text(place), *_values(e.value, g.value))
-        elif e.cls is not None and hasattr(e.cls, "maxlen") and e.value != g.value:
-            yield Difference(self.text(place), f"maxlen={e.value}", f"maxlen={g.value}")
-        pairs = _pairs(e, g)
-        if all(a and b for a, b in pairs) and [id(b) for _, b in pairs] != [id(b) for b in g.children]:
-            orders = [_listed([_key(c.path[-1]) for c in node.children]) for node in (e, g)]
-            yield Difference(self.text(place), f"the order {orders[0]}", f"the order {orders[1]}")
+                yield Difference(self.text(way), _with(gone), _with(new))
+        elif isinstance(one, bytes) and one != other:
+            yield Difference(self.text(way), *_values(one, other))
+        elif hasattr(e.type, "maxlen") and one != other:
+            yield Difference(self.text(way), f"maxlen={one}", f"maxlen={other}")
+        numbers = [b.number for a, b, _ in pairs if a and b]
+        if len(numbers) == len(pairs) and numbers != sorted(numbers):
+            orders = [
+                _listed([plain_key(c.entry) for c in s.children(n)]) for s, n in ((self.left, e), (self.right, g))
+            ]
+            yield Difference(self.text(way), f"the order {orders[0]}", f"the order {orders[1]}")
 
-    def _what(self, tree: _Tree, node: _Node | None) -> str:
-        if node is None:
+    def _what(self, structure: Structure, row: Row | None) -> str:
+        if row is None:
             return "nothing"
-        if node.op == "leaf":
-            return "an array"
-        if node.op == "number":
-            return "a traced number"
-        if node.op == "static":
-            return show(node.value)
-        if node.op == "ref":
-            return f"the object at {self._of(node.value)}"
-        return node.cls.__qualname__ if node.cls is not None else "None"
+        if row.op is Op.leaf:
+            return "a traced number" if row.is_number else "an array"
+        if row.op is Op.static:
+            return short_text(_value(row))
+        if row.op is Op.ref:
+            return f"the object at {self._of(structure, row)}"
+        return row.type.__qualname__ if row.type is not None else "None"
 
-    def _of(self, path: tuple[Any, ...]) -> str:
-        many = bool(path) and isinstance(path[0], int)
-        return _text(path[0] if many else 0, path[many:], self.names)
+    def _of(self, structure: Structure, row: Row) -> str:
+        return text_of_place(structure.place(structure.target(row)), self.names)
 
-    def text(self, place: _Place) -> str:
-        entries: list[Any] = []
-        at: _Place | None = place
-        while at is not None:
-            entries.append(at[1])
-            at = at[0]
-        return _text(entries[-1], tuple(reversed(entries[:-1])), self.names)
+    def text(self, way: Way) -> str:
+        root, *path = spelled(way)
+        return text_of_place((root, tuple(path)), self.names)
 
 
-def _text(root: int, path: tuple[Any, ...], names: Sequence[str] | None) -> str:
-    name = names[root] if names is not None and root < len(names) else "obj"
-    if path and isinstance(path[0], GetAttrKey) and path[0].name == "cell_contents":
-        path = path[1:]  # a captured variable goes by its own name
-    return name + keystr(path)
+def _spelled_out(structure: Structure, row: Row | None) -> Row | None:
+    return structure.target(row) if row is not None and row.op is Op.same else row
 
 
-def _identities(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A path as a key of a dict: keys count by identity, since no user's `__hash__` is to run, but names by value."""
-    return tuple(k if isinstance(k, int) else (type(k), *_identity(_key(k))) for k in path)
-
-
-def _identity(key: Any) -> tuple[Any, Any]:
-    return (type(key), key) if type(key) in (int, str) else (None, id(key))
-
-
-def _key(entry: Any) -> Any:
-    if isinstance(entry, SequenceKey):
-        return entry.idx
-    return entry.name if isinstance(entry, GetAttrKey) else entry.key
-
-
-def _pairs(e: _Node, g: _Node) -> list[tuple[_Node | None, _Node | None]]:
+def _pairs(e: Sequence[Row], g: Sequence[Row]) -> _Pairs:
     """The children of two nodes, matched by key: first those of `e`, then what only `g` has."""
-    plain: dict[Any, _Node] = {}
-    rest: list[_Node] = []
-    for child in g.children:
-        token = _token(child.path[-1])
+    plain: dict[Any, Row] = {}
+    rest: list[Row] = []
+    for child in g:
+        token = _token(child.entry)
         if token is None:
             rest.append(child)
         else:
             plain[token] = child
-    out: list[tuple[_Node | None, _Node | None]] = []
-    for child in e.children:
-        token = _token(child.path[-1])
+    out: _Pairs = []
+    for child in e:
+        token = _token(child.entry)
         if token is not None:
-            out.append((child, plain.pop(token, None)))
+            out.append((child, plain.pop(token, None), child.entry))
             continue
-        found = next((c for c in rest if _same_value(_key(child.path[-1]), _key(c.path[-1]))), None)
+        found = next((c for c in rest if _same_value(plain_key(child.entry), plain_key(c.entry))), None)
         if found is not None:
             rest.remove(found)
-        out.append((child, found))
-    left = {id(c) for c in (*plain.values(), *rest)}
-    return [*out, *((None, c) for c in g.children if id(c) in left)]
+        out.append((child, found, child.entry))
+    left = {c.number for c in (*plain.values(), *rest)}
+    return [*out, *((None, c, c.entry) for c in g if c.number in left)]
 
 
 def _token(entry: Any) -> tuple[Any, ...] | None:
     """What tells one key from another where the key is a plain value; None for other keys."""
-    key = _key(entry)
+    key = plain_key(entry)
     return (type(entry), type(key), repr(key)) if type(key) in _PLAIN else None
 
 
 def _same_value(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
+    if a is b or a is _GONE or b is _GONE:
+        return a is b
     if type(a) in _PLAIN or type(b) in _PLAIN:
         return type(a) is type(b) and repr(a) == repr(b)
     try:  # as the engine compares them, as keys; arrays that count by identity are no keys
@@ -299,32 +286,24 @@ def _same_value(a: Any, b: Any) -> bool:
 def _values(expected: Any, given: Any) -> tuple[str, str]:
     if isinstance(expected, PackLayout) and isinstance(given, PackLayout):
         return _packed(expected, given)
-    one, other = show(expected), show(given)
-    if one == other or type(expected) is not type(given):
+    one, other = short_text(expected), short_text(given)
+    if expected is not _GONE and (one == other or type(expected) is not type(given)):
         return f"{one} ({type(expected).__qualname__})", f"{other} ({type(given).__qualname__})"
     return one, other
 
 
 def _packed(expected: PackLayout, given: PackLayout) -> tuple[str, str]:
     """What is inside of two handles, where that differs first."""
-    if not too_deep(expected.graphdef, given.graphdef):
-        for d in differences(expected.graphdef, given.graphdef, ("",)):
-            return f"{d.expected} inside at {d.path}", d.given
-        shapes = given.shapes
-        for path, shape in expected.shapes.items():
-            if shapes.get(path, shape) != shape:
-                return f"{shape} inside at {keystr(path)}", shapes[path]
+    for d in differences(expected.graphdef, given.graphdef, ("",)):
+        return f"{d.one} inside at {d.path}", d.other
+    shapes = given.shapes
+    for path, shape in expected.shapes.items():
+        if shapes.get(path, shape) != shape:
+            return f"{shape} inside at {keystr(path)}", shapes[path]
     return "packed state", "packed state that lies in its buffers in another way"
 
 
-def _apart(one: str, other: str, e: _Node, g: _Node) -> tuple[str, str]:
-    """The same two texts, told apart where two classes share a name."""
-    if one == other and e.cls is not None and g.cls is not None:
-        return f"{e.cls.__module__}.{one}", f"another class named {g.cls.__module__}.{other}"
-    return one, other
-
-
-def show(value: Any) -> str:
+def short_text(value: Any) -> str:
     """The repr of a value, cut short, whatever its class does."""
     try:
         text = repr(value)
@@ -338,4 +317,4 @@ def _with(elements: Sequence[Any]) -> str:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    return ", ".join([*map(show, values[:_NAMED]), *(["..."] if len(values) > _NAMED else [])])
+    return ", ".join([*map(short_text, values[:_NAMED]), *(["..."] if len(values) > _NAMED else [])])

@@ -14,11 +14,12 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import jax
 import jax.export
 import jax.numpy as jnp
+from jax.tree_util import keystr
 
 from . import _core
 from ._aot import matched, own_copies
 from ._compat import is_dimension
-from ._difference import describe, show
+from ._difference import describe, short_text
 from ._dispatch import build_entry
 from ._errors import (
     BY_IDENTITY,
@@ -39,6 +40,7 @@ from ._errors import (
 from ._jitted import Jitted
 from ._options import Options, split_patterns
 from ._plan import Plan, dynamic_in, leaf_names
+from ._structure import Op, Structure, place_name
 from .packed import PackLayout
 from .patterns import of_arguments
 
@@ -46,7 +48,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAGIC = b"graftax.Exported 1\n"
-_IDENTITY, _STATE, _TRACK = 0, 9, 4  # How::identity, How::state and the place of a tracked index, in a state
 _MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
 
 
@@ -301,16 +302,12 @@ def _names(signature: inspect.Signature, layout: tuple[Any, ...]) -> tuple[str, 
     return (*first, *second)
 
 
-def _root_of(path: tuple[Any, ...]) -> int:
-    return path[0] if path and isinstance(path[0], int) else 0
-
-
 def _places(graphdef: _core.GraphDef, arguments: range) -> list[int]:
     """For each leaf: which leaf of the arguments it is, or `_MISSING` for one that is captured."""
     out: list[int] = []
     count = 0
-    for path in graphdef.leaf_paths():
-        inside = _root_of(path) in arguments
+    for root, _ in graphdef.leaf_places():
+        inside = root in arguments
         out.append(count if inside else _MISSING)
         count += inside
     return out
@@ -329,29 +326,32 @@ def _node_places(
 
 def _refuse_sharing(name: str, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: range) -> None:
     """An object that is both an argument and captured would be one object here, and two for every later call."""
-    for path, op, _, first in graphdef.instructions():
-        if op == "ref" and (_root_of(path) in arguments) != (_root_of(first) in arguments):
-            one, other = sorted((path, first), key=lambda p: _root_of(p) not in arguments)
-            raise StructureError(CAPTURED_SHARED.format(name=name, one=_at(one, names), other=_at(other, names)))
+    structure = Structure(graphdef)
+    for row in structure.rows:
+        first = structure.target(row)
+        if row.op is Op.ref and (row.root in arguments) != (first.root in arguments):
+            found = sorted((row, first), key=lambda r: r.root not in arguments)
+            one, other = (place_name(structure.place(r), names) for r in found)
+            raise StructureError(CAPTURED_SHARED.format(name=name, one=one, other=other))
 
 
 def _refuse_packed_shapes(name: str, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
     """A shape stands for an array, but a handle packs arrays only."""
-    for path, op, _, layout in graphdef.instructions():
-        if op == "static" and isinstance(layout, PackLayout):
-            inside = layout.graphdef.instructions()
-            for below, kind, _, value in inside:
-                if kind == "static" and isinstance(value, jax.ShapeDtypeStruct):
-                    place = _at(path, names).removesuffix("._layout") + jax.tree_util.keystr(below)
-                    raise StructureError(PACKED_SHAPE.format(name=name, path=place))
+    structure = Structure(graphdef)
+    for row, layout in structure.statics():
+        inside = Structure(layout.graphdef) if isinstance(layout, PackLayout) else None
+        for below, value in inside.statics() if inside else ():
+            if inside and isinstance(value, jax.ShapeDtypeStruct):
+                place = place_name(structure.place(row), names).removesuffix("._layout")
+                raise StructureError(PACKED_SHAPE.format(name=name, path=place + keystr(inside.place(below)[1])))
 
 
 def _refuse_dimensions(name: str, outcome: _core.Outcome) -> None:
     """A symbolic dimension has a value where the program runs; what is no array is the same for every call."""
-    for path, _, cls, _ in outcome.instructions():
-        if cls is not None and is_dimension(cls):
-            place = jax.tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
-            raise StructureError(SYMBOLIC.format(name=name, path=place))
+    structure = Structure(outcome)
+    for row in structure.rows:
+        if row.type is not None and is_dimension(row.type):
+            raise StructureError(SYMBOLIC.format(name=name, path=keystr(structure.place(row)[1])))
 
 
 def _refuse_captured(
@@ -365,14 +365,9 @@ def _refuse_captured(
     ):
         for index in indices:
             if node_at[index] < 0:
-                code = graphdef._state()[4]
-                path = next(i[0] for i, c in zip(graphdef.instructions(), code, strict=True) if c[_TRACK] == index)
-                raise error(text.format(name=name, path=_at(path, names)))
-
-
-def _at(path: tuple[Any, ...], names: tuple[str, ...]) -> str:
-    text = names[_root_of(path)] + jax.tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
-    return text.replace(".cell_contents", "", 1) if text.startswith("closure ") else text
+                structure = Structure(graphdef)
+                path = place_name(structure.place(structure.tracked[index]), names)
+                raise error(text.format(name=name, path=path))
 
 
 def _check_identities(name: str, parts: _Parts, again: _Parts) -> None:
@@ -380,14 +375,11 @@ def _check_identities(name: str, parts: _Parts, again: _Parts) -> None:
     if parts[2] != again[2]:
         where = describe(parts[2], again[2], _names(parts[1], parts[3]))
         raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{where}\n", error=BY_IDENTITY))
-    for one, other in zip(_identities(parts[4]), _identities(again[4]), strict=True):
+    for one, other in zip(parts[4].identities(), again[4].identities(), strict=True):
         if one is not other:
-            found = [path for path, op, _, value in parts[4].instructions() if op == "static" and value is one]
-            place = jax.tree_util.keystr(tuple(k for k in found[0] if not isinstance(k, int))) if found else " as a key"
-            raise UnpicklableError(NOT_SAVED.format(name=name, what=f"{show(one)}, result{place}", error=BY_IDENTITY))
-
-
-def _identities(outcome: _core.Outcome) -> list[Any]:
-    """The statics of an Outcome that count by identity."""
-    statics = outcome._state()[1][5]
-    return [v for how, v, *_ in statics if how == _IDENTITY or (how == _STATE and type(v).__eq__ is object.__eq__)]
+            structure = Structure(parts[4])
+            found = [keystr(structure.place(row)[1]) for row, value in structure.statics() if value is one]
+            place = found[0] if found else " as a key"
+            raise UnpicklableError(
+                NOT_SAVED.format(name=name, what=f"{short_text(one)}, result{place}", error=BY_IDENTITY)
+            )

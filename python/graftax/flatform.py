@@ -8,7 +8,9 @@ from typing import Any, cast
 from jax.tree_util import DictKey, GetAttrKey
 
 from . import _core, registry
+from ._core import How
 from ._errors import StructureError
+from ._structure import Op, Row, Structure
 from .path import Path, Ref
 
 _CLASS = GetAttrKey("__class__")
@@ -35,22 +37,28 @@ def to_dict(obj: object) -> dict[Path, Any]:
     """
     leaves, graphdef = _core.flatten(obj)
     out: dict[Path, Any] = {}
-    instructions = graphdef.instructions()
-    subtrees = {path: i for i, (path, op, _, _) in enumerate(instructions) if op == "node"}
-    for path, op, cls, value in instructions:
-        at = Path(path)
-        if op == "leaf":
-            out[at] = leaves[value]
-        elif op == "static":
+    structure = Structure(graphdef)
+    # Rows to write, and where. The list counts what a repeated value was spelled out to.
+    todo: list[tuple[Row, Path, list[int] | None]] = [(structure.rows[0], Path(), None)]
+    while todo:
+        row, at, written = todo.pop()
+        if written is not None:
+            written[0] += 1
+        if row.op is Op.leaf:
+            out[at] = leaves[row.leaf]
+        elif row.op is Op.static:
+            value = row.value
             out[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
-        elif op == "ref":
-            out[at] = Ref(Path(value))
-        elif op == "same":  # an equal immutable value met before: written out again, it has no identity
-            _repeat(out, instructions, subtrees, at, value)
-        else:
-            out[at + (_CLASS,)] = cls
-            if value is not None:
+        elif row.op is Op.node:
+            out[at + (_CLASS,)] = row.type
+            if (value := row.value) is not None:
                 out[at + (_EXTRA,)] = value
+            todo += reversed([(child, at + (child.entry,), written) for child in structure.children(row)])
+        elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
+            # An equal immutable value met before: written out again, it has no identity.
+            todo.append((structure.target(row), at, written or [0]))
+        else:
+            out[at] = Ref(Path(structure.place(structure.target(row))[1]))
     return out
 
 
@@ -72,36 +80,6 @@ class Leaf:
         return hash((Leaf, self.value))
 
 
-def _repeat(
-    out: dict[Path, Any],
-    instructions: list[tuple[Any, ...]],
-    subtrees: dict[tuple[Any, ...], int],
-    at: Path,
-    first: tuple[Any, ...],
-) -> None:
-    """Writes the values below `first` once more, below `at`, in order; past a bound, as references."""
-    below = [(at, first, subtrees[first])]
-    written = 0
-    while below:
-        at, first, i = below.pop()
-        while i < len(instructions) and instructions[i][0][: len(first)] == first:
-            path, op, cls, value = instructions[i]
-            i += 1
-            written += 1
-            place = at + path[len(first) :]
-            if op == "same" and written < _MOST_REPEATED:
-                below += [(at, first, i), (place, value, subtrees[value])]
-                break
-            if op == "same":
-                out[place] = Ref(Path(value))
-            elif op == "static":
-                out[place] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
-            else:
-                out[place + (_CLASS,)] = cls
-                if value is not None:
-                    out[place + (_EXTRA,)] = value
-
-
 def from_dict(flat: dict[Path, Any]) -> Any:
     """Builds the object graph that `to_dict` described, with its shared and cyclic references.
 
@@ -111,9 +89,6 @@ def from_dict(flat: dict[Path, Any]) -> Any:
         StructureError: for a reference to a path that is not there, a gap in a sequence, or a missing class entry.
     """
     return _Assembly(flat).build()
-
-
-_LEAF, _REF, _NODE, _NONE, _TUPLE_KEY, _FUNCTION = 0, 2, 4, 0xFFFFFFFF, 6, 11  # as in core/graphdef.h
 
 
 def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
@@ -150,7 +125,7 @@ class _Assembly:
                 )
             self.children[parent].append(place[-1])
         self.referenced = {v.path for v in flat.values() if isinstance(v, Ref)}
-        self.code: list[list[Any]] = []
+        self.code: list[dict[str, Any]] = []
         self.statics: list[tuple[Any, ...]] = []
         self.elements: list[int] = []
         self.keys: list[int] = []
@@ -166,10 +141,11 @@ class _Assembly:
         while pending:
             path, close = pending.pop()
             if close is not None:
-                self.code[close][3] = len(self.code)
+                self.code[close]["next"] = len(self.code)
             else:
                 pending += self._visit(path)
-        state = (1, 1, len(self.leaves), None, tuple(map(tuple, self.code)), tuple(self.statics))
+        code = tuple(tuple(instruction.values()) for instruction in self.code)
+        state = (1, 1, len(self.leaves), None, code, tuple(self.statics))
         graphdef = _core.GraphDef._from_state((*state, tuple(self.keys), tuple(self.elements)))
         return _core.unflatten(graphdef, self.leaves)
 
@@ -181,18 +157,20 @@ class _Assembly:
                 raise StructureError(f"{path!r} refers to {value.path!r}, where there is no node")
             path = value.path
         if path in self.tracks:
-            self._emit(_REF, self.tracks[path])
+            self._emit(Op.ref, arg=self.tracks[path])
             return []
         if path not in self.classes:
             if value is self:
                 raise StructureError(f"there is no entry for {path!r}")
-            self._emit(_LEAF, len(self.leaves))
+            self._emit(Op.leaf, arg=len(self.leaves))
             self.leaves.append(value.value if isinstance(value, Leaf) else value)
             return []
         return self._node(path)
 
-    def _emit(self, op: int, arg: int) -> None:
-        self.code.append([op, 0, arg, len(self.code) + 1, _NONE, 0, 0, 0, 0, _NONE, _NONE, None, None, _NONE])
+    def _emit(self, op: Op, **fields: Any) -> None:
+        """Writes an instruction; what is not given of it stays as it is in an empty one."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        self.code.append(_core.GraphDef._instruction() | {"op": op, "next": len(self.code) + 1} | given)
 
     def _node(self, path: Path) -> list[tuple[Path, int | None]]:
         cls: type = self.classes[path]
@@ -202,28 +180,38 @@ class _Assembly:
         slots = [s for s in slot_names if s in attributes]
         fields = [a for a in attributes if a not in slot_names]
         first_key = len(self.keys)
-        arg, payload, treedef = 0, _NONE, None
+        elements = payload = treedef = None
         if base == "set":
             ids = [self._key(e) for e in detail or ()]
-            arg = len(ids)
+            elements = len(ids)
         else:
             ids = [self._key(k.key) for k in items if isinstance(k, (DictKey, registry.NoneKey))]
         if base in ("deque", "buffer", "value") and detail is not None:
             payload = self._key(detail)
         if base == "function":
             payload = len(self.statics)
-            self.statics.append((_FUNCTION, detail, 0, 0))
+            self.statics.append((How.function, detail, 0, 0))
         if base == "registered":
             _, aux = cast(Any, detail).node_data()
             treedef = registry.one_level_treedef(cls, aux, len(items))
         ids += [self._key(n) for n in (*fields, *slots)]
         self.keys += ids
-        track = _NONE
         if tracked or path in self.referenced:
-            track = self.tracks[path] = len(self.tracks)
-        sizes = (len(items), len(fields), len(slots), len(extra))
+            self.tracks[path] = len(self.tracks)
         pc = len(self.code)
-        self.code.append([_NODE, 0, arg, 0, track, *sizes, first_key if ids else _NONE, payload, cls, treedef, _NONE])
+        self._emit(
+            Op.node,
+            arg=elements,
+            track=self.tracks.get(path),
+            items=len(items),
+            fields=len(fields),
+            slots=len(slots),
+            has_extra=len(extra),
+            keys=first_key if ids else None,
+            payload=payload,
+            type=cls,
+            treedef=treedef,
+        )
         steps = [*extra, *items, *map(GetAttrKey, fields), *map(GetAttrKey, slots)]
         return [(path, pc), *((path + (step,), None) for step in reversed(steps))]
 
@@ -257,8 +245,8 @@ class _Assembly:
     def _key(self, value: Any) -> int:
         if type(value) is tuple:
             ids = [self._key(v) for v in value]
-            self.statics.append((_TUPLE_KEY, value, len(self.elements), len(ids)))
+            self.statics.append((How.tuple, value, len(self.elements), len(ids)))
             self.elements += ids
         else:
-            self.statics.append((0, value, 0, 0))
+            self.statics.append((How.identity, value, 0, 0))
         return len(self.statics) - 1

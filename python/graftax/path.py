@@ -21,7 +21,7 @@ from ._errors import (
     some,
     type_name,
 )
-from .patterns import NAME, QUOTED, Pattern, unquoted
+from .patterns import NAME, QUOTED, Pattern, Places, unquoted, walk
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
 
@@ -318,23 +318,15 @@ class Graph:
         return found or self._matching(Pattern(without_root(text)))
 
     def _matching(self, pattern: Pattern) -> list[int]:
-        found = [0] if pattern.ends(pattern.start) else []
-        done: dict[int, frozenset[int]] = {}
-        stack = [(0, pattern.start)]
-        while stack:
-            node, states = stack.pop()
-            known = done.get(node, frozenset())
-            states = states - known
-            if not states:
-                continue
-            done[node] = known | states
-            for entry, place in self.entries(node):
-                after = pattern.after(states, entry)
-                if pattern.ends(after):
-                    found.append(place)
-                if after and not self.rows[place].is_leaf:
-                    stack.append((self.rows[place].target, after))
-        return sorted(set(found))
+        found: set[int] = set()
+
+        def visit(place: int, places: Places) -> int | None:
+            if pattern.ends(places):
+                found.add(place)
+            return None if self.rows[place].is_leaf else self.rows[place].target
+
+        walk(pattern.after, [(0, pattern.start)], visit, self.entries)
+        return sorted(found)
 
     def refers(self) -> dict[int, list[int]]:
         """Where else the nodes stand."""

@@ -8,13 +8,14 @@ import difflib
 import functools
 import itertools
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core
 from ._errors import EMPTY_PATTERN, NO_PATTERN, some
+from ._structure import Op, Structure
 
 # A name: the cell of a function's free variable has one with brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
@@ -265,20 +266,48 @@ def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[tuple
     return covers
 
 
-_LEAF, _REF, _SAME, _NODE = 0, 2, 3, 4  # operations of a GraphDef's state
-_NO_TRACK = 2**32 - 1
+def walk(
+    pattern_step: Callable[[Places, Any], Places],
+    starts: Iterable[tuple[int, Places]],
+    visit: Callable[[int, Places], int | None],
+    children: Callable[[int], Iterable[tuple[Any, int]]],
+) -> None:
+    """Goes wherever a pattern leads, by whatever way: a node is entered once with each position in the pattern.
+
+    Args:
+        pattern_step: `Pattern.after` or `Pattern.below`.
+        starts: places, and the positions in the pattern there.
+        visit: is told of each place that is reached; returns the node to enter, behind a reference another one.
+        children: (key entry, place) one level below a node.
+    """
+    entered: dict[int, Places] = {}
+    stack = list(starts)
+    while stack:
+        place, places = stack.pop()
+        node = visit(place, places)
+        if node is None:
+            continue
+        known = entered.get(node)
+        places = places if known is None else places - known
+        if not places:
+            continue
+        entered[node] = places if known is None else known | places
+        for entry, child in children(node):
+            there = pattern_step(places, entry)
+            if there:
+                stack.append((child, there))
 
 
 class Cover(NamedTuple):
     """What a pattern covers of a structure."""
 
-    leaves: set[int]  # the instructions of leaves
+    leaves: set[int]  # the rows of leaves
     statics: set[int]  # and those of statics
     anything: bool  # does it mean a place, or one that something empty may have later?
 
 
 class Covering:
-    """A structure in which patterns are looked for, by whatever way a place is reached.
+    """A structure in which patterns are looked for.
 
     Args:
         graphdef: the structure.
@@ -286,80 +315,54 @@ class Covering:
     """
 
     def __init__(self, graphdef: _core.GraphDef, names: Sequence[str]) -> None:
-        self.names = names
-        code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
-        columns: list[tuple[int, ...]] = list(zip(*code, strict=True))[:5] or [()] * 5
-        self._ops, _, self._args, self._next, tracks = columns
-        self._entries: list[Any] = []
-        self._none: set[int] = set()  # where None stands
-        for pc, (path, op, _, value) in enumerate(graphdef.instructions()):
-            self._entries.append(path[-1] if path else None)
-            if op == "static" and value is None:
-                self._none.add(pc)
-        self._at = {track: pc for pc, track in enumerate(tracks) if track != _NO_TRACK and self._ops[pc] == _NODE}
+        self.names, self.structure = names, Structure(graphdef)
 
     @property
     def leaves(self) -> list[int]:
-        """The instructions of all leaves, in order: an array in two places may have two."""
-        return [pc for pc, op in enumerate(self._ops) if op == _LEAF]
+        """The rows of all leaves, in order: an array in two places may have two."""
+        return [row.number for row in self.structure.leaves]
 
-    def leaf(self, pc: int) -> int:
-        """Which leaf the instruction of one is."""
-        return self._args[pc]
+    def leaf(self, number: int) -> int:
+        """Which leaf the row of one is."""
+        return self.structure.rows[number].leaf
 
     def of(self, pattern: Pattern, roots: Container[int] | None = None) -> Cover:
-        """What a pattern covers, in some roots or in all. A node is visited once with each position in the pattern."""
+        """What a pattern covers, in some roots or in all."""
         leaves: set[int] = set()
         statics: set[int] = set()
         anything = pattern.ends(pattern.start)
-        ops, args, after, entries, below = self._ops, self._args, self._next, self._entries, pattern.below
-        done: dict[int, Places] = {}
-        stack = self._roots(pattern, roots)
-        while stack:
-            pc, places = stack.pop()
+        rows = self.structure.rows
+
+        def visit(number: int, places: Places) -> int | None:
+            nonlocal anything
             ends = pattern.ends(places)
             anything = anything or ends
-            op = ops[pc]
-            if op == _LEAF:
+            row = rows[number]
+            node = rows[row.target]
+            if row.op is Op.leaf:
                 if ends:
-                    leaves.add(pc)
-                continue
-            if op in (_REF, _SAME):
-                at, pc = pc, self._at[args[pc]] if op == _REF else args[pc]
-                if ends and pc < at < after[pc]:  # what something is in is not below it
-                    continue
-            if ops[pc] != _NODE:
+                    leaves.add(number)
+            elif node.op is not Op.node:
                 if ends:
-                    statics.add(pc)
-                anything = anything or (pc in self._none and pattern.waits(places))
-                continue
-            known = done.get(pc)
-            places = places if known is None else places - known
-            if not places:
-                continue
-            done[pc] = places if known is None else known | places
-            child, end = pc + 1, after[pc]
-            if child == end:
-                anything = anything or pattern.waits(places)
-            while child < end:
-                there = below(places, entries[child])
-                if there:
-                    stack.append((child, there))
-                child = after[child]
+                    statics.add(node.number)
+                anything = anything or (pattern.waits(places) and node.value is None)
+            elif not (ends and node.number < number < node.end):  # what something is in is not below it
+                anything = anything or (node.end == node.number + 1 and pattern.waits(places))
+                return node.number
+            return None
+
+        def children(number: int) -> Iterable[tuple[Any, int]]:
+            return ((child.entry, child.number) for child in self.structure.children(rows[number]))
+
+        walk(pattern.below, self._starts(pattern, roots), visit, children)
         return Cover(leaves, statics, anything)
 
-    def _roots(self, pattern: Pattern, roots: Container[int] | None) -> list[tuple[int, Places]]:
-        found: list[tuple[int, Places]] = []
-        pc = 0
-        for number, name in enumerate(self.names):
-            if roots is None or number in roots:
-                places = pattern.start
-                for entry in root_entries(name):
-                    places = pattern.below(places, entry)
+    def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Places]]:
+        for name, row in zip(self.names, self.structure.roots, strict=False):
+            if roots is None or row.root in roots:
+                places = functools.reduce(pattern.below, root_entries(name), pattern.start)
                 if places:
-                    found.append((pc, places))
-            pc = self._next[pc]
-        return found
+                    yield row.number, places
 
 
 _NAMES = 500  # that a message looks through for one that is close

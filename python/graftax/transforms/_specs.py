@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 from jax.tree_util import DictKey, GetAttrKey
 
 from .. import _core
-from .._difference import place_name
 from .._errors import (
     AMBIGUOUS_ENTRY,
     ENTRY_TOO_DEEP,
@@ -23,13 +22,12 @@ from .._errors import (
     TWO_ENTRIES,
     StructureError,
 )
+from .._structure import Op, Row, Structure, place_name, plain_key
 from ..patterns import Pattern, Places, nearest, of_arguments, root_entries
 
-_LEAF, _REF, _NODE = 0, 2, 4  # operations of a GraphDef's state
-_NO_TRACK = 2**32 - 1
 UNKNOWN = object()
 
-# A place in the walk: the place above, and the instruction that leads here.
+# A place in the walk: the place above, and the row that leads here.
 _Chain = tuple["_Chain | None", int]
 
 
@@ -129,7 +127,7 @@ class Prefix(Rule):
         super().__init__(entries, ("prefix", id(spec)))
         self.spec = spec
 
-    def opened(self, children: Sequence[Any], cls: type, here: Here) -> Rule:
+    def opened(self, children: Sequence[Any], cls: type | None, here: Here) -> Rule:
         """The rule that this is at a node of a class, whose children have these plain keys."""
         spec = self.spec
         if isinstance(spec, dict):
@@ -253,14 +251,6 @@ class Patterns(Rule):
         return None
 
 
-def plain_key(key: Any) -> Any:
-    """The name, index or key of one of JAX's key entries."""
-    for attribute in ("name", "key", "idx"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return key
-
-
 class Spread:
     """A specification, brought to the leaves of a graph.
 
@@ -278,21 +268,17 @@ class Spread:
         self, graphdef: _core.GraphDef, names: tuple[str, ...], rules: Sequence[Rule], leaves: Sequence[Any]
     ) -> None:
         self.graphdef, self.leaves, self._names = graphdef, leaves, names
-        self._code: list[tuple[Any, ...]] = graphdef._state()[4]  # pyright: ignore[reportPrivateUsage]
-        self._at = {ins[4]: pc for pc, ins in enumerate(self._code) if ins[0] == _NODE and ins[4] != _NO_TRACK}
-        self._roots: dict[int, int] = {}
+        self._structure = Structure(graphdef)
+        self._rows = self._structure.rows
         self._found: dict[int, tuple[Any, _Chain]] = {}
         self._visits: dict[int, list[tuple[Rule, _Chain]]] = {}
         self._patterns: dict[int, Patterns] = {}
         self._met: set[Any] = set()
-        self._parts: dict[int, dict[tuple[Any, Any], int]] = {}
+        self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
         self._nothing = rules[0].entries.nothing if rules else None
         self.option = rules[0].entries.option if rules else ""
-        pc = 0
-        for number, rule in enumerate(rules):
-            self._roots[pc] = number
-            self._walk(pc, rule.enter(names[number]))
-            pc = self._code[pc][3]
+        for row, rule in zip(self._structure.roots, rules, strict=True):
+            self._walk(row.number, rule.enter(names[row.root]))
         self._check_patterns()
         self.entries: list[Any] = [self._found[i][0] for i in range(len(leaves))]
 
@@ -300,43 +286,30 @@ class Spread:
         visited = self._met
         todo: list[tuple[int, Rule, _Chain]] = [(root, rule, (None, root))]
         while todo:
-            pc, rule, chain = todo.pop()
-            op, _, arg, after, track, *_ = self._code[pc]
+            number, rule, chain = todo.pop()
+            row = self._rows[number]
             if isinstance(rule, Patterns):
                 self._patterns[id(rule.use)] = rule
-                if op != _LEAF:
+                if row.op is not Op.leaf:
                     rule.note()
-            if op == _LEAF:
-                self._give(arg, rule, chain)
+            if row.op is Op.leaf:
+                self._give(row.leaf, rule, chain)
                 continue
-            if op == _REF:
-                pc = self._at[arg]
-                op, _, arg, after, track, *_ = self._code[pc]
-            if op != _NODE or (pc, rule.memo) in visited:
+            if row.op is Op.ref:
+                row = self._structure.target(row)
+            if row.op is not Op.node or (row.number, rule.memo) in visited:
                 continue
-            visited.add((pc, rule.memo))
-            children = list(self._children(pc, after))
+            visited.add((row.number, rule.memo))
+            children = list(self._structure.children(row))
             if isinstance(rule, Prefix):
-                keys = [plain_key(self._keys[child]) for child in children]
-                rule = rule.opened(keys, self._code[pc][11], self._here(chain))
+                rule = rule.opened([plain_key(child.entry) for child in children], row.type, self._here(chain))
                 if isinstance(rule, Patterns):
                     self._patterns[id(rule.use)] = rule
                     rule.note()
-            if track != _NO_TRACK:
-                self._visits.setdefault(track, []).append((rule, chain))
+            if row.track >= 0:
+                self._visits.setdefault(row.track, []).append((rule, chain))
             for child in reversed(children):
-                todo.append((child, rule.step(self._keys[child]), (chain, child)))
-
-    def _children(self, pc: int, after: int) -> Any:
-        child = pc + 1
-        while child < after:
-            yield child
-            child = self._code[child][3]
-
-    @functools.cached_property
-    def _keys(self) -> list[Any]:
-        """For each instruction, the key entry that leads to it."""
-        return [path[-1] if path else None for path, *_ in self.graphdef.instructions()]
+                todo.append((child.number, rule.step(child.entry), (chain, child.number)))
 
     def _give(self, leaf: int, rule: Rule, chain: _Chain) -> None:
         value = rule.entry(self.leaves[leaf], self._here(chain))
@@ -375,13 +348,12 @@ class Spread:
         while at is not None:
             steps.append(at[1])
             at = at[0]
-        root = self._roots[steps.pop()]
-        return root, [self._keys[pc] for pc in reversed(steps)]
+        return self._rows[steps.pop()].root, [self._rows[number].entry for number in reversed(steps)]
 
     def name(self, chain: _Chain) -> str:
         """The text of a place."""
         root, keys = self._spelled(chain)
-        return place_name((root, *keys) if len(self._names) > 1 else tuple(keys), self._names)
+        return place_name((root, tuple(keys)), self._names)
 
     def path(self, leaf: int) -> str:
         """The text of a leaf's place, the first where there are several."""
@@ -389,12 +361,14 @@ class Spread:
 
     def inside(self, cls: type) -> list[int]:
         """The leaves below nodes of a class."""
-        nodes = [pc for pc, ins in enumerate(self._code) if ins[0] == _NODE and ins[11] is cls]
-        return [self._code[at][2] for pc in nodes for at in range(pc, self._code[pc][3]) if self._code[at][0] == _LEAF]
+        return [leaf for row in self._rows if row.type is cls for leaf in self._leaves(row)]
+
+    def _leaves(self, row: Row) -> list[int]:
+        return [below.leaf for below in self._structure.below(row) if below.op is Op.leaf]
 
     def at(self, path: tuple[Any, ...]) -> Any:
         """The entry of the leaf at this path, in a graph of one root."""
-        leaf = self._leaf_at(0, path)
+        leaf = self._leaf_at(self._rows[0], path)
         assert leaf is not None
         return self.entries[leaf]
 
@@ -411,13 +385,13 @@ class Spread:
         """
         visits = self._visits.get(track)
         if visits is None:  # below a key of a dict there are no arrays to map
-            return place_name(path, ("a dict's key",)), self._nothing
-        pc = self._at[track]
-        cls = self._code[pc][11]
+            return place_name((0, path), ("a dict's key",)), self._nothing
+        node = self._structure.tracked[track]
+        cls = node.type
         if isinstance(cls, type) and not issubclass(cls, dict) and path and isinstance(path[0], DictKey):
             path = (GetAttrKey(path[0].key), *path[1:])  # the attributes of a registered object
-        name = place_name(path, (self.name(visits[0][1]),))
-        before = self._leaf_at(pc, path)
+        name = place_name((0, path), (self.name(visits[0][1]),))
+        before = self._leaf_at(node, path)
         if before is not None:
             return name, self._found[before][0]
         candidates: list[Any] = []
@@ -433,38 +407,37 @@ class Spread:
             )
         return name, candidates[0]
 
-    def _leaf_at(self, pc: int, path: tuple[Any, ...]) -> int | None:
+    def _leaf_at(self, row: Row, path: tuple[Any, ...]) -> int | None:
         for key in path:
-            parts = self._parts.get(pc)
+            parts = self._parts.get(row.number)
             if parts is None:
-                parts = self._parts[pc] = {}
-                for child in self._children(pc, self._code[pc][3]):
-                    entry = self._keys[child]  # JAX's entries cannot be compared with those of other types
+                parts = self._parts[row.number] = {}
+                for child in self._structure.children(row):
+                    entry = child.entry  # JAX's entries cannot be compared with those of other types
                     parts[type(entry), plain_key(entry)] = child
                     parts.setdefault((None, plain_key(entry)), child)
             plain = plain_key(key)
             found = parts.get((type(key), plain), parts.get((None, plain)))
             if found is None:
                 return None
-            pc = self._at[self._code[found][2]] if self._code[found][0] == _REF else found
-        return self._code[pc][2] if self._code[pc][0] == _LEAF else None
+            row = self._structure.target(found) if found.op is Op.ref else found
+        return row.leaf if row.op is Op.leaf else None
 
     def _resolve(self, rule: Rule, chain: _Chain, path: tuple[Any, ...], leaf: Any) -> Any:
         for key in path:
             rule = rule.step(key)
         if isinstance(rule, Prefix):
             return UNKNOWN
-        here = Here(lambda: place_name(path, (self.name(chain),)), lambda: (*self._here(chain).entries(), *path))
+        here = Here(lambda: place_name((0, path), (self.name(chain),)), lambda: (*self._here(chain).entries(), *path))
         return rule.entry(leaf, here)
 
     def _around(self, chain: _Chain | None) -> list[Any]:
         """The entries of the leaves of the nearest node around that has any: those that are mapped, if some are."""
         unique: list[Any] = []
         while chain is not None and not unique:
-            pc = chain[1]
-            pc = self._at[self._code[pc][2]] if self._code[pc][0] == _REF else pc
-            for at in range(pc, self._code[pc][3]):
-                if self._code[at][0] == _LEAF and (value := self._found[self._code[at][2]][0]) not in unique:
+            row = self._rows[chain[1]]
+            for leaf in self._leaves(self._structure.target(row) if row.op is Op.ref else row):
+                if (value := self._found[leaf][0]) not in unique:
                     unique.append(value)
             chain = chain[0]
         return [value for value in unique if value != self._nothing] or [self._nothing]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recorded structure, read by name: its rows, what is above and below them, and where they stand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from jax.tree_util import GetAttrKey, keystr
+
+from . import _core
+
+Op = _core.Op
+Row = _core.Row
+Place = tuple[int, tuple[Any, ...]]  # the number of a root, and the key path from there
+
+_IN_CELL = GetAttrKey("cell_contents")
+
+
+class Structure:
+    """The rows of a GraphDef or an Outcome, by number. Costs one pass; paths and values are made when asked for.
+
+    Args:
+        program: what is read. With weak statics it may be read too: only the `value` of one that is gone raises.
+    """
+
+    def __init__(self, program: _core.GraphDef | _core.Outcome) -> None:
+        self.rows: list[Row] = program.rows()
+
+    @property
+    def roots(self) -> list[Row]:
+        return list(self._in_a_row(0, len(self.rows)))
+
+    def children(self, row: Row) -> Iterator[Row]:
+        """The rows one level below; none below a reference, which its `target` is asked for."""
+        return self._in_a_row(row.number + 1, row.end)
+
+    def below(self, row: Row) -> list[Row]:
+        """All rows of a subtree, the row itself first."""
+        return self.rows[row.number : row.end]
+
+    def target(self, row: Row) -> Row:
+        """The row itself; of a reference or a repetition, the row that was met first."""
+        return self.rows[row.target]
+
+    @functools.cached_property
+    def leaves(self) -> list[Row]:
+        """All places of arrays in order: an array that is one leaf in two places has two."""
+        return [row for row in self.rows if row.op is Op.leaf]
+
+    @functools.cached_property
+    def tracked(self) -> dict[int, Row]:
+        """The nodes that have an identity, by its number."""
+        return {row.track: row for row in self.rows if row.op is Op.node and row.track >= 0}
+
+    def statics(self) -> Iterator[tuple[Row, Any]]:
+        """The statics that are no keys, and their values."""
+        return ((row, row.value) for row in self.rows if row.op is Op.static)
+
+    def place(self, row: Row) -> Place:
+        """Where a row stands, in time that grows with its depth."""
+        entries: list[Any] = []
+        root = row.root
+        while row.parent >= 0:
+            entries.append(row.entry)
+            row = self.rows[row.parent]
+        return root, tuple(reversed(entries))
+
+    def _in_a_row(self, number: int, end: int) -> Iterator[Row]:
+        rows = self.rows
+        while number < end:
+            row = rows[number]
+            yield row
+            number = row.end
+
+
+def place_name(place: Place, names: tuple[str, ...]) -> str:
+    """The text of a place, as messages print it: a closure cell is what is in it."""
+    root, path = place
+    return names[root] + keystr(tuple(entry for entry in path if entry != _IN_CELL))
+
+
+def plain_key(entry: Any) -> Any:
+    """The name, index or key of one of JAX's key entries; of anything else, itself."""
+    for attribute in ("name", "key", "idx"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return entry
