@@ -9,7 +9,9 @@ namespace graftax {
 struct Active {
   PyObject* caller;
   const OwnedList* roots;
-  PyObject* outcomes;  // the list of the entry that is running
+  PyObject* outcomes;             // the list of the entry that is running
+  PyObject* recording = nullptr;  // a Recorded of the roots, where this call has made one
+  PyObject* rebuilt = nullptr;    // while the function runs on tracers: the list of the rebuilt roots
 };
 
 inline std::vector<Active>& active() {

@@ -7,104 +7,12 @@
 
 #include "active.h"
 #include "binding.h"
-#include "direct.h"
+#include "table.h"
 #include "tree/treekind.h"
 
 namespace graftax {
 
 namespace {
-
-// ---- Entry: one structure of one function
-
-struct Entry {
-  Program program;
-  Owned context;           // what else is in the key
-  Owned compiled;          // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
-  Owned outcomes;          // list of Outcome; the number that the executable returns picks one
-  uint64_t used = 0;       // the table's clock at the last call
-  bool tupled = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
-  uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
-  std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
-  bool refused = false;                          // its executable is none to run directly
-  int in_vain = 0;                               // calls that found no direct one, less those that did
-  int pause = 0;                                 // calls that do not look for one
-
-  // The first tracked node that only captured roots reach.
-  uint32_t captured_from() const {
-    uint32_t pc = 0, track = 0;
-    for (uint32_t r = 0; r < arguments && r < program.roots; ++r) pc = program.after(pc);
-    while (track < program.track_pc.size() && program.track_pc[track] < pc) ++track;
-    return track;
-  }
-};
-
-int entry_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  auto* e = nb::inst_ptr<Entry>(self);
-  Py_VISIT(e->context.get());
-  Py_VISIT(e->compiled.get());
-  Py_VISIT(e->outcomes.get());
-  return e->program.traverse(visit, arg);
-}
-
-int entry_clear(PyObject* self) {
-  if (!nb::inst_ready(self)) return 0;
-  auto* e = nb::inst_ptr<Entry>(self);
-  e->context = {};
-  e->compiled = {};
-  e->outcomes = {};
-  e->program.clear();
-  return 0;
-}
-
-PyType_Slot entry_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(entry_traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(entry_clear)},
-                             {0, nullptr}};
-
-// ---- Table: the entries of one function under one set of options
-
-constexpr size_t max_recent = 8;
-
-struct Table {
-  std::vector<Owned> recent;  // the entries used last, first the newest
-  uint64_t hits = 0;
-  uint64_t clock = 0;
-};
-
-int table_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  for (const Owned& e : nb::inst_ptr<Table>(self)->recent) Py_VISIT(e.get());
-  return 0;
-}
-
-int table_clear(PyObject* self) {
-  if (nb::inst_ready(self)) {
-    auto dead = std::move(nb::inst_ptr<Table>(self)->recent);
-    nb::inst_ptr<Table>(self)->recent.clear();
-  }
-  return 0;
-}
-
-PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(table_clear)},
-                             {0, nullptr}};
-
-void promote(Table& table, PyObject* entry) {
-  auto& recent = table.recent;
-  nb::inst_ptr<Entry>(entry)->used = ++table.clock;
-  if (!recent.empty() && recent.front().get() == entry) return;
-  auto it = std::find_if(recent.begin(), recent.end(), [&](const Owned& e) { return e.get() == entry; });
-  Owned last;
-  Owned held = Owned::borrow(entry);
-  if (it != recent.end()) recent.erase(it);
-  else if (recent.size() >= max_recent) {
-    last = std::move(recent.back());
-    recent.pop_back();
-  }
-  recent.insert(recent.begin(), std::move(held));
-}
 
 // ---- Caller: the callable
 
@@ -206,66 +114,6 @@ Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const 
                 walk, entry);
 }
 
-// ---- Tier B
-
-// How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
-// are kept, in turn), looking at the leaves is in vain, and left for a while.
-constexpr size_t max_directs = 16;
-constexpr int patience = 64;  // calls without one, over those with one
-constexpr int pause_calls = 1024;
-
-// Null where none fits; one that is not ready yet where it is too early to ask for its executable.
-std::shared_ptr<Direct> fitting_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves,
-                                       const OwnedList& surroundings) {
-  static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
-  if (entry.directs.empty()) return nullptr;
-  Owned cached = own(PyObject_CallMethodNoArgs(compiled, cache_size));
-  if (PyObject_Not(cached.get())) {  // jax.clear_caches() was called
-    entry.directs.clear();
-    return nullptr;
-  }
-  for (size_t i = 0; i < entry.directs.size(); ++i) {
-    std::shared_ptr<Direct> direct = entry.directs[i];
-    if (!direct->fits(leaves, surroundings)) continue;
-    if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
-    if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
-    entry.refused = !direct->prepare(compiled, leaves, entry.tupled);
-    return entry.refused ? nullptr : direct;
-  }
-  return nullptr;
-}
-
-// The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
-std::shared_ptr<Direct> find_direct(Entry& entry, PyObject* compiled, const OwnedList& leaves,
-                                    std::shared_ptr<Direct>& seen) {
-  std::shared_ptr<Direct> out;
-  if (entry.pause > 0 && --entry.pause > 0) return nullptr;
-  try {
-    if (!gate_is_open()) return nullptr;
-    OwnedList surroundings;
-    surroundings_now(surroundings);
-    out = fitting_direct(entry, compiled, leaves, surroundings);
-    if (!out && !entry.refused) seen = Direct::look(leaves, std::move(surroundings));
-  } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
-    if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
-    entry.refused = true;
-  }
-  entry.in_vain = std::max(0, entry.in_vain + (out ? -1 : 1));
-  if (entry.in_vain > patience) {
-    entry.in_vain = 0;
-    entry.pause = pause_calls;
-    seen = nullptr;
-  }
-  if (entry.refused || entry.pause > 0) entry.directs.clear();
-  if (out && !out->ready()) out = nullptr;
-  return out;
-}
-
-void remember(Entry& entry, std::shared_ptr<Direct> direct) {
-  if (entry.directs.size() >= max_directs) entry.directs.pop_back();
-  entry.directs.insert(entry.directs.begin(), std::move(direct));
-}
-
 PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   Py_ssize_t skip = PyTuple_GET_SIZE(self->prefix);
   Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
@@ -290,33 +138,43 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
   return PyObject_Vectorcall(plain.get(), args, static_cast<size_t>(nargs), kwnames);
 }
 
-Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObject* context, Walk& walk) {
+// The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
+Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObject* context, Walk& walk,
+                     Owned& recording) {
+  Opened opened;
+  walk.opened = &opened;
   for (size_t i = 0; i < table.recent.size(); ++i) {
     Owned hold = table.recent[i];
     const Entry& e = *nb::inst_ptr<Entry>(hold.get());
-    bool same_context = e.context.get() == context || (e.context && equal(e.context.get(), context));
+    bool same_context =
+        e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
     if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
     try {
-      if (!replay(e.program, roots.values.data(), roots.values.size(), walk)) continue;
+      if (replay(e.program, roots.values.data(), roots.values.size(), walk)) {
+        ++table.hits;
+        table.promote(hold.get());
+        walk.opened = nullptr;
+        return hold;
+      }
     } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
       if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
       walk.clear();
-      continue;
     }
-    ++table.hits;
-    promote(table, hold.get());
-    return hold;
+    opened.walk_again();
   }
+  walk.opened = nullptr;
+  nb::object asked = nb::cast(std::move(opened));
   Owned all = tuple_of(roots.values);
-  Owned entry = own(
-      PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_entry", "OOO", all.get(), roots.layout.get(), context));
-  if (!nb::isinstance<Entry>(nb::handle(entry.get()))) raise_error(PyExc_TypeError, "_entry() must return an Entry");
-  if (!replay(nb::inst_ptr<Entry>(entry.get())->program, roots.values.data(), roots.values.size(), walk))
-    raise_graftax(
-        "ConcurrentChangeError",
-        "the arguments changed during flattening, and look different each time they are walked: an object was "
-        "changed by another thread, or a registered class flattens to something new on every call");
-  promote(table, entry.get());
+  Owned found = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_entry", "OOOO", all.get(),
+                                        roots.layout.get(), context, asked.ptr()));
+  if (!PyTuple_Check(found.get()) || PyTuple_GET_SIZE(found.get()) != 2 ||
+      !nb::isinstance<Entry>(nb::handle(PyTuple_GET_ITEM(found.get(), 0))) ||
+      !nb::isinstance<Recorded>(nb::handle(PyTuple_GET_ITEM(found.get(), 1))))
+    raise_error(PyExc_TypeError, "_entry() must return an Entry and a Recording");
+  Owned entry = Owned::borrow(PyTuple_GET_ITEM(found.get(), 0));
+  recording = Owned::borrow(PyTuple_GET_ITEM(found.get(), 1));
+  nb::inst_ptr<Recorded>(recording.get())->walk(walk);
+  table.promote(entry.get());
   return entry;
 }
 
@@ -358,15 +216,15 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   Owned context = context_of_call();
   Owned table = Owned::borrow(self->table);
   Walk walk;
-  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk);
+  Owned recording;
+  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk, recording);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
   std::shared_ptr<Direct> direct, seen;
   Owned flat_result;
   {
-    ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get()});
-    if (!entry.refused && direct_takes(walk.leaves.size()))
-      direct = find_direct(entry, compiled.get(), walk.leaves, seen);
+    ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get(), recording.get()});
+    if (!entry.refused && direct_takes(walk.leaves.size())) direct = entry.find_direct(walk.leaves, seen);
     if (direct) {
       flat_result = direct->run(walk.leaves);
       if (!flat_result) {
@@ -389,7 +247,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     }
   }
   if (!flat_result) raise_explained(self, roots);
-  if (seen) remember(entry, std::move(seen));
+  if (seen) entry.remember(std::move(seen));
   if (direct)
     return finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
                   direct->outcome(), outcomes.get(), walk, entry)
@@ -517,83 +375,60 @@ PyType_Spec caller_spec = {"graftax._core.Caller", sizeof(CallerObject), 0,
 
 void bind_call(nb::module_& m) {
   bind_binding(m);
+  bind_table(m);
   nb::object caller = nb::steal(check(PyType_FromSpec(&caller_spec)));
   m.attr("Caller") = caller;
-
-  nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
-                    "What is compiled for one structure of one function.")
-      .def(
-          "__init__",
-          [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
-             uint32_t arguments, bool tupled) {
-            new (self) Entry{weakened(graphdef.program),
-                             Owned::borrow(context.ptr()),
-                             Owned::borrow(compiled.ptr()),
-                             Owned::borrow(outcomes.ptr()),
-                             0,
-                             tupled,
-                             arguments};
-          },
-          nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"),
-          nb::arg("arguments"), nb::arg("tupled"),
-          nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
-                  "arguments: int, tupled: bool) -> None"))
-      .def_prop_ro(
-          "direct",
-          [](const Entry& e) -> nb::object {
-            if (e.refused) return nb::none();
-            return nb::int_(std::count_if(e.directs.begin(), e.directs.end(), [](auto& d) { return d->ready(); }));
-          },
-          nb::sig("def direct(self) -> int | None"),
-          "How many of its executables are run directly; None where none can be.")
-      .def_prop_ro(
-          "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
-      .def_prop_ro(
-          "compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); }, nb::sig("def compiled(self) -> Any"))
-      .def_prop_ro(
-          "outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
-          nb::sig("def outcomes(self) -> list[Outcome]"));
-
-  nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(),
-                    "The entries used last; a subclass holds them all.")
-      .def(nb::init<>())
-      .def_ro("hits", &Table::hits)
-      .def(
-          "_forget",
-          [](Table& t, nb::handle entry) {
-            auto it =
-                std::find_if(t.recent.begin(), t.recent.end(), [&](const Owned& e) { return e.get() == entry.ptr(); });
-            if (it == t.recent.end()) return;
-            Owned dead = std::move(*it);
-            t.recent.erase(it);
-          },
-          nb::arg("entry"))
-      .def("_forget_all", [](Table& t) {
-        auto dead = std::move(t.recent);
-        t.recent.clear();
-        t.hits = 0;
-      });
 
   m.def(
       "active_call",
       [](nb::handle outcomes) -> nb::object {
         if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
         const Active& a = active().back();
-        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()));
+        nb::object recording = a.recording ? nb::borrow(a.recording) : nb::none();
+        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()), recording);
       },
-      nb::arg("outcomes"), nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None"),
-      "The call that this thread is in, when it runs the entry with these outcomes.");
+      nb::arg("outcomes"),
+      nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None] | None"),
+      "The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, "
+      "where the call has made one).");
   m.def(
       "run_active",
-      [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle f, nb::args args) {
+      [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle recording, nb::handle f, nb::args args) {
         OwnedList values;
         for (nb::handle h : roots) values.push(h.ptr());
-        ActiveScope scope({caller.ptr(), &values, outcomes.ptr()});
+        bool recorded = nb::isinstance<Recorded>(recording);
+        ActiveScope scope({caller.ptr(), &values, outcomes.ptr(), recorded ? recording.ptr() : nullptr});
         return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
       },
-      nb::sig("def run_active(caller: Caller, roots: tuple[object, ...], outcomes: list[Outcome], f: Callable[..., "
-              "Any], /, *args: object) -> Any"),
+      nb::arg("caller").none(), nb::arg("roots"), nb::arg("outcomes"), nb::arg("recording").none(), nb::arg("f"),
+      nb::arg("args"),
+      nb::sig("def run_active(caller: Caller | None, roots: tuple[object, ...], outcomes: list[Outcome], recording: "
+              "Recording | None, f: Callable[..., Any], /, *args: object) -> Any"),
       "f(*args) while this call is the active one: for lower, trace and eval_shape.");
+  m.def(
+      "run_rebuilt",
+      [](nb::handle f, nb::list rebuilt) {
+        if (active().empty()) raise_error(PyExc_SystemError, "no call is active");
+        size_t at = active().size() - 1;
+        struct Scope {
+          size_t at;
+          PyObject* before;
+          ~Scope() { active()[at].rebuilt = before; }
+        } scope{at, std::exchange(active()[at].rebuilt, rebuilt.ptr())};
+        return nb::steal(check(PyObject_CallOneArg(f.ptr(), rebuilt.ptr())));
+      },
+      nb::sig("def run_rebuilt(f: Callable[[list[Any]], Any], rebuilt: list[Any], /) -> Any"),
+      "f(rebuilt), while these are what the active call's trace has rebuilt its roots as.");
+  m.def(
+      "running_traces",
+      []() {
+        nb::list out;
+        for (const Active& a : active())
+          if (a.rebuilt) out.append(nb::make_tuple(nb::steal(tuple_of(*a.roots).release()), nb::borrow(a.rebuilt)));
+        return out;
+      },
+      nb::sig("def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]"),
+      "(the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first.");
   m.def(
       "walk",
       [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {

@@ -331,7 +331,7 @@ Owned mapping_of(PyObject* proxy) {
 
 }  // namespace
 
-Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind_(&kind) {
+Cursor::Cursor(PyObject* obj, const Kind& kind, Opened* opened) : obj_(Owned::borrow(obj)), kind_(&kind) {
   switch (kind.base) {
     case Base::odict:
       items_ = list_items(obj, kind.solid);
@@ -361,13 +361,12 @@ Cursor::Cursor(PyObject* obj, const Kind& kind) : obj_(Owned::borrow(obj)), kind
       break;
     }
     case Base::registered: {
-      Owned pair = own(PyObject_CallOneArg(runtime.flatten_one_level, obj));
-      if (!PyTuple_Check(pair.get()) || PyTuple_GET_SIZE(pair.get()) != 2)
-        raise_error(PyExc_TypeError, "a flatten function must return (children, aux data)");
-      items_ =
-          own(PySequence_Fast(PyTuple_GET_ITEM(pair.get(), 0), "the children of a registered node must be iterable"));
+      Owned pair = opened ? Owned() : open_registered(obj);
+      Opened::Parts parts =
+          opened ? opened->of(obj) : Opened::Parts{PyTuple_GET_ITEM(pair.get(), 0), PyTuple_GET_ITEM(pair.get(), 1)};
+      items_ = Owned::borrow(parts.children);
       size_ = PySequence_Fast_GET_SIZE(items_.get());
-      extra_ = Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1));
+      extra_ = Owned::borrow(parts.aux);
       return;
     }
     case Base::defaultdict: {

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "opened.h"
 #include "type_table.h"
 
 namespace graftax {
@@ -138,7 +139,8 @@ class Cursor {
  public:
   enum class Stage : uint8_t { extra, items, fields, slots, done };
 
-  Cursor(PyObject* obj, const Kind& kind);
+  // With `opened`, a registered class that a walk before has asked is not asked again.
+  Cursor(PyObject* obj, const Kind& kind, Opened* opened = nullptr);
 
   // The next child, or false at the end. `key` is the dict key or field name, null for sequence items.
   bool next(PyObject*& child, PyObject*& key) {

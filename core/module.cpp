@@ -153,6 +153,7 @@ NB_MODULE(_core_of_main, m) {
   bind_graphdef(m);
   bind_flatten(m);
   bind_unflatten(m);
+  bind_recorded(m);
   bind_writeback(m);
   bind_surgery(m);
   bind_treedef(m);

@@ -262,7 +262,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
       p.track_pc.push_back(pc);
     }
   }
-  Cursor cursor(obj, kind);
+  Cursor cursor(obj, kind, options_.opened);
   bool grows = !options_.everything || cursor.items() + cursor.fields() > 0;  // `()` in many places does not
   if (below.repeated && grows && ++expanded_ > max_expanded)
     raise_graftax("StructureError", "immutable nodes with arrays are reached again and again: more than " +

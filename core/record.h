@@ -35,6 +35,7 @@ struct RecordOptions {
   bool shapes = false;                               // a ShapeDtypeStruct is a leaf
   PyObject* dynamic = nullptr;                       // key path -> is the Python number there traced?
   bool everything = false;                           // every value that is no node is a leaf, refused ones too
+  Opened* opened = nullptr;                          // what walks before have asked registered classes
 };
 
 // A finished recording. `live[pc]` is the object that instruction pc stands for.
@@ -124,6 +125,7 @@ struct Walk {
   OwnedList leaves;
   OwnedList nodes;  // tracked nodes, by tracked index
   bool has_numpy = false;
+  Opened* opened = nullptr;  // what walks before have asked registered classes
 
   void clear() {
     leaves.clear();

@@ -6,7 +6,7 @@
 
 namespace graftax {
 
-// (instance dict, slot values, (children, aux data)) of a registered node, to see later what changed.
+// (instance dict, slot values) of a registered node, to see later what changed.
 Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
   Owned dict = kind.has_dict ? own(PyDict_Copy(instance_dict(obj).get())) : own(PyDict_New());
   Owned slots = own(PyTuple_New(static_cast<Py_ssize_t>(kind.slots.size())));
@@ -14,15 +14,52 @@ Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
     PyObject* value = slot_value(obj, kind.slots[i]);
     PyTuple_SET_ITEM(slots.get(), static_cast<Py_ssize_t>(i), Py_NewRef(value ? value : Py_NotImplemented));
   }
-  Cursor cursor(obj, kind);
-  Owned children = own(PySequence_List(cursor.materialised()));
-  PyObject *aux = nullptr, *key = nullptr;
-  cursor.next(aux, key);
-  check(PyList_Append(children.get(), aux));
-  return own(PyTuple_Pack(3, dict.get(), slots.get(), children.get()));
+  return own(PyTuple_Pack(2, dict.get(), slots.get()));
+}
+
+// Does an attribute hold a node that is none of the children which the object was made of, nor its aux data? A flatten may look into it.
+bool Trace::hides_node(uint32_t pc, PyObject* attributes) const {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  PyObject *name, *value;
+  for (Py_ssize_t pos = 0; PyDict_Next(attributes, &pos, &name, &value);) {
+    const Kind* kind = known_kind(Py_TYPE(value));
+    if (kind && !kind->is_node()) continue;
+    bool child_of_it = false;
+    uint32_t child = pc + 1;
+    for (uint32_t i = 0; i < 1 + n.items && !child_of_it; ++i, child = p.after(child))
+      child_of_it = value == expected(child);
+    if (!child_of_it) return true;
+  }
+  return false;
+}
+
+// Does a registered node flatten to other leaves than those that it was made of? Where it does, another one is made of
+// them: its class's flatten may give something else than its unflatten was given.
+bool Trace::flattens_otherwise(uint32_t pc, PyObject* obj) {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  Owned made_of = own(PyList_New(0));
+  uint32_t child = p.after(pc + 1);
+  for (uint32_t i = 0; i < n.items; ++i, child = p.after(child)) check(PyList_Append(made_of.get(), expected(child)));
+  auto same = [](PyObject* a, PyObject* b) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(a); ++i) {
+      PyObject *x = PySequence_Fast_GET_ITEM(a, i), *y = PySequence_Fast_GET_ITEM(b, i);
+      if (x != y && kind_of(x).is_leaf()) return false;
+    }
+    return true;
+  };
+  Cursor now(obj, *n.kind, &opened_);
+  if (now.items() != static_cast<Py_ssize_t>(n.items)) return true;
+  if (same(made_of.get(), now.materialised())) return false;
+  Owned twin = own(PyObject_CallMethod(n.treedef, "unflatten", "O", made_of.get()));
+  if (Py_TYPE(twin.get()) != Py_TYPE(obj)) return true;
+  Cursor before(twin.get(), *n.kind);
+  return before.items() != now.items() || !same(before.materialised(), now.materialised());
 }
 
 bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted) {
+  uint32_t pc = recording_->program().track_pc[track];
   const Kind& kind = kind_of(obj);
   Owned now = raw_snapshot(obj, kind);
   PyObject* before = raw_[track];
@@ -56,11 +93,7 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
   }
   if (any) return true;
   // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
-  PyObject *a = part(before, 2), *b = part(now.get(), 2);
-  bool same = PyList_GET_SIZE(a) == PyList_GET_SIZE(b);
-  for (Py_ssize_t i = 0; same && i + 1 < PyList_GET_SIZE(a); ++i)
-    same = PyList_GET_ITEM(a, i) == PyList_GET_ITEM(b, i) || !kind_of(PyList_GET_ITEM(a, i)).is_leaf();
-  if (same) return false;
+  if (!hides_node(pc, part(now.get(), 0)) || !flattens_otherwise(pc, obj)) return false;
   pos = 0;
   while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
     if (kind_of(value).is_node()) note(name, value), any = true;
@@ -69,7 +102,7 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
 
 // Gives a registered node the attributes back that its snapshot holds.
 void Trace::restore_raw(uint32_t track, OwnedList& graveyard) {
-  PyObject* obj = recording_.live[recording_.program.track_pc[track]];
+  PyObject* obj = recording_->live[recording_->program().track_pc[track]];
   const Kind& kind = kind_of(obj);
   PyObject *snapshot = raw_[track], *before = PyTuple_GET_ITEM(snapshot, 0), *name, *value;
   if (kind.has_dict) {

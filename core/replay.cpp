@@ -11,8 +11,8 @@ namespace graftax {
 namespace {
 
 struct ReplayFrame {
-  ReplayFrame(PyObject* obj, const Kind& kind, uint32_t pc, uint32_t left, uint32_t key)
-      : cursor(obj, kind), pc(pc), child(pc + 1), left(left), key(key) {}
+  ReplayFrame(PyObject* obj, const Kind& kind, Opened* opened, uint32_t pc, uint32_t left, uint32_t key)
+      : cursor(obj, kind, opened), pc(pc), child(pc + 1), left(left), key(key) {}
 
   // Every recorded child was met; are there no others? Most nodes know without asking for another child.
   bool is_complete() const {
@@ -124,7 +124,7 @@ class Replayer {
     if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque &&
         kind.base != Base::weakref)
       return true;
-    stack_.emplace_back(obj, kind, pc, children, in.keys + (kind.base == Base::set ? own_keys : 0));
+    stack_.emplace_back(obj, kind, walk_.opened, pc, children, in.keys + (kind.base == Base::set ? own_keys : 0));
     const Cursor& cursor = stack_.back().cursor;
     if (cursor.own_dict() != static_cast<bool>(in.flags & OWN_DICT)) return false;
     // Met a second time, as a dict or below another object, it is another structure; what is handed over keeps it.

@@ -79,28 +79,22 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   return result;
 }
 
-Trace::Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
-             PyObject* dynamic)
-    : root_names_(Owned::borrow(root_names)), root_flags_(std::move(root_flags)) {
-  Recorder recorder({root_names_.get(), &root_flags_, nullptr, aliases, shapes, dynamic});
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); ++i) recorder.root(PyTuple_GET_ITEM(roots, i));
-  recording_ = recorder.finish(nullptr);
-}
+Trace::Trace(nb::object recording) : held_(std::move(recording)), recording_(nb::inst_ptr<Recorded>(held_)) {}
 
 nb::list Trace::leaf_paths() const {
   nb::list out;
-  for (uint32_t pc = 0; pc < recording_.program.code.size(); ++pc)
-    if (recording_.program.code[pc].op == Op::leaf && !(recording_.program.code[pc].flags & ALIAS))
-      out.append(path_text(recording_.program, pc, root_names_.get()));
+  for (uint32_t pc = 0; pc < recording_->program().code.size(); ++pc)
+    if (recording_->program().code[pc].op == Op::leaf && !(recording_->program().code[pc].flags & ALIAS))
+      out.append(path_text(recording_->program(), pc, root_names()));
   return out;
 }
 
 nb::list Trace::rebuild(nb::sequence leaves) {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   for (nb::handle leaf : leaves) tracers_.push(leaf.ptr());
   if (tracers_.size() != p.leaves)
     raise_graftax("StructureError", "the arguments changed between the call and its trace");
-  Builder builder(p, {tracers_.data(), nullptr, nullptr, recording_.live.data()});
+  Builder builder(p, {tracers_.data(), nullptr, nullptr, recording_->live.data()});
   builder.record_built();
   nb::list out;
   uint32_t pc = 0;
@@ -118,25 +112,25 @@ nb::list Trace::rebuild(nb::sequence leaves) {
 }
 
 PyObject* Trace::expected(uint32_t pc) const {
-  const Instr& n = recording_.program.code[pc];
-  if (n.op == Op::node && (n.flags & HANDED)) return recording_.live[pc];
-  return built_[pc] ? built_[pc] : recording_.live[pc];
+  const Instr& n = recording_->program().code[pc];
+  if (n.op == Op::node && (n.flags & HANDED)) return recording_->live[pc];
+  return built_[pc] ? built_[pc] : recording_->live[pc];
 }
 
 // Does the node at `pc` no longer hold what it was built with?
 bool Trace::changed(uint32_t pc) {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   const Instr& n = p.code[pc];
   Owned obj = Owned::borrow(expected(pc));
   if (Py_TYPE(obj.get()) != n.type)
-    raise_graftax("StructureError", path_text(p, pc, root_names_.get()) + ": its class was changed from " +
-                                        n.type->tp_name + " to " + Py_TYPE(obj.get())->tp_name +
+    raise_graftax("StructureError", path_text(p, pc, root_names()) + ": its class was changed from " + n.type->tp_name +
+                                        " to " + Py_TYPE(obj.get())->tp_name +
                                         " inside the traced function, which cannot be written back");
   const Kind& kind = *n.kind;
   if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
   if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
     raise_graftax("StructureError",
-                  path_text(p, pc, root_names_.get()) +
+                  path_text(p, pc, root_names()) +
                       ": the code, the name, __doc__ or __module__ of this function was changed inside the "
                       "traced function, which cannot be written back");
   if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
@@ -167,7 +161,7 @@ bool Trace::changed(uint32_t pc) {
 // Was an attribute of an immutable object replaced or deleted (below its own __setattr__)? One that was added is what
 // cached_property does: it is dropped, and computed again.
 void Trace::refuse_changed_frozen() {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
     if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->base == Base::registered) continue;
@@ -188,7 +182,7 @@ void Trace::refuse_changed_frozen() {
       if (value == expected(child)) continue;
       if (value && p.code[child].op == Op::stat && static_matches(p, p.code[child].arg, value)) continue;
       raise_graftax("MutationError",
-                    path_text(p, child, root_names_.get()) + ": this attribute of an immutable " + n.type->tp_name +
+                    path_text(p, child, root_names()) + ": this attribute of an immutable " + n.type->tp_name +
                         " was changed inside the traced function. It has no identity that the change could "
                         "be brought back to: make the class mutable, or return the changed object.");
     }
@@ -197,7 +191,7 @@ void Trace::refuse_changed_frozen() {
 
 // Is a donated leaf at `pc`, or below it without another tracked node between? Then what holds it must be written.
 bool Trace::holds_donated(uint32_t pc) const {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   for (uint32_t i = pc, end = p.after(pc); i < end;) {
     const Instr& n = p.code[i];
     if (n.op == Op::leaf && std::binary_search(donated_.begin(), donated_.end(), built_[i])) return true;
@@ -207,21 +201,21 @@ bool Trace::holds_donated(uint32_t pc) const {
 }
 
 void Trace::restore_node(uint32_t pc) {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   OwnedList graveyard;
   if (p.code[pc].kind->base == Base::registered) return restore_raw(p.code[pc].track, graveyard);
   std::vector<PyObject*> values;
-  for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_.live[c]);
-  write_content(p, pc, recording_.live[pc], values.data(), graveyard);
+  for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_->live[c]);
+  write_content(p, pc, recording_->live[pc], values.data(), graveyard);
 }
 
 void Trace::restore() {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
     if (n.op != Op::node || !(n.flags & HANDED) || (n.track == NONE && !n.kind->has_fields())) continue;
-    PyObject* obj = recording_.live[pc];
+    PyObject* obj = recording_->live[pc];
     if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
     if (n.kind->base == Base::function && !payload_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
     if ((n.track != NONE && raw_[n.track]) || changed(pc)) restore_node(pc);
@@ -230,7 +224,7 @@ void Trace::restore() {
 
 // Which tracked nodes lead to a changed one (and are changed for whoever looks at them by value).
 std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_nodes) const {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   std::vector<bool> out(p.track_pc.size(), false);
   if (changed_nodes.empty()) return out;
   auto n = static_cast<uint32_t>(p.code.size());
@@ -265,7 +259,7 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
 // By value, which tracked nodes lead to a node that the result would have anew: a mutable one that is no function, or a
 // cell that is shared with a function that leads to one.
 std::vector<bool> Trace::leads_to_rebuilt() const {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   std::vector<uint32_t> rebuilt;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
@@ -287,7 +281,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
 }
 
 nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays) {
-  const Program& p = recording_.program;
+  const Program& p = recording_->program();
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
     if (donated[i]) donated_.push_back(tracers_[i]);
   std::sort(donated_.begin(), donated_.end());
@@ -319,7 +313,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     } else if (!changed(pc)) {
       continue;
     }
-    if (by_function && !n.kind->expires && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names_.get()));
+    if (by_function && !n.kind->expires && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
   }
@@ -340,7 +334,10 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays};
-  Recorder recorder({nullptr, nullptr, &inputs, false, false, nullptr});
+  RecordOptions options{nullptr, nullptr, &inputs, false, false, nullptr};
+  opened_.walk_again();
+  options.opened = &opened_;
+  Recorder recorder(options);
   recorder.root(result.ptr());
 
   auto out = std::make_unique<Outcome>();
@@ -382,15 +379,15 @@ bool Trace::verify(nb::tuple roots) {
   Walk walk;
   std::vector<PyObject*> values;
   for (nb::handle h : roots) values.push_back(h.ptr());
-  if (!replay(recording_.program, values.data(), values.size(), walk)) return false;
+  if (!replay(recording_->program(), values.data(), values.size(), walk)) return false;
   for (size_t i = 0; i < walk.leaves.size(); ++i)
-    if (walk.leaves[i] != recording_.leaves[i]) return false;
+    if (walk.leaves[i] != recording_->leaves[i]) return false;
   // What a registered flatten returns may be made anew each time: below it only values are compared.
   uint32_t made_until = 0;
   for (size_t t = 0; t < walk.nodes.size(); ++t) {
-    uint32_t pc = recording_.program.track_pc[t];
-    const Instr& n = recording_.program.code[pc];
-    if (walk.nodes[t] && walk.nodes[t] != recording_.live[pc] && pc >= made_until) return false;
+    uint32_t pc = recording_->program().track_pc[t];
+    const Instr& n = recording_->program().code[pc];
+    if (walk.nodes[t] && walk.nodes[t] != recording_->live[pc] && pc >= made_until) return false;
     if (n.kind->base == Base::registered) made_until = std::max(made_until, n.next);
   }
   return true;
@@ -400,9 +397,9 @@ void Trace::close() {
   tracers_.clear();
   built_.clear();
   raw_.clear();
-  recording_.live.clear();
-  recording_.leaves.clear();
-  recording_.program.clear();
+  opened_.clear();
+  recording_ = &Recorded::nothing();
+  held_.reset();
 }
 
 // ---- binding
@@ -587,15 +584,11 @@ void bind_writeback(nb::module_& m) {
   nb::class_<Trace>(m, "Trace", "One trace: the caller's graph rebuilt around tracers, and what became of it.")
       .def(
           "__init__",
-          [](Trace* self, nb::tuple roots, nb::tuple names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
-             nb::object dynamic) {
-            new (self) Trace(roots.ptr(), names.ptr(), std::move(root_flags), aliases, shapes,
-                             dynamic.is_none() ? nullptr : dynamic.ptr());
+          [](Trace* self, nb::object recording) {
+            if (!nb::isinstance<Recorded>(recording)) raise_error(PyExc_TypeError, "expected a Recording");
+            new (self) Trace(std::move(recording));
           },
-          nb::arg("roots"), nb::arg("root_names"), nb::arg("root_flags"), nb::arg("aliases"), nb::arg("shapes"),
-          nb::arg("dynamic").none(),
-          nb::sig("def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], "
-                  "aliases: bool, shapes: bool, dynamic: Callable[[tuple[Any, ...]], bool] | None) -> None"))
+          nb::arg("recording"), nb::sig("def __init__(self, recording: Recording) -> None"))
       .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def(

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "rebuild.h"
-#include "record.h"
+#include "recorded.h"
 
 namespace graftax {
 
@@ -28,8 +28,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
 
 class Trace {
  public:
-  Trace(PyObject* roots, PyObject* root_names, std::vector<uint8_t> root_flags, bool aliases, bool shapes,
-        PyObject* dynamic);
+  explicit Trace(nb::object recording);  // a Recorded
 
   nb::list leaf_paths() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
@@ -51,6 +50,8 @@ class Trace {
   bool holds_donated(uint32_t pc) const;
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
+  bool hides_node(uint32_t pc, PyObject* attributes) const;
+  bool flattens_otherwise(uint32_t pc, PyObject* obj);
   void refuse_changed_frozen();
   void restore_node(uint32_t pc);
   void restore_raw(uint32_t track, OwnedList& graveyard);
@@ -58,12 +59,14 @@ class Trace {
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 
   KindHold kinds_;
-  Owned root_names_;
-  std::vector<uint8_t> root_flags_;
-  Recording recording_;
+  PyObject* root_names() const { return recording_->names.ptr(); }
+
+  nb::object held_;
+  const Recorded* recording_;  // in `held_`, or an empty one
   OwnedList tracers_;
   OwnedList built_;
   OwnedList raw_;                   // by tracked index: registered nodes as rebuilt
+  Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
 };
 

@@ -82,9 +82,9 @@ class Compiled(_Stage[P, R]):
         """
         staging = self._staging
         roots, layout = staging.caller._bound(args, kwargs)  # pyright: ignore[reportPrivateUsage]
-        record = staging.caller._plan.record  # pyright: ignore[reportPrivateUsage]
+        plan: Plan = staging.caller._plan  # pyright: ignore[reportPrivateUsage]
         names, wanted = staging.names, staging.layout
-        leaves, nodes = matched(staging.name, staging.graphdef, wanted, names, roots, layout, record)
+        leaves, nodes = matched(staging.name, staging.graphdef, wanted, names, roots, layout, plan.record)
         try:
             result, written, code = self._stage(*own_copies(leaves))
         except (TypeError, ValueError) as error:
@@ -109,10 +109,11 @@ class Stageable(_core.Caller, Generic[P, R]):
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
         return bound
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], _core.Recording]:
         roots, layout = self._bound(args, kwargs)
-        leaves, graphdef, _ = self._plan.record(roots, layout, shapes=True)
-        return roots, layout, leaves, graphdef
+        return roots, layout, self._plan.record(roots, layout, shapes=True)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""
@@ -124,19 +125,20 @@ class Stageable(_core.Caller, Generic[P, R]):
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
         plan = self._plan
-        roots, layout, leaves, graphdef = self._prepare(args, kwargs)
-        entry = build_entry(plan, self, roots, layout, graphdef, leaves, None, staged=True)
-        staged = _core.run_active(self, roots, entry.outcomes, getattr(entry.compiled, stage), *leaves)
-        names = plan.signature.root_names(layout)
-        return Staging(self, plan.name, graphdef, layout, names, entry.outcomes), staged
+        roots, layout, recording = self._prepare(args, kwargs)
+        entry = build_entry(plan, self, roots, layout, recording, None, staged=True)
+        run = getattr(entry.compiled, stage)
+        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *recording.leaves)
+        return Staging(self, plan.name, recording.graphdef, layout, recording.names, entry.outcomes), staged
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
-        roots, layout, leaves, graphdef = self._prepare(args, kwargs)
+        roots, layout, recording = self._prepare(args, kwargs)
+        leaves, graphdef = recording.leaves, recording.graphdef
         outcomes: list[_core.Outcome] = []
         donated, _ = leaf_options(self._plan, roots, layout, graphdef)
         flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
-        shapes, _, code = _core.run_active(self, roots, outcomes, jax.eval_shape, flat, *leaves)
+        shapes, _, code = _core.run_active(self, roots, outcomes, recording, jax.eval_shape, flat, *leaves)
         walked = _core.walk(graphdef, roots)
         if walked is None:
             raise GraftaxError("the arguments changed during eval_shape")
@@ -156,13 +158,13 @@ def matched(
     names: tuple[str, ...],
     roots: tuple[Any, ...],
     given: tuple[Any, ...],
-    record: Callable[..., tuple[Any, ...]],
+    record: Callable[[tuple[Any, ...], tuple[Any, ...]], _core.Recording],
     done: str = "compiled",
     again: str = "Lower it again for these",
 ) -> tuple[list[Any], list[Any]]:
     """The leaves and nodes of these roots. Raises where they, or their layout `given`, are not those of `graphdef`.
 
-    `record(roots, layout)` gives (leaves, GraphDef, ...), recorded as `graphdef` was.
+    `record(roots, layout)` records as `graphdef` was recorded.
     """
     walked = _core.walk(graphdef, roots) if given == layout else None
     if walked is not None:
@@ -176,7 +178,7 @@ def matched(
         ]
         text = "\n".join("  " + d.line() for d in found if d.one != d.other)
     else:
-        recorded = record(roots, layout)[1]
+        recorded = record(roots, layout).graphdef
         walked = _core.walk(graphdef, roots)  # a class that no walk had met is known now
         if walked is not None:
             return walked

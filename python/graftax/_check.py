@@ -47,7 +47,8 @@ class Checked(Jitted[P, R]):
         if jax.config.jax_disable_jit:
             return compiled(*args, **kwargs)
         roots, layout = self._bound(args, kwargs)
-        leaves, graphdef, _ = self._plan.record(roots, layout)
+        recording = self._plan.record(roots, layout)
+        leaves, graphdef = recording.leaves, recording.graphdef
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return compiled(*args, **kwargs)  # part of another trace: there are no numbers to compare
         copies = _core.unflatten(graphdef, [_copied(x) for x in leaves])

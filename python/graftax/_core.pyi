@@ -207,6 +207,29 @@ def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = 
     Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
     """
 
+class Opened:
+    """
+    What registered classes gave when they were opened: each is asked once in a call.
+    """
+
+    def __init__(self) -> None: ...
+
+class Recording:
+    """
+    The roots of one call, walked once: their structure, leaves and live objects.
+    """
+
+    def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[Any, ...]], bool] | None = None, opened: Opened | None = None) -> None: ...
+
+    @property
+    def graphdef(self) -> GraphDef: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def leaves(self) -> list[Any]: ...
+
 class Outcome:
     """
     What one executable gives back: the result, and what it does to the caller's nodes.
@@ -257,7 +280,7 @@ class Trace:
     One trace: the caller's graph rebuilt around tracers, and what became of it.
     """
 
-    def __init__(self, roots: tuple[Any, ...], root_names: tuple[str, ...], root_flags: Sequence[int], aliases: bool, shapes: bool, dynamic: Callable[[tuple[Any, ...]], bool] | None) -> None: ...
+    def __init__(self, recording: Recording) -> None: ...
 
     def leaf_paths(self) -> list[str]: ...
 
@@ -455,25 +478,6 @@ class Binding:
 
     def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
 
-class Caller:
-    """The callable that graftax.jit returns: its C++ part."""
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
-
-    _configure: types.MethodDescriptorType = ...
-
-    _bind: types.MethodDescriptorType = ...
-
-    __vectorcalloffset__: types.MemberDescriptorType = ...
-
-    _function: types.MemberDescriptorType = ...
-
-    _prefix: types.MemberDescriptorType = ...
-
-    _table: types.MemberDescriptorType = ...
-
-    _binding: types.MemberDescriptorType = ...
-
 class Entry:
     """What is compiled for one structure of one function."""
 
@@ -505,14 +509,43 @@ class Table:
 
     def _forget_all(self) -> None: ...
 
-def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...]] | None:
+class Caller:
+    """The callable that graftax.jit returns: its C++ part."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    _configure: types.MethodDescriptorType = ...
+
+    _bind: types.MethodDescriptorType = ...
+
+    __vectorcalloffset__: types.MemberDescriptorType = ...
+
+    _function: types.MemberDescriptorType = ...
+
+    _prefix: types.MemberDescriptorType = ...
+
+    _table: types.MemberDescriptorType = ...
+
+    _binding: types.MemberDescriptorType = ...
+
+def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None] | None:
     """
-    The call that this thread is in, when it runs the entry with these outcomes.
+    The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one).
     """
 
-def run_active(caller: Caller, roots: tuple[object, ...], outcomes: list[Outcome], f: Callable[..., Any], /, *args: object) -> Any:
+def run_active(caller: Caller | None, roots: tuple[object, ...], outcomes: list[Outcome], recording: Recording | None, f: Callable[..., Any], /, *args: object) -> Any:
     """
     f(*args) while this call is the active one: for lower, trace and eval_shape.
+    """
+
+def run_rebuilt(f: Callable[[list[Any]], Any], rebuilt: list[Any], /) -> Any:
+    """
+    f(rebuilt), while these are what the active call's trace has rebuilt its roots as.
+    """
+
+def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """
+    (the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first.
     """
 
 def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None:

@@ -24,8 +24,7 @@ def build_entry(
     caller: _core.Caller,
     roots: tuple[Any, ...],
     layout: Layout,
-    graphdef: _core.GraphDef,
-    leaves: list[Any],
+    recording: _core.Recording,
     context: Any,
     staged: bool = False,
 ) -> _core.Entry:
@@ -34,7 +33,7 @@ def build_entry(
     With many leaves the flat function takes one tuple of them, where no option speaks of single leaves: JAX traces a
     thousand arguments half as fast as a tuple of a thousand. A `staged` entry is lowered or traced, not called.
     """
-    options = plan.options
+    options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, roots, layout, graphdef)
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged)
@@ -43,7 +42,7 @@ def build_entry(
         if is_prefix(spec):
             probed: list[_core.Outcome] = []
             probe = flat_function(plan, layout, donated, probed, options.by_value, staged)
-            _core.run_active(caller, roots, probed, jax.eval_shape, probe, *leaves)
+            _core.run_active(caller, roots, probed, recording, jax.eval_shape, probe, *leaves)
             outcome = probed[-1]
             paths = outcome.leaf_paths()[: outcome.result_leaves]
             spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p, "the result") for p in paths)

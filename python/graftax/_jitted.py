@@ -78,9 +78,12 @@ class Jitted(Stageable[P, R]):
 
     # ---- a structure not met before
 
-    def _entry(self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> _core.Entry:
+    def _entry(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
+    ) -> tuple[_core.Entry, _core.Recording]:
         signature, table = self._plan.signature, self._table
-        leaves, graphdef, names = self._plan.record(roots, layout)
+        recording = self._plan.record(roots, layout, opened=opened)
+        graphdef, names = recording.graphdef, recording.names
         key = (graphdef, context)
         try:
             entry = table.entries.get(key)
@@ -89,12 +92,12 @@ class Jitted(Stageable[P, R]):
             raise
         if entry is not None:
             table.found += 1
-            return entry
+            return entry, recording
         table.misses += 1
         table.advice.new_structure(self._plan.name, graphdef, names, table.hits + table.found)
-        table.advice.captured(self._plan.name, leaves, graphdef, names, signature.arguments(layout))
-        entry = build_entry(self._plan, self, roots, layout, graphdef, leaves, context)
-        return table.store((_core.weaken(graphdef), context), entry)
+        table.advice.captured(self._plan.name, recording.leaves, graphdef, names, signature.arguments(layout))
+        entry = build_entry(self._plan, self, roots, layout, recording, context)
+        return table.store((_core.weaken(graphdef), context), entry), recording
 
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
         """A call under `jax.disable_jit` that is given packed state, which the function takes for the object inside."""
@@ -105,8 +108,8 @@ class Jitted(Stageable[P, R]):
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
         """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
         if isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error):
-            leaves, graphdef, names = self._plan.record(roots, layout)
-            for leaf, path in zip(leaves, leaf_names(graphdef, names), strict=True):
+            recording = self._plan.record(roots, layout)
+            for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break

@@ -16,6 +16,7 @@ from .packed import is_donated
 from .patterns import Covering, Pattern, nearest, of_arguments, tester
 
 _NUMBERS = (bool, int, float, complex)
+_MOST_LAYOUTS = 64  # each as long as a call has arguments
 
 Layout = tuple[Any, ...]
 
@@ -40,28 +41,37 @@ class Plan:
         self.donate_patterns = [of_arguments(text, name, "donate=") for text in patterns]
         self.dynamic, patterns = split_patterns(options.dynamic)
         self.dynamic_patterns = [of_arguments(text, name, "dynamic=") for text in patterns]
+        self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
 
     def record(
-        self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False
-    ) -> tuple[list[Any], _core.GraphDef, tuple[str, ...]]:
-        """(leaves, GraphDef, one name a root) of the roots of a call."""
-        names = self.signature.root_names(layout)
-        flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
-        leaves, graphdef = _core.record(roots, names, flags, layout, aliases, shapes, dynamic)
-        return leaves, graphdef, names
+        self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False, opened: _core.Opened | None = None
+    ) -> _core.Recording:
+        """The roots of a call, recorded. `opened` holds what the call has asked registered classes before."""
+        opened = opened or _core.Opened()
+        names, flags = self._spelled(layout)
+        dynamic = self.dynamic_in(roots, names, flags, shapes, opened)
+        return _core.Recording(roots, names, flags, layout, self.donates(roots, layout), shapes, dynamic, opened)
 
-    def tracing(self, roots: tuple[Any, ...], layout: Layout, shapes: bool) -> _core.Trace:
-        names = self.signature.root_names(layout)
-        flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
-        aliases, dynamic = self.donates(roots, layout), self.dynamic_in(roots, names, flags, shapes)
-        return _core.Trace(roots, names, flags, aliases, shapes, dynamic)
+    def _spelled(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
+        """(names, flags) of the roots of calls with this layout."""
+        known = self._layouts.get(layout)
+        if known is None:
+            flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+            known = self.signature.root_names(layout), flags
+            if len(self._layouts) < _MOST_LAYOUTS:
+                self._layouts[layout] = known
+        return known
 
     def dynamic_in(
-        self, roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+        self,
+        roots: tuple[Any, ...],
+        names: tuple[str, ...],
+        flags: Sequence[int],
+        shapes: bool,
+        opened: _core.Opened | None = None,
     ) -> Callable[[tuple[Any, ...]], bool] | None:
         """By key path, which Python numbers in these roots are traced."""
-        return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes)
+        return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it packed state, whose memory a call may use?"""
@@ -73,7 +83,12 @@ class Plan:
 
 
 def dynamic_in(
-    patterns: Sequence[Pattern], roots: tuple[Any, ...], names: tuple[str, ...], flags: Sequence[int], shapes: bool
+    patterns: Sequence[Pattern],
+    roots: tuple[Any, ...],
+    names: tuple[str, ...],
+    flags: Sequence[int],
+    shapes: bool,
+    opened: _core.Opened | None = None,
 ) -> Callable[[tuple[Any, ...]], bool] | None:
     """By key path, which Python numbers in these roots patterns cover.
 
@@ -82,7 +97,7 @@ def dynamic_in(
     test = tester(patterns, names)
     if test is None:
         return None
-    graphdef = _core.record(roots, names, flags, None, False, shapes, test)[1]
+    graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened).graphdef
     if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return test
     covering, rows = Covering(graphdef, names), graphdef.instructions()

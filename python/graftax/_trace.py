@@ -30,7 +30,6 @@ from ._plan import Layout, Plan
 from ._signature import GlobalAssigned
 
 _NUMBERING = threading.Lock()
-_RUNNING = threading.local()
 
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
@@ -52,8 +51,9 @@ def flat_function(
         active = _core.active_call(outcomes)
         if active is None:
             raise GraftaxError(f"{plan.name} was traced outside of a call")
-        caller, roots = active
-        outcome, out = trace(plan, caller, roots, layout, leaves, donated, by_value, shapes)
+        caller, roots, recording = active
+        recording = recording or plan.record(roots, layout, shapes)
+        outcome, out = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
         with _NUMBERING:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
@@ -69,11 +69,11 @@ def trace(
     plan: Plan,
     caller: _core.Caller,
     roots: tuple[Any, ...],
+    recording: _core.Recording,
     layout: Layout,
     leaves: Sequence[Any],
     donated: Sequence[bool],
     by_value: bool,
-    shapes: bool,
 ) -> tuple[_core.Outcome, list[Any]]:
     """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
     signature, options = plan.signature, plan.options
@@ -88,9 +88,8 @@ def trace(
 
     # A forwarded input would keep its own sharding, whatever the options say.
     forward = options.in_shardings is None and options.out_shardings is None
-    tracing = plan.tracing(roots, layout, shapes)
     outcome, out, changed, lost = run_trace(
-        plan.name, tracing, roots, leaves, call, options.mutation, by_value=by_value, forward=forward, donated=donated
+        plan.name, recording, roots, leaves, call, options.mutation, by_value=by_value, forward=forward, donated=donated
     )
     plan.on_trace(changed if lost else [])
     return outcome, out
@@ -98,7 +97,7 @@ def trace(
 
 def run_trace(
     name: str,
-    tracing: _core.Trace,
+    recording: _core.Recording,
     roots: tuple[Any, ...],
     leaves: Sequence[Any],
     call: Callable[[list[Any]], Any],
@@ -109,21 +108,23 @@ def run_trace(
     donated: Sequence[bool] = (),
     arrays: bool = False,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
-    """Runs `call` on the roots rebuilt around `leaves`, whatever happens leaves the caller's objects as they were.
+    """Runs `call` on the roots, as they were recorded, rebuilt around `leaves`.
+
+    Whatever happens leaves the caller's objects as they were.
 
     With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
     """
+    tracing = _core.Trace(recording)
     try:
         values = tracing.rebuild(leaves)
-        running: list[Any] = _RUNNING.__dict__.setdefault("traces", [])
-        running.append((roots, values))
         since = len(equations())
         try:
-            outcome, out, changed, lost = tracing.finish(call(values), by_value, forward, donated, arrays)
-            warn_of_copies(name, running, since)
+            result = _core.run_rebuilt(call, values)
+            outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays)
+            warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
                 rename_leaves(error, tracing.leaf_paths())
@@ -132,7 +133,6 @@ def run_trace(
             assigned = ", ".join(error.args[0])
             raise MutationError(GLOBAL_ASSIGNED.format(name=name, names=assigned)) from None
         finally:
-            running.pop()
             tracing.restore()
         if mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
@@ -143,11 +143,6 @@ def run_trace(
         return outcome, out, changed, lost
     finally:
         tracing.close()
-
-
-def running_traces() -> list[tuple[Sequence[Any], Sequence[Any]]]:
-    """(the caller's roots, the rebuilt ones) of each trace that this thread is in."""
-    return list(_RUNNING.__dict__.get("traces", ()))
 
 
 def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

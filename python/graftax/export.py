@@ -111,12 +111,12 @@ class Exported(Generic[P, R]):
 
     __call__ = call
 
-    def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
+    def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> _core.Recording:
         flags, texts = self._how
         names = _names(self._signature, layout)
         patterns = [of_arguments(text, self.name, "dynamic=") for text in texts]
         dynamic = dynamic_in(patterns, roots, names, flags, True)
-        return _core.record(roots, names, flags, layout, False, True, dynamic)
+        return _core.Recording(roots, names, flags, layout, False, True, dynamic)
 
     def serialize(self, vjp_order: int = 0) -> bytearray:
         """The exported function as bytes. Classes and functions in it are named, as in every pickle.
@@ -199,8 +199,8 @@ def export(
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
     options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
     plan = Plan(jitted._plan.name, jitted._plan.place, jitted._plan.signature, options, jitted._plan.on_trace)
-    roots, layout, leaves, graphdef = jitted._prepare(args, kwargs)
-    names = plan.signature.root_names(layout)
+    roots, layout, recording = jitted._prepare(args, kwargs)
+    graphdef, names = recording.graphdef, recording.names
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
     signature = _signature_of(jitted._function, skip)
     given, given_layout, given_names = _roots(signature, args, kwargs)
@@ -212,8 +212,8 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, False, True, dynamic)
     leaf_at = _places(graphdef, range(skip, arguments))
 
-    entry = build_entry(plan, jitted, roots, layout, graphdef, leaves, None, staged=True)
-    constants = own_copies(leaves)
+    entry = build_entry(plan, jitted, roots, layout, recording, None, staged=True)
+    constants = own_copies(recording.leaves)
     found: list[tuple[_core.Outcome, list[int]]] = []
 
     def flat(*arrays: Any) -> Any:
@@ -227,7 +227,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     flat.__name__ = flat.__qualname__ = plan.name
     program = jax.export.export(jax.jit(flat), platforms=platforms, disabled_checks=disabled_checks)
     try:
-        exported = _core.run_active(jitted, roots, entry.outcomes, program, *own_leaves)
+        exported = _core.run_active(jitted, roots, entry.outcomes, recording, program, *own_leaves)
     except ValueError as error:  # of shapes that do not fit
         rename_leaves(error, leaf_names(own_graphdef, given_names), flat="args")
         raise

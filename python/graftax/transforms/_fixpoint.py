@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
+from .. import _core
 from .._signature import resolve
-from .._trace import running_traces
 
 
 class Retrace(Exception):
@@ -43,7 +43,7 @@ class Fixpoint(Generic[T]):
         if around is None:
             return Fixpoint()
         # How many traces are running tells a loop in a jitted function, which may be compiled already the next time.
-        key = (around._function, len(running_traces()), name, *map(_code, functions))
+        key = (around._function, len(_core.running_traces()), name, *map(_code, functions))
         around._met[key] += 1
         return around._inner.setdefault((around._met[key], key), Fixpoint())
 

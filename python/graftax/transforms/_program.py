@@ -194,7 +194,7 @@ class Program:
             output leaves are which of `leaves`.
         """
         before = list(leaves)
-        tracing = _core.Trace(self.roots, self.names, self._flags, False, self._shapes, self._dynamic)
+        recording = _core.Recording(self.roots, self.names, self._flags, None, False, self._shapes, self._dynamic)
 
         def call(values: list[Any]) -> Any:
             functions = [self._function(part, values) for part in self._parts]
@@ -202,9 +202,9 @@ class Program:
 
         mutation = mutation or self.mutation
         run = functools.partial(run_trace, by_value=mutation == "discard", forward=False, arrays=arrays)
-        given = (self.name, tracing, self.roots, before, call, mutation)
+        given = (self.name, recording, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
-        outcome, out, changed, lost = _core.run_active(_core.Caller(), self.roots, [], run, *given)
+        outcome, out, changed, lost = _core.run_active(None, self.roots, [], None, run, *given)
         if lost:
             paths = ", ".join(changed)
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())

@@ -16,7 +16,6 @@ from .. import _core
 from .._difference import describe, differences, place_name, too_deep
 from .._errors import MutationError, StructureError
 from .._hosts import copied
-from .._trace import running_traces
 from ._lift import name_of
 from ._snapshot import Snapshot
 
@@ -142,7 +141,7 @@ class _Host:
     ) -> None:
         self._name, self._callback = name, callback
         self._exact = vmap_method in (None, "sequential", "sequential_unrolled")
-        self._copied = copied(callback, running_traces())
+        self._copied = copied(callback, _core.running_traces())
         self._keywords = tuple(kwargs)
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
         roots = (*args, *kwargs.values())

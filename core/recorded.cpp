@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recorded.h"
+
+namespace graftax {
+
+namespace {
+
+int recorded_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* r = nb::inst_ptr<Recorded>(self);
+  Py_VISIT(r->graphdef.ptr());
+  Py_VISIT(r->names.ptr());
+  for (size_t i = 0; i < r->live.size(); ++i) Py_VISIT(r->live[i]);
+  for (size_t i = 0; i < r->leaves.size(); ++i) Py_VISIT(r->leaves[i]);
+  return 0;
+}
+
+int recorded_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  auto* r = nb::inst_ptr<Recorded>(self);
+  r->graphdef.reset();
+  r->live.clear();
+  r->leaves.clear();
+  return 0;
+}
+
+PyType_Slot recorded_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(recorded_traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(recorded_clear)},
+                                {0, nullptr}};
+
+int opened_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Opened>(self)->traverse(visit, arg) : 0;
+}
+
+int opened_clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Opened>(self)->clear();
+  return 0;
+}
+
+PyType_Slot opened_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(opened_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void*>(opened_clear)},
+                              {0, nullptr}};
+
+void init_recorded(Recorded* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
+                   nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened) {
+  RecordOptions options{names.ptr(), &root_flags, nullptr,
+                        aliases,     shapes,      dynamic.is_none() ? nullptr : dynamic.ptr()};
+  options.opened = opened;
+  if (opened) opened->walk_again();
+  Recorder recorder(options);
+  for (nb::handle r : roots) recorder.root(r.ptr());
+  Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  new (self) Recorded{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves)};
+}
+
+}  // namespace
+
+const Program& Recorded::program() const {
+  static const Program empty{};
+  return graphdef.is_valid() ? nb::inst_ptr<GraphDef>(graphdef)->program : empty;
+}
+
+void Recorded::walk(Walk& out) const {
+  const Program& p = program();
+  out.leaves.reserve(leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    out.leaves.push(leaves[i]);
+    const Kind* kind = known_kind(Py_TYPE(leaves[i]));
+    out.has_numpy = out.has_numpy || (kind && kind->base == Base::numpy);
+  }
+  out.nodes.resize(p.track_pc.size());
+  for (size_t t = 0; t < p.track_pc.size(); ++t) out.nodes.set(t, live[p.track_pc[t]]);
+}
+
+const Recorded& Recorded::nothing() {
+  static const Recorded nothing{};
+  return nothing;
+}
+
+void bind_recorded(nb::module_& m) {
+  nb::class_<Opened>(m, "Opened", nb::type_slots(opened_slots),
+                     "What registered classes gave when they were opened: each is asked once in a call.")
+      .def(nb::init<>());
+  nb::class_<Recorded>(m, "Recording", nb::type_slots(recorded_slots),
+                       "The roots of one call, walked once: their structure, leaves and live objects.")
+      .def("__init__", &init_recorded, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
+           nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
+           nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
+           nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
+                   "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
+                   "Callable[[tuple[Any, ...]], bool] | None = None, opened: Opened | None = None) -> None"))
+      .def_prop_ro(
+          "graphdef", [](const Recorded& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
+      .def_prop_ro(
+          "names", [](const Recorded& r) { return r.names; }, nb::sig("def names(self) -> tuple[str, ...]"))
+      .def_prop_ro(
+          "leaves",
+          [](const Recorded& r) {
+            nb::list out;
+            for (size_t i = 0; i < r.leaves.size(); ++i) out.append(nb::borrow(r.leaves[i]));
+            return out;
+          },
+          nb::sig("def leaves(self) -> list[Any]"));
+}
+
+}  // namespace graftax

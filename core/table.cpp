@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "table.h"
+
+#include <algorithm>
+
+namespace graftax {
+
+namespace {
+
+constexpr size_t max_recent = 8;
+
+int entry_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* e = nb::inst_ptr<Entry>(self);
+  Py_VISIT(e->context.get());
+  Py_VISIT(e->compiled.get());
+  Py_VISIT(e->outcomes.get());
+  return e->program.traverse(visit, arg);
+}
+
+int entry_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  auto* e = nb::inst_ptr<Entry>(self);
+  e->context = {};
+  e->compiled = {};
+  e->outcomes = {};
+  e->program.clear();
+  return 0;
+}
+
+PyType_Slot entry_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(entry_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(entry_clear)},
+                             {0, nullptr}};
+
+int table_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  for (const Owned& e : nb::inst_ptr<Table>(self)->recent) Py_VISIT(e.get());
+  return 0;
+}
+
+int table_clear(PyObject* self) {
+  if (nb::inst_ready(self)) {
+    auto dead = std::move(nb::inst_ptr<Table>(self)->recent);
+    nb::inst_ptr<Table>(self)->recent.clear();
+  }
+  return 0;
+}
+
+PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(table_clear)},
+                             {0, nullptr}};
+
+// How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
+// are kept, in turn), looking at the leaves is in vain, and left for a while.
+constexpr size_t max_directs = 16;
+constexpr int patience = 64;  // calls without one, over those with one
+constexpr int pause_calls = 1024;
+
+// Null where none fits; one that is not ready yet where it is too early to ask for its executable.
+std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, const OwnedList& surroundings) {
+  static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
+  if (entry.directs.empty()) return nullptr;
+  Owned compiled = entry.compiled;
+  Owned cached = own(PyObject_CallMethodNoArgs(compiled.get(), cache_size));
+  if (PyObject_Not(cached.get())) {  // jax.clear_caches() was called
+    entry.directs.clear();
+    return nullptr;
+  }
+  for (size_t i = 0; i < entry.directs.size(); ++i) {
+    std::shared_ptr<Direct> direct = entry.directs[i];
+    if (!direct->fits(leaves, surroundings)) continue;
+    if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
+    if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
+    entry.refused = !direct->prepare(compiled.get(), leaves, entry.tupled);
+    return entry.refused ? nullptr : direct;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+uint32_t Entry::captured_from() const {
+  uint32_t pc = 0, track = 0;
+  for (uint32_t r = 0; r < arguments && r < program.roots; ++r) pc = program.after(pc);
+  while (track < program.track_pc.size() && program.track_pc[track] < pc) ++track;
+  return track;
+}
+
+std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, std::shared_ptr<Direct>& seen) {
+  std::shared_ptr<Direct> out;
+  if (pause > 0 && --pause > 0) return nullptr;
+  try {
+    if (!gate_is_open()) return nullptr;
+    OwnedList surroundings;
+    surroundings_now(surroundings);
+    out = fitting_direct(*this, leaves, surroundings);
+    if (!out && !refused) seen = Direct::look(leaves, std::move(surroundings));
+  } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
+    if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
+    refused = true;
+  }
+  in_vain = std::max(0, in_vain + (out ? -1 : 1));
+  if (in_vain > patience) {
+    in_vain = 0;
+    pause = pause_calls;
+    seen = nullptr;
+  }
+  if (refused || pause > 0) directs.clear();
+  if (out && !out->ready()) out = nullptr;
+  return out;
+}
+
+void Entry::remember(std::shared_ptr<Direct> direct) {
+  if (directs.size() >= max_directs) directs.pop_back();
+  directs.insert(directs.begin(), std::move(direct));
+}
+
+void Table::promote(PyObject* entry) {
+  nb::inst_ptr<Entry>(entry)->used = ++clock;
+  if (!recent.empty() && recent.front().get() == entry) return;
+  auto it = std::find_if(recent.begin(), recent.end(), [&](const Owned& e) { return e.get() == entry; });
+  Owned last;
+  Owned held = Owned::borrow(entry);
+  if (it != recent.end()) recent.erase(it);
+  else if (recent.size() >= max_recent) {
+    last = std::move(recent.back());
+    recent.pop_back();
+  }
+  recent.insert(recent.begin(), std::move(held));
+}
+
+void bind_table(nb::module_& m) {
+  nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
+                    "What is compiled for one structure of one function.")
+      .def(
+          "__init__",
+          [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
+             uint32_t arguments, bool tupled) {
+            auto* e = new (self) Entry{};
+            e->program = weakened(graphdef.program);
+            e->context = Owned::borrow(context.ptr());
+            e->compiled = Owned::borrow(compiled.ptr());
+            e->outcomes = Owned::borrow(outcomes.ptr());
+            e->tupled = tupled;
+            e->arguments = arguments;
+          },
+          nb::arg("graphdef"), nb::arg("context").none(), nb::arg("compiled"), nb::arg("outcomes"),
+          nb::arg("arguments"), nb::arg("tupled"),
+          nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
+                  "arguments: int, tupled: bool) -> None"))
+      .def_prop_ro(
+          "direct",
+          [](const Entry& e) -> nb::object {
+            if (e.refused) return nb::none();
+            return nb::int_(std::count_if(e.directs.begin(), e.directs.end(), [](auto& d) { return d->ready(); }));
+          },
+          nb::sig("def direct(self) -> int | None"),
+          "How many of its executables are run directly; None where none can be.")
+      .def_prop_ro(
+          "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
+      .def_prop_ro(
+          "compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); }, nb::sig("def compiled(self) -> Any"))
+      .def_prop_ro(
+          "outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
+          nb::sig("def outcomes(self) -> list[Outcome]"));
+
+  nb::class_<Table>(m, "Table", nb::type_slots(table_slots), nb::is_weak_referenceable(),
+                    "The entries used last; a subclass holds them all.")
+      .def(nb::init<>())
+      .def_ro("hits", &Table::hits)
+      .def(
+          "_forget",
+          [](Table& t, nb::handle entry) {
+            auto it =
+                std::find_if(t.recent.begin(), t.recent.end(), [&](const Owned& e) { return e.get() == entry.ptr(); });
+            if (it == t.recent.end()) return;
+            Owned dead = std::move(*it);
+            t.recent.erase(it);
+          },
+          nb::arg("entry"))
+      .def("_forget_all", [](Table& t) {
+        auto dead = std::move(t.recent);
+        t.recent.clear();
+        t.hits = 0;
+      });
+}
+
+}  // namespace graftax

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is compiled for one function under one set of options: an entry for each structure.
+#pragma once
+
+#include <memory>
+
+#include "direct.h"
+#include "record.h"
+
+namespace graftax {
+
+// One structure of one function.
+struct Entry {
+  Program program;
+  Owned context;           // what else is in the key
+  Owned compiled;          // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned outcomes;          // list of Outcome; the number that the executable returns picks one
+  uint64_t used = 0;       // the table's clock at the last call
+  bool tupled = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
+  std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
+  bool refused = false;                          // its executable is none to run directly
+  int in_vain = 0;                               // calls that found no direct one, less those that did
+  int pause = 0;                                 // calls that do not look for one
+
+  // The first tracked node that only captured roots reach.
+  uint32_t captured_from() const;
+  // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
+  std::shared_ptr<Direct> find_direct(const OwnedList& leaves, std::shared_ptr<Direct>& seen);
+  void remember(std::shared_ptr<Direct> direct);
+};
+
+struct Table {
+  std::vector<Owned> recent;  // the entries used last, first the newest
+  uint64_t hits = 0;
+  uint64_t clock = 0;
+
+  // Makes this entry the newest.
+  void promote(PyObject* entry);
+};
+
+void bind_table(nb::module_& m);
+
+}  // namespace graftax
