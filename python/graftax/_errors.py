@@ -112,8 +112,8 @@ GENERATOR = (
 )
 CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
-    "reaches it through its own globals or closure. Pass it to the function as an argument. (Or a registered class flattens "
-    "to something new each time it is asked.)"
+    "reaches it through its own globals or closure. Pass it to the function as an argument. (Or a registered class "
+    "flattens to something new each time it is asked.)"
 )
 CHANGED_WHILE = (
     "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
