@@ -121,7 +121,36 @@ class NodeCalls:
         return Verdict(self.title, self.limit, worst, worst <= self.limit, detail)
 
 
-def _node_calls(jit: Callable[[Any], Any]) -> tuple[int, int]:
+@dataclass(frozen=True)
+class FlattenCalls:
+    """User flatten calls in one call that does not have one of the structures used last."""
+
+    title: str
+    limit: float
+    known: bool  # is its structure one that is compiled already?
+
+    def rounds(self, rounds: int) -> int:
+        return 1
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
+        if "graftax_jit" not in subjects:
+            return Verdict(self.title, self.limit, None, False, "absent: graftax_jit")
+        counts, Counted = _counted_node()
+        step = subjects["graftax_jit"].jit(lambda node, _: node.data + 1)
+        node = Counted(jax.numpy.zeros(3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the changing number: it is what is asked for
+            for number in range(12):
+                step(node, number)
+            counts.update(flatten=0, unflatten=0)
+            step(node, 0 if self.known else 12)
+        on_round()
+        found = counts["flatten"]
+        return Verdict(self.title, self.limit, found, found <= self.limit, f"flatten {found}")
+
+
+def _counted_node() -> tuple[dict[str, int], type]:
+    """A registered class, and how often it was flattened and unflattened."""
     counts = {"flatten": 0, "unflatten": 0}
 
     class Counted:
@@ -137,8 +166,13 @@ def _node_calls(jit: Callable[[Any], Any]) -> tuple[int, int]:
         return Counted(*children)
 
     jax.tree_util.register_pytree_node(Counted, flatten, unflatten)
+    return counts, Counted
 
-    def replaced(node: Counted) -> Counted:
+
+def _node_calls(jit: Callable[[Any], Any]) -> tuple[int, int]:
+    counts, Counted = _counted_node()
+
+    def replaced(node: Any) -> Any:
         return Counted(node.data + 1)
 
     step = jit(replaced)
@@ -261,5 +295,7 @@ BUDGETS: tuple[Budget, ...] = (
     Timed("loss and gradient, list of 100, vs JAX on the flat list", 1.00, "gradient", "list 100", "jax_flat"),
     Timed("loss and gradient, eqx.Module of 100, vs JAX on it", 0.65, "gradient", "eqx.Module 100", "jax_tree"),
     NodeCalls("user flatten and unflatten calls, registered node, vs jax.jit", 1.00),
+    FlattenCalls("user flatten calls, registered node, structure not met before", 3, known=False),
+    FlattenCalls("user flatten calls, registered node, known structure outside the last eight", 1, known=True),
     StaticChurn("live executables under 10,000 static values, vs the bound", 1.00),
 )

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call records at most once, and asks a registered class for its children as seldom as it can."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+from graftax import _core
+
+TAGS = 12  # structures of one function: more than are tried by replaying them
+
+
+class Asked:
+    """Counts how often classes were flattened."""
+
+    flattened = 0
+
+
+class Layer:
+    """Its children are its attributes."""
+
+    def __init__(self, w, tag):
+        self.w, self.tag = w, tag
+
+    def first(self):
+        return self.w
+
+    def replace(self, value):
+        self.w = value
+
+
+class Stack:
+    """Its children are in a list that JAX does not see."""
+
+    def __init__(self, items, tag):
+        self.items, self.tag = list(items), tag
+
+    def first(self):
+        return self.items[0]
+
+    def replace(self, value):
+        self.items = [value]
+
+
+def flatten_layer(layer):
+    Asked.flattened += 1
+    return (layer.w,), layer.tag
+
+
+def flatten_stack(stack):
+    Asked.flattened += 1
+    return iter(tuple(stack.items)), stack.tag  # an iterator can be read but once
+
+
+jax.tree_util.register_pytree_node(Layer, flatten_layer, lambda tag, children: Layer(*children, tag))
+jax.tree_util.register_pytree_node(Stack, flatten_stack, lambda tag, children: Stack(children, tag))
+
+MAKE = {"layer": lambda tag: Layer(jnp.ones(2), tag), "stack": lambda tag: Stack([jnp.ones(2)], tag)}
+
+
+def reads(node, _):
+    return node.first() + 1
+
+
+def replaces(node, _):
+    node.replace(node.first() + 1)
+    return node
+
+
+def returns(node, _):
+    return node
+
+
+FUNCTIONS = [reads, replaces, returns]
+
+
+def flattened_in(call):
+    Asked.flattened = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", graftax.RecompileWarning)
+        call()
+    return Asked.flattened
+
+
+def called_with_every_tag(jit, function, make):
+    jitted = jit(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", graftax.RecompileWarning)
+        for tag in range(TAGS):
+            jitted(make(tag), tag)
+    return jitted
+
+
+@pytest.fixture(params=MAKE)
+def make(request):
+    return MAKE[request.param]
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_miss_flattens_a_node_at_most_three_times(jit, function, make):
+    jitted = called_with_every_tag(jit, function, make)
+    before = jitted.cache_info().misses
+    assert flattened_in(lambda: jitted(make(TAGS), TAGS)) <= 3
+    assert jitted.cache_info().misses == before + 1
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+@pytest.mark.parametrize("tag", [0, TAGS - 1], ids=["met long ago", "met last"])
+def test_a_known_structure_is_flattened_once(jit, tag, make):
+    jitted = called_with_every_tag(jit, reads, make)
+    before = jitted.cache_info()
+    assert flattened_in(lambda: jitted(make(tag), tag)) == 1
+    after = jitted.cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
+
+
+def test_every_node_of_a_graph_is_flattened_once():
+    def made(tag):
+        shared = Layer(jnp.ones(2), tag)
+        return {"a": [Layer(jnp.ones(2), 0), shared], "b": (shared, Stack([Layer(jnp.ones(2), 1)], 2))}
+
+    jitted = called_with_every_tag(graftax.jit, lambda graph, _: graph["b"][1].items[0].w, made)
+    assert flattened_in(lambda: jitted(made(0), 0)) == 4
+    assert flattened_in(lambda: jitted(made(TAGS), TAGS)) <= 12
+
+
+def test_patterns_of_traced_numbers_flatten_no_node_again():
+    jitted = graftax.jit(lambda node, config, _: node.w * config["rate"], dynamic="config['rate']")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", graftax.RecompileWarning)
+        for tag in range(TAGS):
+            jitted(MAKE["layer"](tag), {"rate": 2.0}, tag)
+    assert flattened_in(lambda: jitted(MAKE["layer"](0), {"rate": 3.0}, 0)) == 1
+    assert flattened_in(lambda: jitted(MAKE["layer"](TAGS), {"rate": 3.0}, TAGS)) <= 3
+
+
+def test_what_a_function_does_to_a_list_behind_a_registered_node_comes_back():
+    @graftax.jit
+    def grows(stack):
+        stack.items.append(stack.items[0] + 1)
+
+    @graftax.jit
+    def swaps(stack):
+        stack.items[0] = stack.items[0] * 5
+
+    stack = MAKE["stack"](0)
+    grows(stack)
+    swaps(stack)
+    grows(stack)
+    np.testing.assert_array_equal(np.stack(stack.items), [[5, 5], [2, 2], [6, 6]])
+
+
+class Restless:
+    """Looks different each time it is asked."""
+
+    asked = 0
+
+    def __init__(self, w):
+        self.w = w
+
+
+def flatten_restless(node):
+    Restless.asked += 1
+    return (node.w,), Restless.asked
+
+
+jax.tree_util.register_pytree_node(Restless, flatten_restless, lambda _, children: Restless(*children))
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_a_class_that_flattens_to_something_new_each_time_is_named_as_the_reason(jit):
+    with pytest.raises(graftax.ConcurrentChangeError, match="flattens to something new"):
+        jit(lambda node: node.w)(Restless(jnp.ones(2)))
+
+
+class Failing:
+    """Cannot be flattened while `broken`."""
+
+    broken = False
+    w = np.ones(2)
+
+
+def flatten_failing(node):
+    if Failing.broken:
+        raise RuntimeError("cannot be flattened now")
+    return (Failing.w,), None
+
+
+jax.tree_util.register_pytree_node(Failing, flatten_failing, lambda *_: Failing())
+
+
+def test_a_flatten_that_raises_is_told_with_its_path_and_may_work_later(monkeypatch):
+    jitted = graftax.jit(lambda nodes: 1)
+    graph = [Layer(jnp.ones(2), 0), Failing()]
+    jitted(graph)
+    monkeypatch.setattr(Failing, "broken", True)
+    with pytest.raises(RuntimeError, match="cannot be flattened now") as raised:
+        jitted(graph)
+    assert any("nodes[1]" in note for note in raised.value.__notes__)
+    monkeypatch.setattr(Failing, "broken", False)
+    assert jitted(graph) == 1
+    assert jitted.cache_info().misses == 1
+
+
+def test_a_recording_serves_every_trace_of_its_call():
+    roots = ([jnp.ones(2)], 3)
+    recording = _core.Recording(roots, ("x", "n"), [0, 0])
+    assert (len(recording.leaves), recording.names, recording.graphdef.num_leaves) == (1, ("x", "n"), 1)
+    for _ in range(2):
+        trace = _core.Trace(recording)
+        rebuilt = trace.rebuild([jnp.zeros(2)])
+        assert rebuilt[0] is not roots[0]
+        assert rebuilt[1] == 3
+        assert trace.verify(roots)
+        trace.close()
+    assert recording.leaves[0] is roots[0][0]
