@@ -2,6 +2,7 @@
 // The table of contents of graftax._core: one bind_x(m) per file.
 #include "call.h"
 #include "direct.h"
+#include "exchange.h"
 #include "rebuild.h"
 #include "record.h"
 #include "rows.h"
@@ -148,13 +149,15 @@ NB_MODULE(_core_of_main, m) {
   m.doc() = "The engine of graftax: walks object graphs. See core/README.md.";
   nanobind::set_leak_warnings(false);  // caches live as long as the process
   init_kinds();
+  init_exchange();
   bind_kinds(m);
   bind_rows(m);
   bind_graphdef(m);
   bind_flatten(m);
   bind_unflatten(m);
   bind_recorded(m);
-  bind_writeback(m);
+  bind_outcome(m);
+  bind_trace(m);
   bind_surgery(m);
   bind_treedef(m);
   bind_tree(m);

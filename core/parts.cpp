@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parts.h"
 
+#include <structmember.h>
+
 #include <cstring>
 
+#include "exchange.h"
 #include "rebuild.h"
 #include "static_key.h"
 
@@ -346,20 +349,40 @@ void write_partial(PyObject* partial, PyObject* const* items, OwnedList& graveya
                                        state.get()));
 }
 
-void write_buffer(const Program& p, const Instr& n, PyObject* obj) {
-  PyObject* content = p.statics[n.payload].obj;
-  if (PyByteArray_Check(obj)) {
-    check(PyByteArray_Resize(obj, PyBytes_GET_SIZE(content)));
-    memcpy(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(PyBytes_GET_SIZE(content)));
-    return;
+void fill_buffer(PyObject* content, PyObject* shell) {
+  if (PyByteArray_Check(shell)) {
+    Owned made = own(PyByteArray_FromObject(content));
+    return exchange(shell, made.get(), Base::buffer);
   }
-  if (PyObject_TypeCheck(obj, runtime.ndarray_type)) {
-    Owned written = own(PyObject_CallMethod(runtime.statics, "write_text_array", "OO", obj, content));
+  if (PyObject_TypeCheck(shell, runtime.ndarray_type)) {
+    Owned(own(PyObject_CallMethod(runtime.statics, "write_text_array", "OO", shell, content)));
     return;
   }
   auto* type = reinterpret_cast<PyObject*>(runtime.array_array_type);
-  check(PySequence_DelSlice(obj, 0, PySequence_Size(obj)));
-  Owned done = own(PyObject_CallMethod(type, "frombytes", "OO", obj, PyTuple_GET_ITEM(content, 1)));
+  Owned(own(PyObject_CallMethod(type, "frombytes", "OO", shell, PyTuple_GET_ITEM(content, 1))));
+}
+
+Owned new_buffer(PyObject* content) {
+  if (PyBytes_Check(content)) return own(PyByteArray_FromObject(content));
+  Owned out = own(PyObject_CallFunctionObjArgs(reinterpret_cast<PyObject*>(runtime.array_array_type),
+                                               PyTuple_GET_ITEM(content, 0), nullptr));
+  fill_buffer(content, out.get());
+  return out;
+}
+
+// A member of the C struct: set there, whatever a subclass calls by its name.
+Py_ssize_t default_factory_offset() {
+  static const Py_ssize_t offset = [] {
+    Owned member =
+        own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(runtime.defaultdict_type), "default_factory"));
+    return reinterpret_cast<PyMemberDescrObject*>(member.get())->d_member->offset;
+  }();
+  return offset;
+}
+
+void set_default_factory(PyObject* shell, PyObject* factory) {
+  auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(shell) + default_factory_offset());
+  Owned old = Owned::steal(std::exchange(*place, Py_NewRef(factory)));
 }
 
 }  // namespace graftax

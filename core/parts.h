@@ -46,6 +46,12 @@ bool is_remade(const Kind& kind);
 
 void write_exception(PyObject* exception, PyObject* const* items, OwnedList& graveyard);
 void write_partial(PyObject* partial, PyObject* const* items, OwnedList& graveyard);
-void write_buffer(const Program& program, const Instr& n, PyObject* obj);
+// Gives an empty bytearray, array.array or NumPy array of text the content that a payload holds.
+void fill_buffer(PyObject* content, PyObject* shell);
+// A bytearray or an array.array with this content.
+Owned new_buffer(PyObject* content);
+
+Py_ssize_t default_factory_offset();
+void set_default_factory(PyObject* shell, PyObject* factory);
 
 }  // namespace graftax

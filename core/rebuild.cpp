@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rebuild.h"
 
+#include "exchange.h"
 #include "parts.h"
 #include "static_key.h"
 
@@ -21,125 +22,35 @@ void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& grav
   graveyard.push_stolen(Owned::steal(std::exchange(*place, value)));
 }
 
-// Puts values under keys that are their own, and keeps what they replace.
-void assign(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-            OwnedList& graveyard) {
-  for (uint32_t i = 0; i < count; ++i) {
-    PyObject* key = p.statics[p.keys[keys + i]].obj;
-    PyObject* old = dict_get(dict, key);
-    if (old == values[i]) continue;
-    graveyard.push(old);
-    check(PyDict_SetItem(dict, key, values[i]));
-  }
-}
-
-// Makes `dict` hold exactly these keys and values. All keys are hashed into a new dict first: what can fail, fails there.
-void write_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-                OwnedList& graveyard, PyObject* const* inputs = nullptr) {
-  if (PyDict_GET_SIZE(dict) == 0) {
-    for (uint32_t i = 0; i < count; ++i)
-      check(PyDict_SetItem(dict, key_object(p, p.keys[keys + i], inputs).get(), values[i]));
-    return;
-  }
-  bool same_keys = PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count);
-  if (same_keys) {
-    PyObject *key, *value;
-    Py_ssize_t pos = 0;
-    for (uint32_t i = 0; same_keys && PyDict_Next(dict, &pos, &key, &value); ++i)
-      same_keys = p.statics[p.keys[keys + i]].obj == key;  // a key that is an input has none: written anew
-  }
-  if (same_keys) return assign(p, dict, keys, count, values, graveyard);
-  Owned fresh = own(PyDict_New());
-  for (uint32_t i = 0; i < count; ++i)
-    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i], inputs).get(), values[i]));
-  graveyard.push_stolen(own(PyDict_Copy(dict)));
-  PyDict_Clear(dict);
-  check(PyDict_Update(dict, fresh.get()));
-}
-
-// The same for fields whose order says nothing: those that are there keep their place.
-void write_named(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-                 OwnedList& graveyard) {
-  assign(p, dict, keys, count, values, graveyard);
-  if (PyDict_GET_SIZE(dict) == static_cast<Py_ssize_t>(count)) return;
-  Owned wanted = own(PySet_New(nullptr)), present = own(PyDict_Keys(dict));
-  for (uint32_t i = 0; i < count; ++i) check(PySet_Add(wanted.get(), p.statics[p.keys[keys + i]].obj));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(present.get()); ++i) {
-    PyObject* key = PyList_GET_ITEM(present.get(), i);
-    int stays = PySet_Contains(wanted.get(), key);
-    check(stays);
-    if (stays) continue;
-    graveyard.push(dict_get(dict, key));
-    check(PyDict_DelItem(dict, key));
-  }
-}
-
-// The attributes of a function, without the one that holds what is compiled for it.
-void write_function_dict(const Program& p, PyObject* function, uint32_t keys, uint32_t count, PyObject* const* values,
-                         OwnedList& graveyard) {
-  PyObject* dict = reinterpret_cast<PyFunctionObject*>(function)->func_dict;
-  if (!dict && count == 0) return;
-  Owned hold = instance_dict(function);
-  PyObject* tables = dict_get(hold.get(), runtime.tables);
-  if (!tables) return write_dict(p, hold.get(), keys, count, values, graveyard);
-  Owned kept = Owned::borrow(tables);
-  check(PyDict_DelItem(hold.get(), runtime.tables));
-  write_dict(p, hold.get(), keys, count, values, graveyard);
-  check(PyDict_SetItem(hold.get(), runtime.tables, kept.get()));
-}
-
-void write_odict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-                 OwnedList& graveyard, PyObject* const* inputs) {
-  Owned fresh = own(PyDict_New());
-  for (uint32_t i = 0; i < count; ++i)
-    check(PyDict_SetItem(fresh.get(), key_object(p, p.keys[keys + i], inputs).get(), values[i]));
-  Owned old = own(PyDict_New());
-  check(PyDict_Merge(old.get(), dict, 1));
-  graveyard.push_stolen(std::move(old));
-  Owned clear = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(runtime.odict_type), "clear", "O", dict));
-  PyObject *key, *value;
-  Py_ssize_t pos = 0;
-  while (PyDict_Next(fresh.get(), &pos, &key, &value)) check(PyODict_SetItem(dict, key, value));
-}
-
 Owned list_of(PyObject* const* values, uint32_t count) {
   Owned out = own(PyList_New(count));
   for (uint32_t i = 0; i < count; ++i) PyList_SET_ITEM(out.get(), i, Py_NewRef(values[i]));
   return out;
 }
 
-void write_deque(const Program& p, const Instr& n, PyObject* obj, PyObject* const* values, OwnedList& graveyard) {
-  auto* type = reinterpret_cast<PyObject*>(runtime.deque_type);
-  Owned iterator = own(runtime.deque_type->tp_iter(obj));
-  graveyard.push_stolen(own(PySequence_List(iterator.get())));
+void fill_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
+               PyObject* const* inputs = nullptr, int (*set)(PyObject*, PyObject*, PyObject*) = PyDict_SetItem) {
+  for (uint32_t i = 0; i < count; ++i) check(set(dict, key_object(p, p.keys[keys + i], inputs).get(), values[i]));
+}
+
+void fill_deque(const Program& p, const Instr& n, PyObject* obj, PyObject* const* values) {
   Owned items = list_of(values, n.items);
-  if (n.payload == NONE) {
-    Owned cleared = own(PyObject_CallMethod(type, "clear", "O", obj));
-    Owned done = own(PyObject_CallMethod(type, "extend", "OO", obj, items.get()));
-  } else {
-    Owned args = own(PyTuple_Pack(2, items.get(), p.statics[n.payload].obj));
-    check(runtime.deque_type->tp_init(obj, args.get(), nullptr));  // clears, and sets maxlen
-  }
+  Owned args = n.payload == NONE ? own(PyTuple_Pack(1, items.get()))
+                                 : own(PyTuple_Pack(2, items.get(), p.statics[n.payload].obj));
+  check(runtime.deque_type->tp_init(obj, args.get(), nullptr));
 }
 
-void write_set(const Program& p, const Instr& n, PyObject* obj, OwnedList& graveyard, PyObject* const* inputs) {
-  Owned fresh = own(PySet_New(nullptr));
-  for (uint32_t i = 0; i < n.arg; ++i) check(PySet_Add(fresh.get(), key_object(p, p.keys[n.keys + i], inputs).get()));
-  graveyard.push_stolen(own(PySet_New(obj)));
-  check(PySet_Clear(obj));
-  Owned elements = own(PySequence_List(fresh.get()));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
-    check(PySet_Add(obj, PyList_GET_ITEM(elements.get(), i)));
+void fill_set(const Program& p, const Instr& n, PyObject* obj, PyObject* const* inputs) {
+  for (uint32_t i = 0; i < n.arg; ++i) check(PySet_Add(obj, key_object(p, p.keys[n.keys + i], inputs).get()));
 }
 
-void write_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values,
-                 OwnedList& graveyard) {
+void fill_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values) {
+  OwnedList old;
   uint32_t filled = 0;
   for (const Slot& slot : n.kind->slots) {
     PyObject* next = filled < n.slots ? p.statics[p.keys[first_key + filled]].obj : nullptr;
-    bool present = next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0);
-    PyObject* value = present ? values[filled++] : nullptr;
-    if (slot_value(obj, slot) != value) swap_slot(obj, slot, value, graveyard);
+    if (next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0))
+      swap_slot(obj, slot, values[filled++], old);
   }
 }
 
@@ -178,60 +89,60 @@ Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
   return Owned::borrow(value);
 }
 
-void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard) {
-  for (const Slot& slot : kind.slots)
-    if (slot.name == name) return swap_slot(obj, slot, value, graveyard);
-  Owned dict = instance_dict(obj);
-  PyObject* old = dict_get(dict.get(), name);
-  graveyard.push(old);
-  if (value) check(PyDict_SetItem(dict.get(), name, value));
-  else if (old) check(PyDict_DelItem(dict.get(), name));
+Owned new_items(const Program& p, const Instr& n, PyObject* const* items, PyObject* const* inputs) {
+  switch (n.kind->base) {
+    case Base::list: return list_of(items, n.items);
+    case Base::odict: {
+      Owned out = own(PyODict_New());
+      fill_dict(p, out.get(), n.keys, n.items, items, inputs, PyODict_SetItem);
+      return out;
+    }
+    case Base::deque: {
+      Owned out = own(runtime.deque_type->tp_new(runtime.deque_type, runtime.empty_tuple, nullptr));
+      fill_deque(p, n, out.get(), items);
+      return out;
+    }
+    case Base::set: {
+      Owned out = own(PySet_New(nullptr));
+      fill_set(p, n, out.get(), inputs);
+      return out;
+    }
+    case Base::buffer: return new_buffer(p.statics[n.payload].obj);
+    default: {
+      Owned out = own(PyDict_New());
+      fill_dict(p, out.get(), n.keys, n.items, items, inputs);
+      return out;
+    }
+  }
 }
 
-void write_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard,
-                   PyObject* const* inputs) {
+void fill_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, PyObject* const* inputs) {
   const Instr& n = p.code[pc];
   const Kind& kind = *n.kind;
   PyObject* const* items = values + n.has_extra;
+  OwnedList old;
   switch (kind.base) {
-    case Base::list: {
-      graveyard.push_stolen(own(PyList_GetSlice(obj, 0, PyList_GET_SIZE(obj))));
-      check(PyList_SetSlice(obj, 0, PyList_GET_SIZE(obj), list_of(items, n.items).get()));
-      break;
-    }
-    case Base::dict: write_dict(p, obj, n.keys, n.items, items, graveyard, inputs); break;
-    case Base::defaultdict: {
-      write_dict(p, obj, n.keys, n.items, items, graveyard, inputs);
-      check(PyObject_GenericSetAttr(obj, own(PyUnicode_InternFromString("default_factory")).get(), values[0]));
-      break;
-    }
-    case Base::odict: write_odict(p, obj, n.keys, n.items, items, graveyard, inputs); break;
-    case Base::deque: write_deque(p, n, obj, items, graveyard); break;
+    case Base::list: exchange(obj, list_of(items, n.items).get(), Base::list); break;
+    case Base::defaultdict: set_default_factory(obj, values[0]); [[fallthrough]];
+    case Base::dict: fill_dict(p, obj, n.keys, n.items, items, inputs); break;
+    case Base::odict: fill_dict(p, obj, n.keys, n.items, items, inputs, PyODict_SetItem); break;
+    case Base::deque: fill_deque(p, n, obj, items); break;
     case Base::set:
-      if (kind.solid == &PySet_Type) write_set(p, n, obj, graveyard, inputs);
+      if (kind.solid == &PySet_Type) fill_set(p, n, obj, inputs);
       break;
-    case Base::buffer: write_buffer(p, n, obj); break;
-    case Base::function: write_function(obj, n, items, graveyard); break;
-    case Base::exception: write_exception(obj, items, graveyard); break;
-    case Base::partial: write_partial(obj, items, graveyard); break;
-    case Base::cell: {
-      graveyard.push(PyCell_GET(obj));
-      check(PyCell_Set(obj, n.items ? items[0] : nullptr));
-      break;
-    }
+    case Base::buffer: fill_buffer(p.statics[n.payload].obj, obj); break;
+    case Base::function: write_function(obj, n, items, old); break;
+    case Base::exception: write_exception(obj, items, old); break;
+    case Base::partial: write_partial(obj, items, old); break;
+    case Base::cell: check(PyCell_Set(obj, n.items ? items[0] : nullptr)); break;
     default: break;
   }
   if (kind.base == Base::registered) return;
   PyObject* const* fields = items + n.items;
   uint32_t field_key = n.keys + p.item_keys(n);
-  if (kind.base == Base::function) {
-    write_function_dict(p, obj, field_key, n.fields, fields, graveyard);
-  } else if (kind.has_dict && !(n.flags & OWN_DICT)) {
-    Owned dict = instance_dict(obj);
-    if (kind.by_name) write_named(p, dict.get(), field_key, n.fields, fields, graveyard);
-    else write_dict(p, dict.get(), field_key, n.fields, fields, graveyard);
-  }
-  if (!kind.slots.empty()) write_slots(p, n, field_key + n.fields, obj, fields + n.fields, graveyard);
+  if (kind.has_dict && !(n.flags & OWN_DICT) && n.fields)
+    fill_dict(p, instance_dict(obj).get(), field_key, n.fields, fields);
+  if (!kind.slots.empty()) fill_slots(p, n, field_key + n.fields, obj, fields + n.fields);
 }
 
 Builder::Builder(const Program& program, Sources sources) : program_(program), sources_(sources) {
@@ -279,8 +190,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   } else {
     obj = make_shell(kind, n.type);
   }
-  OwnedList graveyard;
-  write_content(program_, pc, obj.get(), values, graveyard, sources_.input_nodes);
+  fill_content(program_, pc, obj.get(), values, sources_.input_nodes);
   return obj;
 }
 
@@ -421,8 +331,7 @@ void Builder::finish_frame(const Frame& frame) {
   const Instr& n = program_.code[frame.pc];
   PyObject** values = values_.data() + frame.base;
   if (frame.fill) {
-    OwnedList graveyard;
-    write_content(program_, frame.pc, nodes_[n.track], values, graveyard, sources_.input_nodes);
+    fill_content(program_, frame.pc, nodes_[n.track], values, sources_.input_nodes);
     values_.resize(frame.base);
     return;
   }

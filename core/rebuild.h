@@ -71,10 +71,12 @@ class Builder {
   std::vector<bool> open_;       // by tracked index: an immutable node under construction
 };
 
-// Gives `obj` exactly the content that the node at `pc` describes, with base-type operations that run no user code.
-// What it replaces goes to `graveyard`, to be released after the last write.
-void write_content(const Program& program, uint32_t pc, PyObject* obj, PyObject* const* values, OwnedList& graveyard,
-                   PyObject* const* inputs = nullptr);
+// Fills an empty node with the content that the node at `pc` describes. `inputs` are the caller's nodes.
+void fill_content(const Program& program, uint32_t pc, PyObject* shell, PyObject* const* values,
+                  PyObject* const* inputs);
+
+// A builtin container (not of the node's own class, without attributes) with the items of a node.
+Owned new_items(const Program& p, const Instr& n, PyObject* const* items, PyObject* const* inputs);
 
 // A key as an object; `inputs` are the caller's nodes.
 Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs);
@@ -84,8 +86,5 @@ void move_fields(PyObject* from, PyObject* to, const Kind& kind);
 
 // One attribute below any user __getattribute__; empty where it is not there.
 Owned field_value(PyObject* obj, const Kind& kind, PyObject* name);
-
-// Sets or (with a null value) deletes one attribute below any user __setattr__.
-void write_field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value, OwnedList& graveyard);
 
 }  // namespace graftax

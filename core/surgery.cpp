@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "commit.h"
 #include "parts.h"
 #include "path.h"
 #include "rebuild.h"
@@ -161,19 +162,13 @@ void write(Graph& g, nb::dict given) {
     }
     builder.drain();
   }
-  // A key's own __hash__ may raise: it does so here, before the first write.
-  const Program& p = g.rec.program;
-  for (const Write& w : writes)
-    for (uint32_t i = 0, keys = p.item_keys(g.at(w.pc)); i < keys; ++i) {
-      Owned key = static_object(p.statics[p.keys[g.at(w.pc).keys + i]]);
-      if (key && !PyUnicode_CheckExact(key.get()) && PyObject_Hash(key.get()) == -1) raise_python();
-    }
-  OwnedList graveyard;
+  Commit commit;
   for (Write& w : writes) {
     PyObject* obj = g.rec.live[w.pc];
-    if (w.whole) move_fields(w.whole.get(), obj, *g.at(w.pc).kind);
-    else write_content(g.rec.program, w.pc, obj, w.values.data(), graveyard);
+    if (w.whole) commit.move_fields(w.whole.get(), obj, *g.at(w.pc).kind);
+    else commit.content(g.rec.program, w.pc, obj, w.values.data());
   }
+  commit.run();
 }
 
 // A copy of the whole graph with other values in some places, and what stands at each place in it.

@@ -3,6 +3,7 @@
 // Outcome, which later calls apply to the caller's own objects.
 #pragma once
 
+#include "commit.h"
 #include "rebuild.h"
 #include "recorded.h"
 
@@ -13,7 +14,7 @@ struct Write {
   uint32_t track;        // the input node
   uint32_t pc;           // root of its new content in the Outcome's program
   bool raw;              // a registered node: the root is a dict of the attributes that changed
-  PyObject* deleted;     // raw: tuple of attribute names that went; owned by the program
+  Touched touched;       // raw: only `deleted` is used
   bool context = false;  // the content has context values, of which the caller's node keeps its own
 };
 
@@ -22,6 +23,9 @@ struct Outcome {
   std::vector<Write> writes;
   uint32_t result_leaves = 0;
 };
+
+// Is the value at `pc` one that says where the program is running?
+bool is_context(const Program& p, uint32_t pc);
 
 // Builds the result and applies the writes: every value exists before the first write.
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes);
@@ -46,7 +50,10 @@ class Trace {
 
  private:
   PyObject* expected(uint32_t pc) const;
-  bool changed(uint32_t pc);
+  bool changed(uint32_t pc) const;
+  bool is_as_built(PyObject* value, uint32_t pc) const;
+  bool is_key(PyObject* key, uint32_t at) const;
+  Touched touched_parts(uint32_t pc, Recorder& recorder) const;
   bool holds_donated(uint32_t pc) const;
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
@@ -54,7 +61,7 @@ class Trace {
   bool flattens_otherwise(uint32_t pc, PyObject* obj);
   void refuse_changed_frozen();
   void restore_node(uint32_t pc);
-  void restore_raw(uint32_t track, OwnedList& graveyard);
+  void restore_raw(uint32_t track, Commit& commit);
   std::vector<bool> leads_to_rebuilt() const;
   std::vector<bool> reaches_changed(const std::vector<uint32_t>& changed_nodes) const;
 
@@ -70,6 +77,7 @@ class Trace {
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
 };
 
-void bind_writeback(nb::module_& m);
+void bind_outcome(nb::module_& m);
+void bind_trace(nb::module_& m);
 
 }  // namespace graftax

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a traced function changed: every node is compared with what was built for it.
+#include <algorithm>
+
+#include "parts.h"
+#include "path.h"
+#include "static_key.h"
+#include "writeback.h"
+
+namespace graftax {
+
+// Is `value` what the child at `pc` was built as?
+bool Trace::is_as_built(PyObject* value, uint32_t pc) const {
+  const Program& p = recording_->program();
+  const Instr& c = p.code[pc];
+  if (value == expected(pc)) return donated_.empty() || !holds_donated(pc);
+  if (c.op != Op::stat) return false;
+  How how = p.statics[c.arg].how;
+  if (how == How::context) return Py_TYPE(value) == p.statics[c.arg].type;
+  return how >= How::integer && how <= How::bytes && static_matches(p, c.arg, value);
+}
+
+// Does the node at `pc` no longer hold what it was built with?
+bool Trace::changed(uint32_t pc) const {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  Owned obj = Owned::borrow(expected(pc));
+  if (Py_TYPE(obj.get()) != n.type)
+    raise_graftax("StructureError", path_text(p, pc, root_names()) + ": its class was changed from " + n.type->tp_name +
+                                        " to " + Py_TYPE(obj.get())->tp_name +
+                                        " inside the traced function, which cannot be written back");
+  const Kind& kind = *n.kind;
+  if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
+  if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
+    raise_graftax("StructureError",
+                  path_text(p, pc, root_names()) +
+                      ": the code, the name, __doc__ or __module__ of this function was changed inside the "
+                      "traced function, which cannot be written back");
+  if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
+  Cursor cursor(obj.get(), kind);
+  uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
+  PyObject *value = nullptr, *key = nullptr;
+  uint32_t i = 0;
+  for (; cursor.next(value, key); ++i, child = p.after(child)) {
+    if (i >= count) return true;
+    if (key && !is_key(key, key_at++)) return true;
+    if (!is_as_built(value, child)) return true;
+  }
+  return i != count;
+}
+
+bool Trace::is_key(PyObject* key, uint32_t at) const {
+  const Program& p = recording_->program();
+  const Static& recorded = p.statics[p.keys[at]];
+  return recorded.obj == key || (recorded.how == How::string && static_matches(p, p.keys[at], key));
+}
+
+// Was an attribute of an immutable object replaced or deleted (below its own __setattr__)? One that was added is what
+// cached_property does: it is dropped, and computed again.
+void Trace::refuse_changed_frozen() {
+  const Program& p = recording_->program();
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->base == Base::registered) continue;
+    PyObject* obj = expected(pc);
+    if (Py_TYPE(obj) != n.type) continue;
+    Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();
+    uint32_t child = pc + 1, first = n.has_extra + n.items, key_at = n.keys + p.item_keys(n);
+    for (uint32_t i = 0; i < first; ++i) child = p.after(child);
+    for (uint32_t i = 0; i < n.fields + n.slots; ++i, child = p.after(child)) {
+      PyObject* name = p.statics[p.keys[key_at + i]].obj;
+      PyObject* value = nullptr;
+      if (i < n.fields) {
+        value = dict_get(dict.get(), name);
+      } else {
+        for (const Slot& slot : n.kind->slots)
+          if (slot.name == name) value = slot_value(obj, slot);
+      }
+      if (value == expected(child)) continue;
+      if (value && p.code[child].op == Op::stat && static_matches(p, p.code[child].arg, value)) continue;
+      raise_graftax("MutationError",
+                    path_text(p, child, root_names()) + ": this attribute of an immutable " + n.type->tp_name +
+                        " was changed inside the traced function. It has no identity that the change could "
+                        "be brought back to: make the class mutable, or return the changed object.");
+    }
+  }
+}
+
+// Is a donated leaf at `pc`, or below it without another tracked node between? Then what holds it must be written.
+bool Trace::holds_donated(uint32_t pc) const {
+  const Program& p = recording_->program();
+  for (uint32_t i = pc, end = p.after(pc); i < end;) {
+    const Instr& n = p.code[i];
+    if (n.op == Op::leaf && std::binary_search(donated_.begin(), donated_.end(), built_[i])) return true;
+    i = n.op == Op::node && n.track != NONE ? n.next : i + 1;
+  }
+  return false;
+}
+
+namespace {
+
+// By key or name, which child of a recorded node it was.
+class Before {
+ public:
+  Before(const Program& p, uint32_t first_key, uint32_t count, const uint32_t* children)
+      : children_(children), number_(own(PyDict_New())) {
+    for (uint32_t i = 0; i < count; ++i)
+      check(PyDict_SetItem(number_.get(), p.statics[p.keys[first_key + i]].obj, own(PyLong_FromUnsignedLong(i)).get()));
+  }
+
+  // The instruction of the child that was under this key, which counts as met; NONE for a new one.
+  uint32_t meet(PyObject* key) {
+    PyObject* found = dict_get(number_.get(), key);
+    if (!found) return any_new_ = true, NONE;
+    auto i = static_cast<uint32_t>(PyLong_AsUnsignedLong(found));
+    if (any_new_ || (met_ && i < last_)) in_order_ = false;
+    last_ = i, ++met_;
+    check(PyDict_DelItem(number_.get(), key));
+    return children_[i];
+  }
+
+  // Do the keys that stayed stand in their old order, and new ones after them?
+  bool in_order() const { return in_order_; }
+  bool same_keys() const { return in_order_ && !any_new_ && PyDict_GET_SIZE(number_.get()) == 0; }
+  Owned gone() const { return own(PyList_AsTuple(own(PyDict_Keys(number_.get())).get())); }
+
+ private:
+  const uint32_t* children_;
+  Owned number_;
+  uint32_t last_ = 0, met_ = 0;
+  bool any_new_ = false, in_order_ = true;
+};
+
+bool all_simple(const Program& p, uint32_t first, uint32_t count) {
+  for (uint32_t i = 0; i < count; ++i) {
+    const Static& key = p.statics[p.keys[first + i]];
+    if (!key.obj || key.how == How::tuple || !is_simple_key(key.obj)) return false;
+  }
+  return true;
+}
+
+bool all_simple(PyObject* dict) {
+  PyObject *key, *value;
+  for (Py_ssize_t pos = 0; PyDict_Next(dict, &pos, &key, &value);)
+    if (!is_simple_key(key)) return false;
+  return true;
+}
+
+}  // namespace
+
+// Which parts of a changed node are others now.
+Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  PyObject* obj = expected(pc);
+  bool is_dict = is_dict_base(n.kind->base) && all_simple(p, n.keys, n.items) && all_simple(obj);
+  bool is_list = n.kind->base == Base::list && PyList_GET_SIZE(obj) == static_cast<Py_ssize_t>(n.items);
+  std::vector<uint32_t> children;
+  for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) children.push_back(c);
+  const uint32_t* first = children.data() + n.has_extra;
+  uint32_t names = n.keys + p.item_keys(n);
+  Before items(p, n.keys, is_dict ? n.items : 0, first), fields(p, names, n.fields, first + n.items);
+  Before slots(p, names + n.fields, n.slots, first + n.items + n.fields);
+  Touched out;
+  Cursor cursor(obj, *n.kind);
+  PyObject *value, *key;
+  for (uint32_t i = 0; cursor.next(value, key); ++i) {
+    uint32_t before = NONE;
+    switch (cursor.stage()) {
+      case Cursor::Stage::extra: before = pc + 1; break;
+      case Cursor::Stage::items: before = is_list ? first[i] : is_dict ? items.meet(key) : NONE; break;
+      case Cursor::Stage::fields: before = fields.meet(key); break;
+      default: before = slots.meet(key);
+    }
+    if (before == NONE || !is_as_built(value, before)) out.children.push_back(i);
+  }
+  bool ordered = n.kind->base == Base::odict;
+  out.items = !is_list && !(is_dict && (ordered ? items.same_keys() : items.in_order()));
+  out.fields = !fields.in_order() && !n.kind->by_name;
+  if (is_dict) out.dropped = recorder.keep(items.gone());
+  Owned gone = own(PySequence_Concat(fields.gone().get(), slots.gone().get()));
+  out.deleted = recorder.keep(std::move(gone));
+  return out;
+}
+
+// ---- nodes that are registered with JAX: their raw attributes are compared with a snapshot
+
+// (instance dict, slot values) of a registered node, to see later what changed.
+Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
+  Owned dict = kind.has_dict ? own(PyDict_Copy(instance_dict(obj).get())) : own(PyDict_New());
+  Owned slots = own(PyTuple_New(static_cast<Py_ssize_t>(kind.slots.size())));
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    PyObject* value = slot_value(obj, kind.slots[i]);
+    PyTuple_SET_ITEM(slots.get(), static_cast<Py_ssize_t>(i), Py_NewRef(value ? value : Py_NotImplemented));
+  }
+  return own(PyTuple_Pack(2, dict.get(), slots.get()));
+}
+
+// Does an attribute hold a node that is none of the children which the object was made of, nor its aux data? A flatten may look into it.
+bool Trace::hides_node(uint32_t pc, PyObject* attributes) const {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  PyObject *name, *value;
+  for (Py_ssize_t pos = 0; PyDict_Next(attributes, &pos, &name, &value);) {
+    const Kind* kind = known_kind(Py_TYPE(value));
+    if (kind && !kind->is_node()) continue;
+    bool child_of_it = false;
+    uint32_t child = pc + 1;
+    for (uint32_t i = 0; i < 1 + n.items && !child_of_it; ++i, child = p.after(child))
+      child_of_it = value == expected(child);
+    if (!child_of_it) return true;
+  }
+  return false;
+}
+
+// Does a registered node flatten to other leaves than those that it was made of? Where it does, another one is made of
+// them: its class's flatten may give something else than its unflatten was given.
+bool Trace::flattens_otherwise(uint32_t pc, PyObject* obj) {
+  const Program& p = recording_->program();
+  const Instr& n = p.code[pc];
+  Owned made_of = own(PyList_New(0));
+  uint32_t child = p.after(pc + 1);
+  for (uint32_t i = 0; i < n.items; ++i, child = p.after(child)) check(PyList_Append(made_of.get(), expected(child)));
+  auto same = [](PyObject* a, PyObject* b) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(a); ++i) {
+      PyObject *x = PySequence_Fast_GET_ITEM(a, i), *y = PySequence_Fast_GET_ITEM(b, i);
+      if (x != y && kind_of(x).is_leaf()) return false;
+    }
+    return true;
+  };
+  Cursor now(obj, *n.kind, &opened_);
+  if (now.items() != static_cast<Py_ssize_t>(n.items)) return true;
+  if (same(made_of.get(), now.materialised())) return false;
+  Owned twin = own(PyObject_CallMethod(n.treedef, "unflatten", "O", made_of.get()));
+  if (Py_TYPE(twin.get()) != Py_TYPE(obj)) return true;
+  Cursor before(twin.get(), *n.kind);
+  return before.items() != now.items() || !same(before.materialised(), now.materialised());
+}
+
+bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted) {
+  uint32_t pc = recording_->program().track_pc[track];
+  const Kind& kind = kind_of(obj);
+  Owned now = raw_snapshot(obj, kind);
+  PyObject* before = raw_[track];
+  auto part = [](PyObject* snapshot, Py_ssize_t i) { return PyTuple_GET_ITEM(snapshot, i); };
+  auto note = [&](PyObject* name, PyObject* value) {
+    if (value) check(PyDict_SetItem(delta, name, value));
+    else check(PyList_Append(deleted, name));
+  };
+  PyObject *name, *value;
+  Py_ssize_t pos = 0;
+  bool any = false;
+  while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
+    if (dict_get(part(before, 0), name) != value) note(name, value), any = true;
+  pos = 0;
+  while (PyDict_Next(part(before, 0), &pos, &name, &value))
+    if (!dict_get(part(now.get(), 0), name)) note(name, nullptr), any = true;
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    PyObject* a = PyTuple_GET_ITEM(part(before, 1), static_cast<Py_ssize_t>(i));
+    PyObject* b = PyTuple_GET_ITEM(part(now.get(), 1), static_cast<Py_ssize_t>(i));
+    if (a != b) note(kind.slots[i].name, b == Py_NotImplemented ? nullptr : b), any = true;
+  }
+  if (!donated_.empty()) {  // an attribute that holds a donated array is written, although it did not change
+    auto held = [&](PyObject* v) {
+      return v && (PyTuple_Check(v) || std::binary_search(donated_.begin(), donated_.end(), v));
+    };
+    pos = 0;
+    while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
+      if (held(value)) note(name, value), any = true;
+    for (const Slot& slot : kind.slots)
+      if (held(slot_value(obj, slot))) note(slot.name, slot_value(obj, slot)), any = true;
+  }
+  if (any) return true;
+  // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
+  if (!hides_node(pc, part(now.get(), 0)) || !flattens_otherwise(pc, obj)) return false;
+  pos = 0;
+  while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
+    if (kind_of(value).is_node()) note(name, value), any = true;
+  return any;
+}
+
+// Gives a registered node the attributes back that its snapshot holds.
+void Trace::restore_raw(uint32_t track, Commit& commit) {
+  PyObject* obj = recording_->live[recording_->program().track_pc[track]];
+  const Kind& kind = kind_of(obj);
+  PyObject *snapshot = raw_[track], *before = PyTuple_GET_ITEM(snapshot, 0), *name, *value;
+  if (kind.has_dict) {
+    Owned now = own(PyDict_Copy(instance_dict(obj).get()));
+    Py_ssize_t pos = 0;
+    while (PyDict_Next(now.get(), &pos, &name, &value))
+      if (!dict_get(before, name)) commit.field(obj, kind, name, nullptr);
+    pos = 0;
+    while (PyDict_Next(before, &pos, &name, &value)) commit.field(obj, kind, name, value);
+  }
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    PyObject* old = PyTuple_GET_ITEM(PyTuple_GET_ITEM(snapshot, 1), static_cast<Py_ssize_t>(i));
+    commit.field(obj, kind, kind.slots[i].name, old == Py_NotImplemented ? nullptr : old);
+  }
+}
+
+}  // namespace graftax

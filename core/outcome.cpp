@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Outcome: applied to the caller's objects, pickled, shown to Python.
+#include <algorithm>
+
+#include "parts.h"
+#include "path.h"
+#include "rows.h"
+#include "static_key.h"
+#include "writeback.h"
+
+namespace graftax {
+
+bool is_context(const Program& p, uint32_t pc) {
+  return p.code[pc].op == Op::stat && p.statics[p.code[pc].arg].how == How::context;
+}
+
+namespace {
+
+// What a changed node is about to be given for its context values is what it has: the caller's keep theirs.
+void keep_context(const Program& p, uint32_t pc, PyObject* node, OwnedList& values, size_t first) {
+  const Instr& n = p.code[pc];
+  uint32_t items = n.has_extra + n.items, key = n.keys + p.item_keys(n), child = pc + 1;
+  for (uint32_t i = 0; i < p.children(pc); ++i, child = p.after(child)) {
+    const Instr& c = p.code[child];
+    if (i < items || !is_context(p, child)) continue;
+    Owned current = field_value(node, *n.kind, p.statics[p.keys[key + i - items]].obj);
+    if (current && Py_TYPE(current.get()) == p.statics[c.arg].type) values.set(first + i, current.get());
+  }
+}
+
+}  // namespace
+
+Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
+            PyObject* const* in_nodes) {
+  const Program& p = outcome.program;
+  if (outcome.writes.empty() && p.code.size() == 1) {  // one array: nothing to build
+    if (p.code[0].op == Op::leaf) return Owned::borrow(out_leaves[0]);
+    if (p.code[0].op == Op::forward) return Owned::borrow(in_leaves[p.code[0].arg]);
+  }
+  Builder builder(p, {out_leaves, in_nodes, in_leaves, nullptr});
+  Owned result = builder.build(0);
+  if (outcome.writes.empty()) {
+    builder.drain();
+    return result;
+  }
+  OwnedList values;
+  std::vector<size_t> first;
+  for (const Write& w : outcome.writes) {
+    first.push_back(values.size());
+    if (w.raw) values.push_stolen(builder.build(w.pc));
+    else builder.build_children(w.pc, values);
+    if (w.context) keep_context(p, w.pc, in_nodes[w.track], values, first.back());
+  }
+  builder.drain();
+  Commit commit;
+  for (size_t i = 0; i < outcome.writes.size(); ++i) {
+    const Write& w = outcome.writes[i];
+    PyObject* node = in_nodes[w.track];
+    if (!w.raw) {
+      commit.content(p, w.pc, node, values.data() + first[i], in_nodes, &w.touched);
+      continue;
+    }
+    const Kind& kind = kind_of(node);
+    PyObject *name, *value;
+    for (Py_ssize_t pos = 0; PyDict_Next(values[first[i]], &pos, &name, &value);) commit.field(node, kind, name, value);
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(w.touched.deleted); ++k)
+      commit.field(node, kind, PyTuple_GET_ITEM(w.touched.deleted, k), nullptr);
+  }
+  commit.run();
+  return result;
+}
+
+// ---- binding
+
+namespace {
+
+int outcome_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  return nb::inst_ptr<Outcome>(self)->program.traverse(visit, arg);
+}
+
+int outcome_clear(PyObject* self) {
+  if (nb::inst_ready(self)) {
+    nb::inst_ptr<Outcome>(self)->writes.clear();
+    nb::inst_ptr<Outcome>(self)->program.clear();
+  }
+  return 0;
+}
+
+PyType_Slot outcome_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(outcome_traverse)},
+                               {Py_tp_clear, reinterpret_cast<void*>(outcome_clear)},
+                               {0, nullptr}};
+
+// ---- pickle
+
+nb::object or_none(PyObject* obj) { return obj ? nb::borrow(obj) : nb::none(); }
+
+nb::tuple outcome_state(const Outcome& o) {
+  nb::list writes;
+  for (const Write& w : o.writes)
+    writes.append(nb::make_tuple(w.track, w.pc, w.raw, nb::cast(w.touched.items), nb::cast(w.touched.fields),
+                                 nb::tuple(nb::cast(w.touched.children)), or_none(w.touched.dropped),
+                                 or_none(w.touched.deleted)));
+  return nb::make_tuple(2, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves);
+}
+
+[[noreturn]] void malformed(const char* what) {
+  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
+}
+
+bool all_strings(PyObject* tuple) {
+  if (!PyTuple_CheckExact(tuple)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i)
+    if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(tuple, i))) return false;
+  return true;
+}
+
+bool all_simple_keys(PyObject* tuple) {
+  if (!PyTuple_CheckExact(tuple)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i)
+    if (!is_simple_key(PyTuple_GET_ITEM(tuple, i))) return false;
+  return true;
+}
+
+// Of version 1 (four fields) all parts were touched.
+Write write_from_state(nb::handle state, Program& p) {
+  nb::tuple t;
+  Write w{};
+  if (!nb::try_cast(state, t) || (t.size() != 4 && t.size() != 8) || !nb::try_cast(t[0], w.track) ||
+      !nb::try_cast(t[1], w.pc) || !nb::try_cast(t[2], w.raw) || w.track == NONE || w.pc >= p.code.size() ||
+      p.code[w.pc].op != Op::node)
+    malformed("write");
+  const Instr& n = p.code[w.pc];
+  Touched& parts = w.touched;
+  nb::object dropped = nb::none(), deleted = t[t.size() - 1];
+  if (t.size() == 8) {
+    if (!nb::try_cast(t[3], parts.items) || !nb::try_cast(t[4], parts.fields) || !nb::try_cast(t[5], parts.children))
+      malformed("write");
+    dropped = t[6];
+  }
+  if (!std::is_sorted(parts.children.begin(), parts.children.end())) malformed("write");
+  if (!parts.children.empty() && parts.children.back() >= p.children(w.pc)) malformed("write");
+  if (!dropped.is_none() && !all_simple_keys(dropped.ptr())) malformed("write");
+  if (!deleted.is_none() && !all_strings(deleted.ptr())) malformed("write");
+  if (w.raw) {
+    if (n.type != &PyDict_Type || n.track == NONE || deleted.is_none()) malformed("write");
+    for (uint32_t i = 0; i < n.items; ++i)
+      if (p.statics[p.keys[n.keys + i]].how != How::string) malformed("write");
+  }
+  if (!dropped.is_none()) parts.dropped = p.keep(Owned::borrow(dropped.ptr()));
+  if (!deleted.is_none()) parts.deleted = p.keep(Owned::borrow(deleted.ptr()));
+  return w;
+}
+
+// Root 0 is the result, and one root follows for each write.
+Outcome outcome_from_state(nb::handle state) {
+  nb::tuple fields, writes;
+  uint32_t version = 0;
+  Outcome out;
+  if (!nb::try_cast(state, fields) || fields.size() != 4 || !nb::try_cast(fields[0], version) ||
+      (version != 1 && version != 2))
+    malformed("unknown version");
+  if (!nb::try_cast(fields[2], writes) || !nb::try_cast(fields[3], out.result_leaves)) malformed("fields");
+  out.program = program_from_state(nb::object(fields[1]).ptr(), true);
+  Program& p = out.program;
+  if (p.roots != 1 + writes.size() || out.result_leaves > p.leaves) malformed("counts");
+  auto is_content = [&](uint32_t pc) {
+    return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].kind) && p.code[pc].track == NONE;
+  };
+  if (is_content(0)) malformed("the result");
+  uint32_t pc = p.after(0);
+  for (nb::handle h : writes) {
+    Write w = write_from_state(h, p);
+    if (w.pc != pc || (!w.raw && is_shell_kind(*p.code[pc].kind) != is_content(pc))) malformed("write");
+    out.writes.push_back(std::move(w));
+    pc = p.after(pc);
+  }
+  return out;
+}
+
+// Do these nodes have the types that the writes are meant for? A call's own walk ensures it; a caller in Python may not.
+void check_nodes(const Outcome& o, const OwnedList& nodes) {
+  auto other = [](PyObject* node) {
+    raise_error(PyExc_ValueError, std::string("this Outcome writes to another type than ") + Py_TYPE(node)->tp_name);
+  };
+  for (const Write& w : o.writes) {
+    PyObject* node = nodes[w.track];
+    const Instr& n = o.program.code[w.pc];
+    if (!w.raw) {
+      if (Py_TYPE(node) != n.type) other(node);
+      if (n.kind->base == Base::function &&
+          n.items !=
+              2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
+        other(node);
+      continue;
+    }
+    const Kind& kind = kind_of(node);
+    if (kind.base != Base::registered) other(node);
+    auto has_room = [&](PyObject* name) {
+      return kind.has_dict ||
+             std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });
+    };
+    for (uint32_t i = 0; i < n.items; ++i)
+      if (!has_room(o.program.statics[o.program.keys[n.keys + i]].obj)) other(node);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w.touched.deleted); ++i)
+      if (!has_room(PyTuple_GET_ITEM(w.touched.deleted, i))) other(node);
+  }
+}
+
+}  // namespace
+
+void bind_outcome(nb::module_& m) {
+  nb::class_<Outcome>(m, "Outcome", nb::type_slots(outcome_slots), nb::is_weak_referenceable(),
+                      "What one executable gives back: the result, and what it does to the caller's nodes.")
+      .def_prop_ro("result_leaves", [](const Outcome& o) { return o.result_leaves; })
+      .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
+      .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
+      .def(
+          "leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
+          nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"))
+      .def(
+          "leaf_places", [](const Outcome& g) { return nb::steal(leaf_places(g.program).release()); },
+          nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"),
+          "The place of every dynamic leaf, in order: the number of its root, and its key path from there.")
+      .def(
+          "apply",
+          [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
+            OwnedList a, b, c;
+            for (nb::handle h : out) a.push(h.ptr());
+            for (nb::handle h : in) b.push(h.ptr());
+            for (nb::handle h : nodes) c.push(h.ptr());
+            uint32_t leaf_count = 0, node_count = 0;
+            for (const Instr& n : o.program.code) {
+              if (n.op == Op::forward) leaf_count = std::max(leaf_count, n.arg + 1);
+              if (n.op == Op::input) node_count = std::max(node_count, n.arg + 1);
+            }
+            for (const Static& s : o.program.statics)
+              if (s.how == How::input) node_count = std::max(node_count, s.first + 1);
+            for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
+            if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
+              raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
+            check_nodes(o, c);
+            return nb::steal(apply(o, a.data(), b.data(), c.data()).release());
+          },
+          nb::sig("def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: "
+                  "Sequence[object], /) -> Any"))
+      .def(
+          "inputs",
+          [](const Outcome& o) {
+            nb::list nodes, leaves;
+            for (const Instr& n : o.program.code) {
+              if (n.op == Op::input) nodes.append(n.arg);
+              if (n.op == Op::forward) leaves.append(n.arg);
+            }
+            nb::list written;
+            for (const Write& w : o.writes) written.append(w.track);
+            return nb::make_tuple(nodes, leaves, written);
+          },
+          nb::sig("def inputs(self) -> tuple[list[int], list[int], list[int]]"),
+          "The input nodes and leaves that the result and the writes hold, and the nodes that are written, by index.")
+      .def(
+          "identities", [](const Outcome& o) { return identities(o.program); },
+          nb::sig("def identities(self) -> list[Any]"), "The statics that count by identity, keys among them.")
+      .def(
+          "rows", [](nb::handle self) { return rows(self, nb::cast<const Outcome&>(self).program); },
+          nb::sig("def rows(self) -> list[Row]"))
+      .def(
+          "instructions", [](const Outcome& o) { return nb::steal(instructions(o.program).release()); },
+          nb::sig("def instructions(self) -> list[tuple[Any, ...]]"), "As those of a GraphDef; inputs are left out.")
+      .def(
+          "__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_outcome")(self); },
+          nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+      .def("_state", &outcome_state, nb::sig("def _state(self) -> tuple[Any, ...]"))
+      .def_static("_from_state", &outcome_from_state, nb::arg("state").none(),
+                  nb::sig("def _from_state(state: object, /) -> Outcome"))
+      .def("__repr__", [](const Outcome& o) {
+        return "Outcome(" + program_repr(o.program) + ", writes=" + std::to_string(o.writes.size()) + ")";
+      });
+}
+
+}  // namespace graftax
