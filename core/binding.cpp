@@ -113,7 +113,31 @@ void bind_binding(nb::module_& m) {
           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: "
                   "object, positional: int, "
                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
-                  "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"));
+                  "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"))
+      .def_prop_ro(
+          "given", [](const Binding& b) { return b.given; }, nb::sig("def given(self) -> tuple[Any, ...] | None"),
+          "The function's __defaults__ when this was read.")
+      .def(
+          "bind",
+          [](const Binding& b, nb::tuple args, nb::dict kwargs, nb::tuple prefix) -> nb::object {
+            std::vector<PyObject*> given;
+            for (nb::handle h : args) given.push_back(h.ptr());
+            Owned names = own(PyTuple_New(static_cast<Py_ssize_t>(kwargs.size())));
+            PyObject *name, *value;
+            Py_ssize_t at = 0;
+            for (Py_ssize_t pos = 0; PyDict_Next(kwargs.ptr(), &pos, &name, &value);) {
+              PyTuple_SET_ITEM(names.get(), at++, Py_NewRef(name));
+              given.push_back(value);
+            }
+            Roots roots;
+            if (!bind(prefix.ptr(), b, given.data(), static_cast<Py_ssize_t>(args.size()), names.get(), roots))
+              return nb::none();
+            return nb::steal(check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get())));
+          },
+          nb::arg("args"), nb::arg("kwargs"), nb::arg("prefix") = nb::tuple(),
+          nb::sig("def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: tuple[Any, ...] = ()) -> "
+                  "tuple[tuple[Any, ...], tuple[Any, ...]] | None"),
+          "(roots, layout) of these arguments, `prefix` before them; None where the function would raise TypeError.");
 }
 
 }  // namespace graftax

@@ -59,12 +59,6 @@ Owned context_of_call() {
   return own(Py_BuildValue("(OL)", prng_impl.get(), set));
 }
 
-Owned tuple_of(const OwnedList& list) {
-  Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
-  for (size_t i = 0; i < list.size(); ++i) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), Py_NewRef(list[i]));
-  return out;
-}
-
 // Own copies of NumPy arguments: the executable may read them after the call has returned.
 void copy_numpy(const OwnedList& leaves, OwnedList& out) {
   static PyObject* copy = PyUnicode_InternFromString("copy");
@@ -296,22 +290,6 @@ PyObject* caller_configure(PyObject* obj, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Binds arguments as a call does: (roots, layout), or None where the function would raise TypeError.
-PyObject* caller_bind(PyObject* obj, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  try {
-    auto* self = reinterpret_cast<CallerObject*>(obj);
-    if (self->binding == Py_None) raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
-    rebind_replaced_defaults(self);
-    Owned kept = Owned::borrow(self->binding);
-    Roots roots;
-    if (!bind(self->prefix, *nb::inst_ptr<Binding>(kept.get()), args, nargs, kwnames, roots)) Py_RETURN_NONE;
-    return check(PyTuple_Pack(2, tuple_of(roots.values).get(), roots.layout.get()));
-  } catch (nb::python_error& e) {
-    e.restore();
-    return nullptr;
-  }
-}
-
 int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
   Py_VISIT(Py_TYPE(obj));
@@ -344,8 +322,6 @@ void caller_dealloc(PyObject* obj) {
 
 PyMethodDef caller_methods[] = {
     {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding)"},
-    {"_bind", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(caller_bind)), METH_FASTCALL | METH_KEYWORDS,
-     "_bind(*args, **kwargs) -> (roots, layout) or None"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef caller_members[] = {

@@ -195,9 +195,7 @@ bool Direct::fits(const OwnedList& leaves, const OwnedList& surroundings) {
 }
 
 bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool tupled) {
-  Owned all = own(PyTuple_New(static_cast<Py_ssize_t>(leaves.size())));
-  for (size_t i = 0; i < leaves.size(); ++i)
-    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), Py_NewRef(leaves[i]));
+  Owned all = tuple_of(leaves);
   Owned answer =
       own(PyObject_CallFunctionObjArgs(known.capture, compiled, all.get(), tupled ? Py_True : Py_False, nullptr));
   if (answer.get() == Py_None) return false;

@@ -156,6 +156,12 @@ inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
   raise_python();
 }
 
+inline Owned tuple_of(const OwnedList& list) {
+  Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
+  for (size_t i = 0; i < list.size(); ++i) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), Py_NewRef(list[i]));
+  return out;
+}
+
 // The instance dictionary of a heap object, or an empty reference when it has none.
 inline Owned instance_dict(PyObject* obj) { return own(PyObject_GenericGetDict(obj, nullptr)); }
 

@@ -101,9 +101,15 @@ class Stageable(_core.Caller, Generic[P, R]):
 
     _plan: Plan
 
+    def _rebind(self) -> None:
+        """Reads the function's signature anew: its `__defaults__` were replaced."""
+        raise NotImplementedError
+
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """(roots, layout) of these arguments. Raises the function's own TypeError where it does not take them."""
-        bound = self._bind(*args, **kwargs)
+        if self._function.__defaults__ is not self._binding.given:
+            self._rebind()
+        bound = self._binding.bind(args, kwargs, self._prefix)
         if bound is None:
             self._function(*self._prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")

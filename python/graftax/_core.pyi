@@ -478,6 +478,15 @@ class Binding:
 
     def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
 
+    @property
+    def given(self) -> tuple[Any, ...] | None:
+        """The function's __defaults__ when this was read."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+        """
+        (roots, layout) of these arguments, `prefix` before them; None where the function would raise TypeError.
+        """
+
 class Entry:
     """What is compiled for one structure of one function."""
 
@@ -515,8 +524,6 @@ class Caller:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
     _configure: types.MethodDescriptorType = ...
-
-    _bind: types.MethodDescriptorType = ...
 
     __vectorcalloffset__: types.MemberDescriptorType = ...
 

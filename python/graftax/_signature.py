@@ -153,6 +153,30 @@ class Signature:
             binding,
         )
 
+    @staticmethod
+    def of_parameters(signature: inspect.Signature) -> Signature:
+        """That of a function of which only the parameters are known."""
+        parameters, kinds = signature.parameters, inspect.Parameter
+        several = {kinds.VAR_POSITIONAL: None, kinds.VAR_KEYWORD: None, **{p.kind: n for n, p in parameters.items()}}
+        plain = [p for p in parameters.values() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+        names = tuple(p.name for p in plain)
+        positional = sum(p.kind is not kinds.KEYWORD_ONLY for p in plain)
+        var_positional, var_keyword = several[kinds.VAR_POSITIONAL], several[kinds.VAR_KEYWORD]
+        binding = _core.Binding(
+            names=names,
+            defaults=tuple(MISSING if p.default is p.empty else p.default for p in plain),
+            missing=MISSING,
+            given=None,
+            positional=positional,
+            positional_only=sum(p.kind is kinds.POSITIONAL_ONLY for p in plain),
+            var_positional=var_positional is not None,
+            var_keyword=var_keyword is not None,
+            cells=(),
+            globals=None,
+            global_names=(),
+        )
+        return Signature(names, positional, var_positional, var_keyword, (), (), (), 0, binding)
+
     def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
         """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
         extra = layout[0] if layout else 0

@@ -40,6 +40,7 @@ from ._errors import (
 from ._jitted import Jitted
 from ._options import Options, split_patterns
 from ._plan import Plan, dynamic_in, leaf_names
+from ._signature import Signature
 from ._structure import Op, Structure, place_name
 from .packed import PackLayout
 from .patterns import of_arguments
@@ -86,6 +87,7 @@ class Exported(Generic[P, R]):
             self._how,
         ) = parts
         self._parts, self.exported = parts, exported
+        self._binds = Signature.of_parameters(self._signature)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the exported program, and does to the arguments what the function did.
@@ -94,7 +96,8 @@ class Exported(Generic[P, R]):
             StructureError: where the arguments differ from those it was exported for, naming the places.
             ValueError: where an array has another shape or dtype, naming its path.
         """
-        roots, layout, names = _roots(self._signature, args, kwargs)
+        roots, layout = _bound(self._signature, self._binds, args, kwargs)
+        names = self._binds.root_names(layout)
         again = "Export it again for these"
         leaves, nodes = matched(
             self.name, self._graphdef, self._layout, names, roots, layout, self._record, "exported", again
@@ -113,7 +116,7 @@ class Exported(Generic[P, R]):
 
     def _record(self, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> _core.Recording:
         flags, texts = self._how
-        names = _names(self._signature, layout)
+        names = self._binds.root_names(layout)
         patterns = [of_arguments(text, self.name, "dynamic=") for text in texts]
         dynamic = dynamic_in(patterns, roots, names, flags, True)
         return _core.Recording(roots, names, flags, layout, False, True, dynamic)
@@ -203,7 +206,9 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     graphdef, names = recording.graphdef, recording.names
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
     signature = _signature_of(jitted._function, skip)
-    given, given_layout, given_names = _roots(signature, args, kwargs)
+    binds = Signature.of_parameters(signature)
+    given, given_layout = _bound(signature, binds, args, kwargs)
+    given_names = binds.root_names(given_layout)
     _refuse_sharing(plan.name, graphdef, names, range(skip, arguments))
     _refuse_packed_shapes(plan.name, graphdef, names)
     flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
@@ -265,41 +270,15 @@ def _signature_of(function: types.FunctionType, skip: int) -> inspect.Signature:
     )
 
 
-def _roots(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[str, ...]]:
-    """The arguments of a call in the order of its roots: (roots, layout, names)."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    first: list[Any] = []
-    second: list[Any] = []
-    layout: tuple[Any, ...] = (0,)
-    for name, parameter in signature.parameters.items():
-        value = bound.arguments[name]
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            first += value
-            layout = (len(value),)
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            second += value.values()
-            layout = (*layout, *value)
-        else:
-            (second if parameter.kind is parameter.KEYWORD_ONLY else first).append(value)
-    layout = () if layout == (0,) else layout
-    return (*first, *second), layout, _names(signature, layout)
-
-
-def _names(signature: inspect.Signature, layout: tuple[Any, ...]) -> tuple[str, ...]:
-    """One name a root."""
-    first: list[str] = []
-    second: list[str] = []
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            first += [f"{name}[{i}]" for i in range(layout[0] if layout else 0)]
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            second += layout[1:]
-        else:
-            (second if parameter.kind is parameter.KEYWORD_ONLY else first).append(name)
-    return (*first, *second)
+def _bound(
+    signature: inspect.Signature, binds: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(roots, layout) of these arguments. Raises TypeError where the signature does not take them."""
+    bound = binds.binding.bind(args, kwargs)
+    if bound is None:
+        signature.bind(*args, **kwargs)  # says what is wrong
+        raise GraftaxError(f"the arguments {signature} could not be bound")
+    return bound
 
 
 def _places(graphdef: _core.GraphDef, arguments: range) -> list[int]:
@@ -373,7 +352,7 @@ def _refuse_captured(
 def _check_identities(name: str, parts: _Parts, again: _Parts) -> None:
     """What counts by identity must be found again under its name: a copy of it would match nothing."""
     if parts[2] != again[2]:
-        where = describe(parts[2], again[2], _names(parts[1], parts[3]))
+        where = describe(parts[2], again[2], Signature.of_parameters(parts[1]).root_names(parts[3]))
         raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{where}\n", error=BY_IDENTITY))
     for one, other in zip(parts[4].identities(), again[4].identities(), strict=True):
         if one is not other:

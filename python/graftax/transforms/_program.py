@@ -17,9 +17,7 @@ from .. import _core
 from .._advice import caller_level
 from .._difference import differences, place_name
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
-from .._options import Options
 from .._signature import Signature, call_opaque, refuse_generators, resolve
-from .._table import FunctionTable
 from .._trace import place_of, run_trace
 
 CHANGED_WHILE = (
@@ -32,9 +30,6 @@ NO_SUCH_OPERAND = (
     "the names of all that are given."
 )
 NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."
-
-
-_OPTIONS = Options()
 
 
 class _Part(NamedTuple):
@@ -118,13 +113,11 @@ class Program:
             plain, prefix, _ = resolve(function)
         refuse_generators(plain)  # type: ignore[arg-type]
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
-        binder = _core.Caller()
-        binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
         marks = [_Placeholder() for _ in range(self.operands)]
-        positional, operands = self.positional, self.roots[: self.operands]
-        bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
+        bound = signature.binding.bind(*self._as_given(marks), prefix)
         if bound is None:  # the function's own TypeError
-            plain(*prefix, *operands[:positional], **dict(zip(self._keywords, operands[positional:], strict=True)))
+            args, kwargs = self._as_given(self.roots[: self.operands])
+            plain(*prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self.name} could not be bound")
         roots, layout = bound
         names, flags = signature.root_names(layout), signature.root_flags(layout, ())
@@ -145,15 +138,17 @@ class Program:
         own = tuple(self.roots[place] for place in places)
         return _Part(plain, signature, layout, own, tuple(places))
 
+    def _as_given(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments, as the transform was given them, of these operands."""
+        keywords = dict(zip(self._keywords, operands[self.positional :], strict=True))
+        return tuple(operands[: self.positional]), keywords
+
     def _name_operands(self, jitted: _core.Caller) -> None:
         """Operands are called what the jitted function calls them."""
         plain, prefix, _ = resolve(jitted)
         signature = Signature.of(plain, len(prefix), False)
-        binder = _core.Caller()
-        binder._configure(plain, prefix, FunctionTable(_OPTIONS), signature.binding)
         marks = [_Placeholder() for _ in range(self.operands)]
-        positional = self.positional
-        bound = binder._bind(*marks[:positional], **dict(zip(self._keywords, marks[positional:], strict=True)))
+        bound = signature.binding.bind(*self._as_given(marks), prefix)
         if bound is not None:  # else the call itself says what is wrong
             named = {id(root): name for root, name in zip(bound[0], signature.root_names(bound[1]), strict=True)}
             count = len(marks)
