@@ -2,7 +2,6 @@
 """Measures one call of graftax and of the libraries it replaces: `python benchmarks/run.py --help`."""
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 # Started as a file or loaded from one, the package `benchmarks` is found beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, growth, report, subjects, table, trees
+from benchmarks import budgets, growth, report, results, subjects, table, trees
 from benchmarks.cases import cases
 from benchmarks.versions import versions
 
@@ -54,9 +53,7 @@ def _write(path: Path | None, part: str, content: dict[str, Any]) -> None:
     """One file may hold the table, the growth series and the budgets; each says what it was measured with."""
     if path is None:
         return
-    whole = json.loads(path.read_text()) if path.exists() else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(whole | {part: {"versions": versions(), **content}}, indent=1) + "\n")
+    results.write(path, results.read(path) | {part: {"versions": versions(), **content}})
 
 
 def _content(

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fills the tables of docs/performance.md and README.md from benchmarks/results.json: nobody types a number.
 
-python benchmarks/run.py --json benchmarks/results.json    # and again with --growth, and with --budgets
-python tools/performance_tables.py --write                 # without --write: exit 1 where a page is not current
+python benchmarks/run.py --json run.json                     # and again with --growth, --trees and --budgets
+python tools/performance_tables.py --keep run.json --write   # without --write: exit 1 where a page is not current
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+# Started as a file, the package `benchmarks` is found beside it.
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import results as stored  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- measured: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -48,7 +52,7 @@ def _grid(head: list[str], lines: list[list[str]]) -> str:
 def _ratio(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
-    if row["error"]:
+    if "error" in row:
         return "failed"
     return f"{row['ratio']:.2f}" if row["ratio"] < 100 else f"{row['ratio']:,.0f}"
 
@@ -72,7 +76,7 @@ def versions(results: dict[str, Any]) -> str:
 
 def budgets(results: dict[str, Any], wanted: Callable[[str], bool] = lambda _: True) -> str:
     def line(v: dict[str, Any]) -> list[str]:
-        measured = "not measured" if v["measured"] is None else f"{v['measured']:.3f}"
+        measured = "not measured" if "measured" not in v else f"{v['measured']:.3f}"
         return [v["title"], f"{v['limit']:.2f}", measured, "yes" if v["held"] else "**no**"]
 
     verdicts = [v for v in results["budgets"]["budgets"] if wanted(v["title"])]
@@ -108,7 +112,7 @@ def packed(results: dict[str, Any]) -> str:
 def counts(results: dict[str, Any]) -> str:
     """Bytes and objects, of the cases in which they were counted."""
     table = results["table"]
-    rows = [r for r in table["rows"] if r["unit"] != "s" and r["error"] is None and r["subject"] in SUBJECTS]
+    rows = [r for r in table["rows"] if "amount" in r and r["subject"] in SUBJECTS]
     cells, measures = _cells(rows), _in_order(rows, "measure")
     lines = [
         [f"{case}, {table['subjects'][s]}", *(f"{cells[case, m, s]['amount']:,.0f}" for m in measures)]
@@ -134,7 +138,7 @@ def growth(results: dict[str, Any]) -> str:
 
 
 def _microseconds(row: dict[str, Any] | None) -> str:
-    if row is None or row["seconds"] is None:
+    if row is None or "error" in row:
         return "" if row is None else "failed"
     return f"{row['seconds'] * 1e6:,.1f}" if row["seconds"] < 1e-4 else f"{row['seconds'] * 1e6:,.0f}"
 
@@ -142,7 +146,7 @@ def _microseconds(row: dict[str, Any] | None) -> str:
 def slower(results: dict[str, Any]) -> str:
     """Every call in which another library took less time than `graftax.jit`, with the quickest one."""
     table = results["table"]
-    cells = _cells([r for r in table["rows"] if r["ratio"] is not None and r["measure"] in CALLS and r["equal"]])
+    cells = _cells([r for r in table["rows"] if "ratio" in r and r["measure"] in CALLS and r["equal"]])
     lines: list[list[str]] = []
     for (case, measure, subject), ours in cells.items():
         if subject != "graftax_jit":
@@ -176,6 +180,34 @@ def trees(results: dict[str, Any]) -> str:
     return _grid(["", *operations], lines)
 
 
+# What a row of each part keeps: what a page shows of it.
+ROW = ("case", "measure", "subject")
+KEPT = {
+    "budgets": ("title", "limit", "measured", "held"),
+    "growth": (*ROW, "leaves", "seconds", "error"),
+    "table": (*ROW, "ratio", "amount", "equal", "error"),
+    "trees": (*ROW, "seconds"),
+}
+
+
+def kept(results: dict[str, Any]) -> dict[str, Any]:
+    """What the pages show of a run, in six figures: small enough to be read as a diff."""
+
+    def shown(row: dict[str, Any]) -> bool:
+        return row["measure"] in CALLS or (row["unit"] != "s" and row["subject"] in SUBJECTS)
+
+    def short(value: Any) -> Any:
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    parts: dict[str, Any] = {}
+    for part, content in results.items():
+        rows = "budgets" if part == "budgets" else "rows"
+        chosen = [row for row in content[rows] if part != "table" or shown(row)]
+        lines = [{k: short(row[k]) for k in KEPT[part] if row.get(k) is not None} for row in chosen]
+        parts[part] = {**{k: v for k, v in content.items() if k != "absent"}, rows: lines}
+    return parts
+
+
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "versions": versions,
     "budgets": budgets,
@@ -202,8 +234,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--write", action="store_true", help="change the pages; otherwise exit 1 where one would change"
     )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="first take over what the pages show of this run")
     options = parser.parse_args(arguments)
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    if options.keep is not None:
+        stored.write(RESULTS, stored.read(RESULTS) | kept(stored.read(options.keep)))
+    results = stored.read(RESULTS)
     changed = 0
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
