@@ -15,9 +15,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard README.md LICENSE) \
            $(shell find core python -name __pycache__ -prune -o -print)
 
+define suite
+@for dispatch in $(DISPATCH); do \
+  echo "GRAFTAX_DIRECT_DISPATCH=$$dispatch python $(PYTEST) $(ARGS)"; \
+  GRAFTAX_DIRECT_DISPATCH=$$dispatch $(BIN)/python $(PYTEST) $(ARGS) || exit; \
+done
+endef
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage bench lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -25,11 +32,26 @@ help: ## this list
 demo: $(VENV)/.demo ## build, install and train three models on real data
 	$(BIN)/python -m graftax demo $(ARGS)
 
-test: $(VENV)/.test ## the whole test suite, on the installed wheel
-	@for dispatch in $(DISPATCH); do \
-	  echo "GRAFTAX_DIRECT_DISPATCH=$$dispatch pytest"; \
-	  GRAFTAX_DIRECT_DISPATCH=$$dispatch $(BIN)/python -m pytest -n 2 $(ARGS) || exit; \
-	done
+test: PYTEST = -m pytest -n 2 --quick
+test: $(VENV)/.test ## a sample of the test suite, on the installed wheel: at most five minutes on two cores
+	$(suite)
+
+test-all: PYTEST = -m pytest -n 2
+test-all: $(VENV)/.test ## the whole test suite
+	$(suite)
+
+# The lines of Python and of the core that the tests reach; COVER= for those of the whole suite.
+COVER ?= --quick
+COVERAGE := build/coverage
+coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make test` reaches
+	rm -rf $(COVERAGE)/site $(COVERAGE)/data
+	$(PIP) --no-deps --no-build-isolation --target $(COVERAGE)/site -C build-dir=$(COVERAGE)/core \
+	  -C cmake.define.GRAFTAX_COVERAGE=ON .
+	find $(COVERAGE)/core -name '*.gcda' -delete
+	PYTHONPATH=$(COVERAGE)/site COVERAGE_CORE=sysmon $(BIN)/coverage run -m pytest -n 2 $(COVER) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=miss
+	$(BIN)/gcovr --root . --filter core/ --sort uncovered-number $(COVERAGE)/core
 
 bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
 	$(BIN)/python -m graftax bench $(ARGS)

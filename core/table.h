@@ -18,10 +18,10 @@ struct Entry {
   uint64_t used = 0;       // the table's clock at the last call
   bool tupled = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
-  std::vector<std::shared_ptr<Direct>> directs;  // by what the leaves look like; the one used last first
-  bool refused = false;                          // its executable is none to run directly
-  int in_vain = 0;                               // calls that found no direct one, less those that did
-  int pause = 0;                                 // calls that do not look for one
+  std::vector<std::shared_ptr<Direct>> directs{};  // by what the leaves look like; the one used last first
+  bool refused = false;                            // its executable is none to run directly
+  int in_vain = 0;                                 // calls that found no direct one, less those that did
+  int pause = 0;                                   // calls that do not look for one
 
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;

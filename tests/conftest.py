@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis profiles: ``suite`` for every run, ``nightly`` by ``--hypothesis-profile=nightly``; part of a run."""
+"""What a run consists of: everything, a sample of it (``--quick``), a part of it (``--share``); Hypothesis profiles.
+
+``--quick`` is what ``make test`` runs. It leaves out three things, which ``make test-all`` has:
+- of a test with many parameters, all but a few cases, drawn by the names of the test and of its cases;
+- of a random test, most examples;
+- tests that are marked ``exhaustive``.
+"""
 
 import os
 import zlib
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +29,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=SLOW_IS_FINE,
 )
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=30)
 settings.register_profile("nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False)
 settings.load_profile("suite")
 
@@ -29,16 +37,58 @@ settings.load_profile("suite")
 _direct.start_from(1)
 collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0" else []
 
+# The cases that `--quick` runs of one test, at most.
+CASES = 12
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="a sample of the tests: what `make test` runs")
     parser.addoption("--share", metavar="K/N", default="1/1", help="the K-th of N parts of the tests, by their names")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "exhaustive: takes long and adds little to the rest; not in a quick run")
+    if config.getoption("--quick") and config.getoption("--hypothesis-profile") is None:
+        settings.load_profile("quick")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return "quick: a sample of the tests; `make test-all` runs them all" if config.getoption("--quick") else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Drops cases before they become items: thousands of items take as long to make as hundreds to run."""
+    yield
+    if metafunc.config.getoption("--quick"):
+        metafunc._calls[:] = sample(metafunc.definition.nodeid, metafunc._calls)
+
+
+def sample(name: str, cases: list) -> list:
+    """Some of the cases, in their order: those first that show most values not seen yet, of all parameters."""
+    values = [tuple(enumerate(case._idlist)) for case in cases]
+    by_chance = sorted(range(len(cases)), key=lambda i: zlib.crc32(f"{name}{values[i]}".encode()))
+    seen: set[tuple[int, str]] = set()
+    chosen: list[int] = []
+    for new in range(max(map(len, values), default=0), 0, -1):
+        for i in by_chance:
+            if len(chosen) < CASES and len({*values[i]} - seen) >= new:
+                chosen.append(i)
+                seen.update(values[i])
+    return [cases[i] for i in sorted(chosen)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, parts = map(int, config.getoption("--share").split("/"))
     if not 1 <= part <= parts:
         raise pytest.UsageError(f"--share {part}/{parts}: expected K/N with 1 <= K <= N")
-    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != part - 1]
+
+    def runs(item: pytest.Item) -> bool:
+        if config.getoption("--quick") and item.get_closest_marker("exhaustive"):
+            return False
+        return zlib.crc32(item.nodeid.encode()) % parts == part - 1
+
+    others = [item for item in items if not runs(item)]
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == part - 1]
+        items[:] = [item for item in items if runs(item)]
