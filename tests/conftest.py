@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run consists of: everything, a sample of it (``--quick``), a part of it (``--share``); Hypothesis profiles.
 
-``--quick`` is what ``make test`` runs. It leaves out three things, which ``make test-all`` has:
-- of a test with many parameters, all but a few cases, drawn by the names of the test and of its cases;
-- of a random test, most examples;
-- tests that are marked ``exhaustive``.
+``--quick`` is what ``make test`` runs: of a test with many parameters a few cases, drawn by the names of the test and
+of its cases; of a random test a few examples; of a test marked ``quick(n)`` n cases. ``make test-all`` runs everything.
 """
 
 import os
@@ -38,7 +36,7 @@ _direct.start_from(1)
 collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0" else []
 
 # The cases that `--quick` runs of one test, at most.
-CASES = 12
+CASES = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "exhaustive: takes long and adds little to the rest; not in a quick run")
+    config.addinivalue_line("markers", f"quick(cases): how many cases a quick run draws, where not {CASES}; 0 for none")
     if config.getoption("--quick") and config.getoption("--hypothesis-profile") is None:
         settings.load_profile("quick")
 
@@ -61,20 +59,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     """Drops cases before they become items: thousands of items take as long to make as hundreds to run."""
     yield
     if metafunc.config.getoption("--quick"):
-        metafunc._calls[:] = sample(metafunc.definition.nodeid, metafunc._calls)
+        marker = metafunc.definition.get_closest_marker("quick")
+        metafunc._calls[:] = sample(metafunc.definition.nodeid, metafunc._calls, marker.args[0] if marker else CASES)
 
 
-def sample(name: str, cases: list) -> list:
+def sample(name: str, cases: list, most: int) -> list:
     """Some of the cases, in their order: those first that show most values not seen yet, of all parameters."""
-    values = [tuple(enumerate(case._idlist)) for case in cases]
-    by_chance = sorted(range(len(cases)), key=lambda i: zlib.crc32(f"{name}{values[i]}".encode()))
-    seen: set[tuple[int, str]] = set()
+
+    def shown(case) -> set:
+        return {*enumerate(case._idlist), *((k, v) for k, v in case.params.items() if isinstance(v, str | int))}
+
+    values = [shown(case) for case in cases]
+    by_chance = sorted(range(len(cases)), key=lambda i: zlib.crc32(f"{name}{cases[i]._idlist}".encode()))
+    seen: set = set()
     chosen: list[int] = []
     for new in range(max(map(len, values), default=0), 0, -1):
         for i in by_chance:
-            if len(chosen) < CASES and len({*values[i]} - seen) >= new:
+            if len(chosen) < most and len(values[i] - seen) >= new:
                 chosen.append(i)
-                seen.update(values[i])
+                seen |= values[i]
     return [cases[i] for i in sorted(chosen)]
 
 
@@ -84,7 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"--share {part}/{parts}: expected K/N with 1 <= K <= N")
 
     def runs(item: pytest.Item) -> bool:
-        if config.getoption("--quick") and item.get_closest_marker("exhaustive"):
+        marker = item.get_closest_marker("quick")
+        if config.getoption("--quick") and marker and not marker.args[0]:
             return False
         return zlib.crc32(item.nodeid.encode()) % parts == part - 1
 

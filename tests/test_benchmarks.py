@@ -52,6 +52,7 @@ def test_parts_share_one_file(tmp_path, monkeypatch):
     assert all(row["equal"] for row in found["growth"]["rows"])
 
 
+@pytest.mark.quick(0)  # half a minute; nothing else in the suite depends on it
 def test_trees_are_measured_beside_jax_and_give_the_same(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     monkeypatch.setattr(trees, "SIZES", (10,))

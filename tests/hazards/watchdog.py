@@ -20,6 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
+# A child has its seconds on a processor, and so many times as long in all: others may be running.
+WAITING = 4
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -53,13 +55,14 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _run(path: str, name: str, params: str, *streams: str) -> None:
+def _run(seconds: float, path: str, name: str, params: str, *streams: str) -> None:
     for i, file in enumerate((os.devnull, *streams)):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), i)
     faulthandler.enable()
     import resource
 
     resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))  # an error here rather than a machine that swaps
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
     spec = importlib.util.spec_from_file_location("child", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -84,14 +87,14 @@ def _copy(path: str, name: str, params: str, seconds: float) -> str:
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         out, errors = pathlib.Path(folder, "out"), pathlib.Path(folder, "errors")
-        server.stdin.write(json.dumps([path, name, params, str(out), str(errors)]).encode() + b"\n")
+        server.stdin.write(json.dumps([seconds, path, name, params, str(out), str(errors)]).encode() + b"\n")
         child = int(server.stdout.readline())
-        hangs = not select.select([server.stdout], [], [], seconds)[0]
+        hangs = not select.select([server.stdout], [], [], WAITING * seconds)[0]
         if hangs:
             os.kill(child, signal.SIGKILL)
         status = int(server.stdout.readline())
         said, why = (file.read_text(errors="replace") for file in (out, errors))
-    assert not hangs, f"killed after {seconds} s\n{said}\n{why}"
+    assert not hangs, f"killed after {WAITING * seconds} s\n{said}\n{why}"
     assert status == 0, f"exit status {status}\n{said}\n{why}"
     return said
 

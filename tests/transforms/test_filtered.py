@@ -92,6 +92,7 @@ MODELS = pytest.mark.parametrize("build", [mlp, scaled, linear_and_norm, numpy_a
 
 @JITS
 @MODELS
+@pytest.mark.quick(2)
 def test_gradients_are_those_of_equinox(build, jit):
     for name in ("filter_grad", "filter_value_and_grad"):
         mine, theirs = both(name)
@@ -103,6 +104,7 @@ def test_gradients_are_those_of_equinox(build, jit):
 
 @MODELS
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
+@pytest.mark.quick(3)
 def test_jacobians_are_those_of_equinox(build, name):
     mine, theirs = both(name)
     same(mine(run)(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
