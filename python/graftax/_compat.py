@@ -294,6 +294,30 @@ def equations() -> list[Any]:
     return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
 
 
+def outside_of_traces() -> bool:
+    """Is nothing traced in this thread? Nothing public tells."""
+    return bool(_jax_core.trace_state_clean())
+
+
+def calls_host(since: int) -> bool:
+    """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of a print is?"""
+    todo: list[Any] = [at() if isinstance(at, (weakref.ref, types.FunctionType)) else at for at in equations()[since:]]
+    while todo:
+        equation = todo.pop()
+        if equation is None:  # nothing needs it
+            continue
+        if equation.primitive.name.endswith("callback"):
+            host = _called_by(equation.params.get("callback"))
+            if not (getattr(host, "__module__", None) or "").startswith("jax."):
+                return True
+        for value in equation.params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):
+                jaxpr: Any = getattr(part, "jaxpr", part)
+                if isinstance(jaxpr, _jax_core.Jaxpr):
+                    todo += jaxpr.eqns
+    return False
+
+
 def host_functions(since: int) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host."""
     found: list[Any] = []

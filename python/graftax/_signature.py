@@ -9,6 +9,7 @@ import dis
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from .packed import close_handles, open_handles
 from .patterns import of_arguments
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
+_NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 
 class Missing:
@@ -84,17 +86,26 @@ def _nested_codes(code: types.CodeType) -> list[types.CodeType]:
 
 def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globals that the function's code, and code nested in it, loads, and those it assigns."""
-    loaded: dict[str, None] = {}
-    stored: dict[str, None] = {}
-    for code in _nested_codes(function.__code__):
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                loaded[instruction.argval] = None
-            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                stored[instruction.argval] = None
+    loaded, stored = _names_in(function.__code__)
     known = function.__globals__
     names = [n for n in loaded if n in known or not hasattr(builtins, n)]
-    return tuple(dict.fromkeys([*names, *stored])), tuple(stored)
+    return tuple(dict.fromkeys([*names, *stored])), stored
+
+
+def _names_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that the code, and code nested in it, loads and assigns: read once, which takes a while."""
+    found = _NAMES.get(code)
+    if found is None:
+        loaded: dict[str, None] = {}
+        stored: dict[str, None] = {}
+        for part in _nested_codes(code):
+            for instruction in dis.get_instructions(part):
+                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                    loaded[instruction.argval] = None
+                elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                    stored[instruction.argval] = None
+        found = _NAMES[code] = tuple(loaded), tuple(stored)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

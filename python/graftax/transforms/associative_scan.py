@@ -14,6 +14,7 @@ from .._difference import describe, place_name
 from .._errors import StructureError
 from ._lift import name_of
 from ._loop import call_pure
+from ._once import once
 from ._program import Program
 from ._slices import OTHER_ELEMENTS
 
@@ -33,9 +34,14 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
     Returns:
         a graph like `elems`.
     """
+    return once("associative_scan", [fn], [None, None], [elems, reverse, axis], _associative_scan)
+
+
+def _associative_scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+    fn, (elems, reverse, axis) = functions[0], rest
     name = name_of(fn, "associative_scan")
     leaves, graphdef = _core.flatten(elems)
-    program = Program(name, [fn], [None, None])
+    program = Program(name, functions, operands)
     _refuse_ragged(name, leaves, graphdef, axis)
 
     def flat(one: Any, other: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from .. import _core
@@ -14,6 +15,7 @@ from .._difference import describe, only_order, place_name
 from .._errors import StructureError, rename_leaves
 from ._fixpoint import Fixpoint, Retrace
 from ._lift import name_of, named
+from ._once import once
 from ._program import Program
 from ._state import (
     EndedTracer,
@@ -88,7 +90,8 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     branches = [true_fun, false_fun]
     if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
         return branches[0 if pred else 1](*operands)
-    return Branches(name_of(true_fun, "cond"), ("true_fun", "false_fun"), branches, operands).run(_cond, pred)
+    known = np.bool_(pred) if isinstance(pred, (bool, int, float)) else pred
+    return once("cond", branches, operands, [known], _cond)
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
@@ -106,16 +109,23 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         raise ValueError(NO_BRANCHES)
     if jax.config.jax_disable_jit and not isinstance(index, Tracer):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
-    titles = tuple(f"branches[{i}]" for i in range(len(branches)))
-    return Branches(name_of(branches[0], "switch"), titles, branches, operands).run(_switch, index)
+    known = np.int32(index) if type(index) is int and abs(index) < 2**31 else index
+    return once("switch", branches, operands, [known], _switch)
 
 
-def _cond(pred: Any, flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
-    return jax.lax.cond(pred, *flats, *leaves)
+def _cond(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+    def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
+        return jax.lax.cond(rest[0], *flats, *leaves)
+
+    return Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands).run(choose)
 
 
-def _switch(index: Any, flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
-    return jax.lax.switch(index, flats, *leaves)
+def _switch(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+    def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
+        return jax.lax.switch(rest[0], flats, *leaves)
+
+    titles = tuple(f"branches[{i}]" for i in range(len(functions)))
+    return Branches(name_of(functions[0], "switch"), titles, functions, operands).run(choose)
 
 
 class Branches:
@@ -139,7 +149,7 @@ class Branches:
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
         self.seen: dict[int, StateAfter] = {}
 
-    def run(self, choose: Callable[..., Any], which: Any) -> Any:
+    def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
         known = self.known
         guessed = known.found is not None
         if known.found is not None:
@@ -151,14 +161,14 @@ class Branches:
             self.seen.clear()
             flats = [self._flat(i) for i in range(len(self.branches))]
             try:
-                out = choose(which, flats, program.leaves)
+                out = choose(flats, program.leaves)
             except Retrace:
                 known.found = (self.carried, self.copied, self.traced)
                 continue
             except Exception as error:
                 if guessed and (self.copied or self.traced):  # it may be no trace of the same code
                     known.forget()
-                    return Branches(self.name, self.titles, self.branches, self.operands, known).run(choose, which)
+                    return Branches(self.name, self.titles, self.branches, self.operands, known).run(choose)
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
                     raise
                 if self.error is not None and error is not self.error:

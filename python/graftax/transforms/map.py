@@ -11,6 +11,7 @@ import jax
 from .. import _core
 from ._lift import name_of, named
 from ._loop import Loop, Steps, call_pure, of_rows
+from ._once import once
 from ._program import Program
 from ._slices import Slices, plain_scan
 from ._state import with_arrays
@@ -28,6 +29,11 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     Returns:
         a graph like the result of `f`, as the second result of `scan`.
     """
+    return once("map", [f], [None], [xs, batch_size], _map)
+
+
+def _map(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+    f, (xs, batch_size) = functions[0], rest
     name = name_of(f, "map")
     slices = Slices.of(name, xs, None)
     if batch_size is not None:
@@ -56,7 +62,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
         steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves)
         return _core.unflatten(structure[-1], out)
 
-    return Loop(name, [f], [None], carry=None, rows=slices.names).run(attempt)[1]
+    return Loop(name, [f], operands, carry=None, rows=slices.names).run(attempt)[1]
 
 
 def _batched_map(name: str, f: Callable[..., Any], slices: Slices, batch_size: int) -> Any:

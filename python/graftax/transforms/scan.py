@@ -13,6 +13,7 @@ from .. import _core
 from ..packed import Packed
 from ._lift import name_of
 from ._loop import Loop, Steps, of_rows
+from ._once import once
 from ._progress import Progress, reporter
 from ._slices import Slices, as_pair, plain_scan
 from ._state import with_arrays, with_unpacked
@@ -65,7 +66,13 @@ def scan(
         return with_unpacked(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
         )
-    name, init = name_of(f, "scan"), with_arrays(init)
+    operands, rest = [with_arrays(init), None], [xs, length, reverse, unroll, progress]
+    return _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
+
+
+def _scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> tuple[Any, Any]:
+    f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], rest
+    name = name_of(f, "scan")
     slices = Slices.of(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, f, init, slices, reverse)

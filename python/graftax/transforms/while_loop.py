@@ -16,6 +16,7 @@ from jax.core import Tracer
 from ..packed import Packed
 from ._lift import name_of
 from ._loop import Loop, Steps, of_carried, of_index
+from ._once import once
 from ._state import type_of, with_arrays, with_unpacked
 
 WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
@@ -57,7 +58,11 @@ def while_loop(
         raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
     if type(init_val) is Packed:
         return with_unpacked(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
-    init_val = with_arrays(init_val)
+    return once("while_loop", [cond_fun, body_fun], [with_arrays(init_val)], [max_steps], _while_loop)
+
+
+def _while_loop(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+    (cond_fun, body_fun), init_val, max_steps = functions, operands[0], rest[0]
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
         if not isinstance(test, Tracer):
@@ -78,7 +83,7 @@ def while_loop(
         else:
             steps.last = _bounded(test, step, steps.first, operator.index(max_steps))
 
-    return Loop(name, [cond_fun, body_fun], [init_val]).run(attempt)[0]
+    return Loop(name_of(body_fun, "while_loop"), functions, operands).run(attempt)[0]
 
 
 def fori_loop(
@@ -95,7 +100,11 @@ def fori_loop(
     if type(init_val) is Packed:
         again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
         return with_unpacked(name_of(body_fun, "fori_loop"), init_val, again)
-    init_val = with_arrays(init_val)
+    return once("fori_loop", [body_fun], [None, with_arrays(init_val)], [lower, upper, unroll], _fori_loop)
+
+
+def _fori_loop(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+    body_fun, init_val, (lower, upper, unroll) = functions[0], operands[1], rest
     if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
             init_val = body_fun(jnp.asarray(i), init_val)
@@ -107,7 +116,7 @@ def fori_loop(
 
         steps.last = jax.lax.fori_loop(lower, upper, steps.named(flat, of_index), steps.first, unroll=unroll)
 
-    return Loop(name_of(body_fun, "fori_loop"), [body_fun], [None, init_val], carry=1).run(attempt)[0]
+    return Loop(name_of(body_fun, "fori_loop"), functions, operands, carry=1).run(attempt)[0]
 
 
 def _bounded(
