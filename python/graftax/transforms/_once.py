@@ -21,7 +21,7 @@ from .._jitted import Jitted
 from .._options import Options
 from .._signature import Signature, call_opaque, call_partial, refuse_generators, resolve
 from .._table import FunctionTable
-from .._trace import Flat, encode, place_of, run_trace, running_traces
+from .._trace import Flat, encode, place_of, run_trace
 from ..registry import register_static
 
 Run = Callable[[list[Callable[..., Any]], list[Any], list[Any]], Any]
@@ -29,7 +29,6 @@ Run = Callable[[list[Callable[..., Any]], list[Any], list[Any]], Any]
 _OPTIONS = Options(cache_size=32)  # so many structures is one function kept compiled for
 _FUNCTIONS = 128  # of so many functions
 _CALLS = threading.local()
-_NUMBERING = threading.Lock()
 
 
 def once(title: str, functions: Sequence[Any], operands: Sequence[Any], rest: Sequence[Any], run: Run) -> Any:
@@ -44,7 +43,7 @@ def once(title: str, functions: Sequence[Any], operands: Sequence[Any], rest: Se
         operands: of the functions.
         rest: what else `run` is given.
     """
-    if outside_of_traces() and not jax.config.jax_disable_jit and not running_traces():
+    if outside_of_traces() and not jax.config.jax_disable_jit and not _core.running_traces():
         call = _Call.of(title, functions, operands, rest, run)
         if call is not None:
             try:
@@ -77,10 +76,8 @@ class _Part(NamedTuple):
         plain, prefix, _ = resolve(function)
         refuse_generators(plain)
         signature = Signature.of(plain, len(prefix), True)
-        binder = _core.Caller()
-        binder._configure(plain, prefix, _NO_TABLE, signature.binding)
-        marks = [_Operand() for _ in range(count)]
-        bound = binder._bind(*marks)
+        marks = tuple(_Operand() for _ in range(count))
+        bound = signature.binding.bind(marks, {}, prefix)
         if bound is None:
             return None
         numbers = {id(mark): i for i, mark in enumerate(marks)}
@@ -174,8 +171,8 @@ class _Call:
         with _current(self):
             return _compiled_for(_token(self.parts[0].plain.__code__))(*self.roots)
 
-    def record(self, layout: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-        return _core.record(self.roots, self.names, self.flags, layout)
+    def record(self, layout: tuple[Any, ...], opened: _core.Opened | None = None) -> _core.Recording:
+        return _core.Recording(self.roots, self.names, self.flags, layout, opened=opened)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -251,7 +248,6 @@ def _roots(*roots: Any) -> None:
 
 
 _BINDING = Signature.of(_roots, 0, False).binding
-_NO_TABLE = FunctionTable(_OPTIONS)
 
 
 class _Compiled(_core.Caller):
@@ -260,35 +256,40 @@ class _Compiled(_core.Caller):
     def __init__(self) -> None:
         self._configure(_roots, (), FunctionTable(_OPTIONS), _BINDING)
 
-    def _entry(self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> _core.Entry:
+    def _entry(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
+    ) -> tuple[_core.Entry, _core.Recording]:
         table: Any = self._table
-        leaves, graphdef = _CALLS.now.record(layout)
-        del leaves
+        recording = _CALLS.now.record(layout, opened)
+        graphdef = recording.graphdef
         entry = table.entries.get((graphdef, context))
         if entry is not None:
             table.found += 1
-            return entry
-        outcomes: list[_core.Outcome] = []
-        # Not the jit object itself, which would be run directly after some calls: a loop takes longer than that saves.
-        compiled = functools.partial(jax.jit(_flat_function(_CALLS.now, weakref.ref(table), outcomes)))
-        entry = _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)
+            return entry, recording
         table.misses += 1
-        return table.store((_core.weaken(graphdef), context), entry)
+        outcomes: list[_core.Outcome] = []
+        flat = _flat_function(place_of(_CALLS.now.parts[0].plain), layout, weakref.ref(table), outcomes)
+        # Not the jit object itself, which would be run directly after some calls: a loop takes longer than that saves.
+        compiled = functools.partial(jax.jit(flat))
+        entry = _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)
+        return table.store((_core.weaken(graphdef), context), entry), recording
 
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
         return error
 
 
-def _flat_function(call: _Call, table: Callable[[], Any], outcomes: list[_core.Outcome]) -> Callable[..., Flat]:
+def _flat_function(
+    place: Any, layout: tuple[Any, ...], table: Callable[[], Any], outcomes: list[_core.Outcome]
+) -> Callable[..., Flat]:
     """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome)."""
 
     def flat(*leaves: Any) -> Flat:
-        call, alive = _CALLS.now, table()
-        if _core.active_call(outcomes) is None or alive is None:
+        call, alive, active = _CALLS.now, table(), _core.active_call(outcomes)
+        if active is None or alive is None:
             raise GraftaxError("a loop was traced outside of a call")
-        tracing = _core.Trace(call.roots, call.names, call.flags, False, False, None)
-        given = (call.title, tracing, call.roots, leaves, call.body, "propagate")
+        recording = active[2] or call.record(layout)
         since = len(equations())
+        given = (call.title, recording, call.roots, leaves, call.body, "propagate")
         outcome, out, _, _ = run_trace(*given, by_value=False, forward=False, arrays=True)
         alive.traces += 1
         if calls_host(since):  # with objects of this call: the next one calls its own
@@ -296,13 +297,12 @@ def _flat_function(call: _Call, table: Callable[[], Any], outcomes: list[_core.O
             for key, entry in list(alive.entries.items()):
                 if entry.outcomes is outcomes:
                     alive.drop(key)
-        with _NUMBERING:  # two threads may trace one entry at once
+        with _LOCK:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
         count = outcome.result_leaves
         return tuple(out[:count]), tuple(out[count:]), encode(number)
 
-    place = place_of(call.parts[0].plain)
     flat.__name__ = flat.__qualname__ = place.__name__
     flat.__wrapped__ = place  # type: ignore[attr-defined]
     return flat
