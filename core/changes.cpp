@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a traced function changed: every node is compared with what was built for it.
 #include <algorithm>
+#include <unordered_set>
 
 #include "parts.h"
 #include "path.h"
@@ -196,45 +197,71 @@ Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
   return own(PyTuple_Pack(2, dict.get(), slots.get()));
 }
 
-// Does an attribute hold a node that is none of the children which the object was made of, nor its aux data? A flatten may look into it.
-bool Trace::hides_node(uint32_t pc, PyObject* attributes) const {
+bool Trace::is_part(uint32_t pc, PyObject* value) const {
   const Program& p = recording_->program();
-  const Instr& n = p.code[pc];
-  PyObject *name, *value;
-  for (Py_ssize_t pos = 0; PyDict_Next(attributes, &pos, &name, &value);) {
-    const Kind* kind = known_kind(Py_TYPE(value));
-    if (kind && !kind->is_node()) continue;
-    bool child_of_it = false;
-    uint32_t child = pc + 1;
-    for (uint32_t i = 0; i < 1 + n.items && !child_of_it; ++i, child = p.after(child))
-      child_of_it = value == expected(child);
-    if (!child_of_it) return true;
-  }
+  uint32_t child = pc + 1;
+  for (uint32_t i = 0; i < 1 + p.code[pc].items; ++i, child = p.after(child))
+    if (value == expected(child)) return true;
   return false;
 }
 
-// Does a registered node flatten to other leaves than those that it was made of? Where it does, another one is made of
-// them: its class's flatten may give something else than its unflatten was given.
-bool Trace::flattens_otherwise(uint32_t pc, PyObject* obj) {
+// What is behind the attributes of a registered node as it was rebuilt, where its class's flatten may look: a list of
+// what containers hold that are none of its children. Where other objects are there, the flatten says (a tuple). Null
+// where nothing is.
+Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
+  constexpr Py_ssize_t most = 10000;
+  Owned out = own(PyList_New(0));
+  std::vector<PyObject*> todo;
+  std::unordered_set<PyObject*> seen;
+  PyObject *name, *value, *key;
+  for (Py_ssize_t pos = 0; PyDict_Next(attributes, &pos, &name, &value);) todo.push_back(value);
+  bool any = false, listed = true;
+  while (listed && !todo.empty()) {
+    PyObject* obj = todo.back();
+    todo.pop_back();
+    bool builtin = PyList_CheckExact(obj) || PyTuple_CheckExact(obj) || PyDict_CheckExact(obj);
+    const Kind* kind = builtin ? &kind_of(obj) : known_kind(Py_TYPE(obj));
+    if ((kind && !kind->is_node()) || is_part(pc, obj) || !seen.insert(obj).second) continue;
+    any = any || !PyTuple_CheckExact(obj);  // a tuple itself does not change
+    listed = builtin && PyList_GET_SIZE(out.get()) < most;
+    if (!listed) break;
+    Cursor cursor(obj, *kind);
+    while (cursor.next(value, key)) {
+      if (key) check(PyList_Append(out.get(), key));
+      check(PyList_Append(out.get(), value));
+      todo.push_back(value);
+    }
+  }
+  if (!any) return {};
+  if (listed) return out;
+  Cursor cursor(expected(pc), *recording_->program().code[pc].kind);
+  return own(PySequence_Tuple(cursor.materialised()));
+}
+
+// Does a registered node flatten to other leaves than when it was rebuilt? Usually those that it was made of say so;
+// where its unflatten makes others of them, `before` does.
+bool Trace::flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before) {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
-  Owned made_of = own(PyList_New(0));
-  uint32_t child = p.after(pc + 1);
-  for (uint32_t i = 0; i < n.items; ++i, child = p.after(child)) check(PyList_Append(made_of.get(), expected(child)));
-  auto same = [](PyObject* a, PyObject* b) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(a); ++i) {
-      PyObject *x = PySequence_Fast_GET_ITEM(a, i), *y = PySequence_Fast_GET_ITEM(b, i);
-      if (x != y && kind_of(x).is_leaf()) return false;
-    }
-    return true;
-  };
   Cursor now(obj, *n.kind, &opened_);
   if (now.items() != static_cast<Py_ssize_t>(n.items)) return true;
-  if (same(made_of.get(), now.materialised())) return false;
-  Owned twin = own(PyObject_CallMethod(n.treedef, "unflatten", "O", made_of.get()));
-  if (Py_TYPE(twin.get()) != Py_TYPE(obj)) return true;
-  Cursor before(twin.get(), *n.kind);
-  return before.items() != now.items() || !same(before.materialised(), now.materialised());
+  auto is_other = [](PyObject* was, PyObject* is) { return was != is && kind_of(was).is_leaf(); };
+  auto item = [&](Py_ssize_t i) { return PySequence_Fast_GET_ITEM(now.materialised(), i); };
+  bool other = false;
+  uint32_t child = p.after(pc + 1);
+  for (uint32_t i = 0; i < n.items; ++i, child = p.after(child)) other = other || is_other(expected(child), item(i));
+  if (!other) return false;
+  if (PyTuple_Check(before)) {
+    other = PyTuple_GET_SIZE(before) != now.items();
+    for (Py_ssize_t i = 0; !other && i < now.items(); ++i) other = is_other(PyTuple_GET_ITEM(before, i), item(i));
+    return other;
+  }
+  Owned held = behind(pc, attributes);
+  if (!held || !PyList_Check(held.get())) return true;
+  if (PyList_GET_SIZE(held.get()) != PyList_GET_SIZE(before)) return true;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before); ++i)
+    if (PyList_GET_ITEM(held.get(), i) != PyList_GET_ITEM(before, i)) return true;
+  return false;
 }
 
 bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted) {
@@ -272,7 +299,7 @@ bool Trace::raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject
   }
   if (any) return true;
   // The same attributes, yet the class flattens to something else: a container behind an attribute was changed.
-  if (!hides_node(pc, part(now.get(), 0)) || !flattens_otherwise(pc, obj)) return false;
+  if (!behind_[track] || !flattens_otherwise(pc, obj, part(now.get(), 0), behind_[track])) return false;
   pos = 0;
   while (PyDict_Next(part(now.get(), 0), &pos, &name, &value))
     if (kind_of(value).is_node()) note(name, value), any = true;

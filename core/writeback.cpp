@@ -39,6 +39,9 @@ nb::list Trace::rebuild(nb::sequence leaves) {
     if (n.kind->base == Base::registered && Py_TYPE(expected(p.track_pc[t])) == n.type)
       raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.kind).get());
   }
+  behind_.resize(p.track_pc.size());
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t)
+    if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], PyTuple_GET_ITEM(raw_[t], 0)));
   return out;
 }
 
@@ -252,6 +255,7 @@ void Trace::close() {
   tracers_.clear();
   built_.clear();
   raw_.clear();
+  behind_.clear();
   opened_.clear();
   recording_ = &Recorded::nothing();
   held_.reset();

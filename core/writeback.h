@@ -57,8 +57,9 @@ class Trace {
   bool holds_donated(uint32_t pc) const;
   bool raw_changed(uint32_t track, PyObject* obj, PyObject* delta, PyObject* deleted);
   Owned raw_snapshot(PyObject* obj, const Kind& kind) const;
-  bool hides_node(uint32_t pc, PyObject* attributes) const;
-  bool flattens_otherwise(uint32_t pc, PyObject* obj);
+  bool is_part(uint32_t pc, PyObject* value) const;  // one of the children, or the aux data, of the node at `pc`?
+  Owned behind(uint32_t pc, PyObject* attributes) const;
+  bool flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before);
   void refuse_changed_frozen();
   void restore_node(uint32_t pc);
   void restore_raw(uint32_t track, Commit& commit);
@@ -73,6 +74,7 @@ class Trace {
   OwnedList tracers_;
   OwnedList built_;
   OwnedList raw_;                   // by tracked index: registered nodes as rebuilt
+  OwnedList behind_;                // by tracked index, of these: what is behind their attributes
   Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
 };

@@ -139,6 +139,16 @@ def test_patterns_of_traced_numbers_flatten_no_node_again():
     assert flattened_in(lambda: jitted(MAKE["layer"](TAGS), {"rate": 3.0}, TAGS)) <= 3
 
 
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_a_change_behind_an_attribute_costs_no_further_flatten(jit):
+    def swaps(stack, _):
+        stack.items[0] = stack.items[0] + 1
+        return stack
+
+    jitted = called_with_every_tag(jit, swaps, MAKE["stack"])
+    assert flattened_in(lambda: jitted(MAKE["stack"](TAGS), TAGS)) <= 3
+
+
 def test_what_a_function_does_to_a_list_behind_a_registered_node_comes_back():
     @graftax.jit
     def grows(stack):
@@ -153,6 +163,27 @@ def test_what_a_function_does_to_a_list_behind_a_registered_node_comes_back():
     swaps(stack)
     grows(stack)
     np.testing.assert_array_equal(np.stack(stack.items), [[5, 5], [2, 2], [6, 6]])
+
+
+class Converting:
+    """Its unflatten does not keep what it is given: a new array each time."""
+
+    def __init__(self, values):
+        self.values = [v * 1 for v in values]
+
+
+jax.tree_util.register_pytree_node(Converting, lambda c: (tuple(c.values), None), lambda _, values: Converting(values))
+
+
+def test_an_unflatten_that_converts_is_no_change():
+    jitted = graftax.jit(lambda c: c.values[0] + 1, mutation="error")
+    np.testing.assert_array_equal(jitted(Converting([jnp.ones(2)])), [2, 2])
+
+    def changes(c):
+        c.values[0] = c.values[0] + 1
+
+    with pytest.raises(graftax.MutationError, match="changed"):
+        graftax.jit(changes, mutation="error")(Converting([jnp.ones(2)]))
 
 
 class Restless:
