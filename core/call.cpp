@@ -64,7 +64,7 @@ void copy_numpy(const OwnedList& leaves, OwnedList& out) {
   static PyObject* copy = PyUnicode_InternFromString("copy");
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Kind& kind = kind_of(leaves[i]);
-    if (kind.base == Base::numpy) out.push_stolen(own(PyObject_CallMethodNoArgs(leaves[i], copy)));
+    if (kind.leaf == Leaf::numpy) out.push_stolen(own(PyObject_CallMethodNoArgs(leaves[i], copy)));
     else out.push(leaves[i]);
   }
 }

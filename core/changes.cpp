@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "parts.h"
 #include "path.h"
 #include "static_key.h"
 #include "writeback.h"
@@ -31,15 +30,14 @@ bool Trace::changed(uint32_t pc) const {
                                         " to " + Py_TYPE(obj.get())->tp_name +
                                         " inside the traced function, which cannot be written back");
   const Kind& kind = *n.kind;
-  if (kind.base == Base::set && !set_matches(p, n.keys, n.arg, obj.get())) return true;
-  if (kind.base == Base::function && !payload_matches(p, n, obj.get()))
+  if (kind.node->is_function && !kind.node->content_matches(p, n, obj.get()))
     raise_graftax("StructureError",
                   path_text(p, pc, root_names()) +
                       ": the code, the name, __doc__ or __module__ of this function was changed inside the "
                       "traced function, which cannot be written back");
-  if (kind.base == Base::buffer && !payload_matches(p, n, obj.get())) return true;
+  if (kind.node->content_changed(p, n, obj.get())) return true;
   Cursor cursor(obj.get(), kind);
-  uint32_t count = p.children(pc), child = pc + 1, key_at = n.keys + (kind.base == Base::set ? n.arg : 0);
+  uint32_t count = p.children(pc), child = pc + 1, key_at = p.child_keys(n);
   PyObject *value = nullptr, *key = nullptr;
   uint32_t i = 0;
   for (; cursor.next(value, key); ++i, child = p.after(child)) {
@@ -62,7 +60,7 @@ void Trace::refuse_changed_frozen() {
   const Program& p = recording_->program();
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->base == Base::registered) continue;
+    if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->node->is_registered) continue;
     PyObject* obj = expected(pc);
     if (Py_TYPE(obj) != n.type) continue;
     Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();
@@ -154,8 +152,8 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
   PyObject* obj = expected(pc);
-  bool is_dict = is_dict_base(n.kind->base) && all_simple(p, n.keys, n.items) && all_simple(obj);
-  bool is_list = n.kind->base == Base::list && PyList_GET_SIZE(obj) == static_cast<Py_ssize_t>(n.items);
+  bool is_dict = n.kind->node->keys == Keys::items && all_simple(p, n.keys, n.items) && all_simple(obj);
+  bool is_list = n.kind->items == Items::list && PyList_GET_SIZE(obj) == static_cast<Py_ssize_t>(n.items);
   std::vector<uint32_t> children;
   for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) children.push_back(c);
   const uint32_t* first = children.data() + n.has_extra;
@@ -175,7 +173,7 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
     }
     if (before == NONE || !is_as_built(value, before)) out.children.push_back(i);
   }
-  bool ordered = n.kind->base == Base::odict;
+  bool ordered = n.kind->items == Items::keyed;
   out.items = !is_list && !(is_dict && (ordered ? items.same_keys() : items.in_order()));
   out.fields = !fields.in_order() && !n.kind->by_name;
   if (is_dict) out.dropped = recorder.keep(items.gone());

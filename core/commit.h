@@ -34,13 +34,26 @@ class Commit {
   // Writes all of it. Where it raises, nothing was written. What was replaced is released with the Commit.
   void run();
 
+  // ---- what a kind of node asks for, in NodeKind::write
+
+  // `node` gets the items of `fresh`, a builtin container.
+  void exchange(const NodeKind& kind, PyObject* node, Owned fresh);
+  // Sets or (with a null value) deletes a key.
+  void assign(PyObject* dict, PyObject* key, PyObject* value, bool ordered = false);
+  void list_item(PyObject* list, Py_ssize_t index, PyObject* value);
+  void slot(PyObject* obj, Py_ssize_t offset, PyObject* value);
+  // May fail, and can be taken back: done before the others.
+  void step(std::function<void()> go, std::function<void()> back);
+  // Items that are set through functions of the interpreter that check their arguments.
+  void parts(const Instr& n, PyObject* node, PyObject* const* items);
+
  private:
-  struct Step {  // may fail, and can be taken back
+  struct Step {
     std::function<void()> go, back;
   };
   struct Exchange {
+    const NodeKind* kind;
     Owned node, fresh;
-    Base base;
     bool by_api = false;  // this Python's layout is not known
   };
   struct Assignment {
@@ -59,19 +72,9 @@ class Commit {
     Owned value;
   };
 
-  void assign(PyObject* dict, PyObject* key, PyObject* value, bool ordered = false);
-  void items(const Program& p, uint32_t pc, PyObject* node, PyObject* const* values, PyObject* const* inputs,
-             const Touched& touched);
-  void list_items(const Instr& n, PyObject* list, PyObject* const* items, const Touched& touched);
-  void dict_items(const Program& p, const Instr& n, PyObject* dict, PyObject* const* items, PyObject* const* inputs,
-                  const Touched& touched);
-  void buffer(const Program& p, const Instr& n, PyObject* node);
-  void fresh(const Program& p, const Instr& n, PyObject* node, PyObject* const* items, PyObject* const* inputs);
   void fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values, const Touched& touched);
   void all_fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values);
   void slots(const Program& p, const Instr& n, PyObject* node, PyObject* const* values, const Touched& touched);
-  void undoable(PyObject* node, const Instr& n, PyObject* const* items,
-                void (*write)(PyObject*, const Instr&, PyObject* const*, OwnedList&));
   void insert_keys();
 
   std::vector<Step> steps_;

@@ -84,7 +84,7 @@ bool direct_takes(size_t leaves) { return known.on && leaves >= known.least; }
 int direct_waits(size_t leaves) { return leaves < few_leaves ? known.wait : 0; }
 
 bool Direct::look_at(Guard& guard, PyObject* leaf) {
-  if (kind_of(leaf).base == Base::numpy) {
+  if (kind_of(leaf).leaf == Leaf::numpy) {
     bool is_array = Py_TYPE(leaf) == runtime.ndarray_type;
     if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), known.scalar)) return false;
     guard.host = std::make_unique<Host>();

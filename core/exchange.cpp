@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace graftax {
@@ -53,6 +54,32 @@ uint64_t& version(PyDictObject* dict) {
 }
 #endif
 
+size_t& state_of_deque(PyObject* deque) {
+  return *reinterpret_cast<size_t*>(reinterpret_cast<char*>(deque) + deque_state);
+}
+
+// A table that shares its keys with other instances becomes one of its own. Adding what is no attribute name does it.
+bool unshare(PyObject* dict) {
+  if (!reinterpret_cast<PyDictObject*>(dict)->ma_values) return true;
+  static PyObject* const other = own(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type))).release();
+  check(PyDict_SetItem(dict, other, Py_None));
+  check(PyDict_DelItem(dict, other));
+  return !reinterpret_cast<PyDictObject*>(dict)->ma_values;
+}
+
+bool is_watched(PyObject* dict) {
+#if PY_VERSION_HEX >= 0x030E0000
+  return true;  // who would have to be told is not known here
+#elif PY_VERSION_HEX >= 0x030C0000
+  return version(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;
+#else
+  (void)dict;
+  return false;
+#endif
+}
+
+}  // namespace
+
 void exchange_dicts(PyObject* a, PyObject* b) {
   auto *x = reinterpret_cast<PyDictObject*>(a), *y = reinterpret_cast<PyDictObject*>(b);
   std::swap(x->ma_used, y->ma_used);
@@ -98,16 +125,6 @@ void exchange_odicts(PyObject* a, PyObject* b) {
   x->state = y->state = later;
 }
 
-size_t& state_of_deque(PyObject* deque) {
-  return *reinterpret_cast<size_t*>(reinterpret_cast<char*>(deque) + deque_state);
-}
-
-void exchange_deques(PyObject* a, PyObject* b) {
-  size_t later = std::max(state_of_deque(a), state_of_deque(b)) + 1;
-  exchange_body(a, b, runtime.deque_type);
-  state_of_deque(a) = state_of_deque(b) = later;
-}
-
 void exchange_bytearrays(PyObject* a, PyObject* b) {
   auto *x = reinterpret_cast<PyByteArrayObject*>(a), *y = reinterpret_cast<PyByteArrayObject*>(b);
   std::swap(x->ob_base.ob_size, y->ob_base.ob_size);
@@ -116,30 +133,25 @@ void exchange_bytearrays(PyObject* a, PyObject* b) {
   std::swap(x->ob_start, y->ob_start);
 }
 
+void exchange_deques(PyObject* a, PyObject* b) {
+  size_t later = std::max(state_of_deque(a), state_of_deque(b)) + 1;
+  exchange_body(a, b, runtime.deque_type);
+  state_of_deque(a) = state_of_deque(b) = later;
+}
+
+void exchange_arrays(PyObject* a, PyObject* b) { exchange_body(a, b, runtime.array_array_type); }
+
 Py_ssize_t exports_of_array(PyObject* array) {
   return *reinterpret_cast<Py_ssize_t*>(reinterpret_cast<char*>(array) + runtime.array_array_type->tp_weaklistoffset +
                                         sizeof(PyObject*));
 }
 
-// A table that shares its keys with other instances becomes one of its own. Adding what is no attribute name does it.
-bool unshare(PyObject* dict) {
-  if (!reinterpret_cast<PyDictObject*>(dict)->ma_values) return true;
-  static PyObject* const other = own(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type))).release();
-  check(PyDict_SetItem(dict, other, Py_None));
-  check(PyDict_DelItem(dict, other));
-  return !reinterpret_cast<PyDictObject*>(dict)->ma_values;
-}
+bool can_exchange_dict(PyObject* dict) { return !is_watched(dict) && unshare(dict); }
+bool can_exchange_odict(PyObject* dict) { return known_odict && !is_watched(dict); }
+bool knows_deques() { return known_deque; }
+bool knows_arrays() { return known_array; }
 
-bool is_watched(PyObject* dict) {
-#if PY_VERSION_HEX >= 0x030E0000
-  return true;  // who would have to be told is not known here
-#elif PY_VERSION_HEX >= 0x030C0000
-  return version(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;
-#else
-  (void)dict;
-  return false;
-#endif
-}
+namespace {
 
 // ---- is each layout as it is written above?
 
@@ -187,45 +199,12 @@ bool array_holds() {
     Owned view = own(PyMemoryView_FromObject(a.get()));
     if (exports_of_array(a.get()) != 1) return false;
   }
-  exchange_body(a.get(), b.get(), type);
+  exchange_arrays(a.get(), b.get());
   Owned(own(PyObject_CallMethod(a.get(), "append", "i", 8)));
   return equal_to(a.get(), type, "T('i', [7, 8])") && equal_to(b.get(), type, "T('i', range(20))");
 }
 
 }  // namespace
-
-bool can_exchange(PyObject* node, Base base) {
-  auto refuse = [](Py_ssize_t views) {
-    if (views > 0) raise_error(PyExc_BufferError, "Existing exports of data: object cannot be re-sized");
-  };
-  switch (base) {
-    case Base::list:
-    case Base::set: return true;
-    case Base::dict:
-    case Base::defaultdict: return !is_watched(node) && unshare(node);
-    case Base::odict: return known_odict && !is_watched(node);
-    case Base::deque: return known_deque;
-    case Base::buffer:
-      if (PyByteArray_Check(node)) return refuse(reinterpret_cast<PyByteArrayObject*>(node)->ob_exports), true;
-      if (!known_array || !PyObject_TypeCheck(node, runtime.array_array_type)) return false;
-      return refuse(exports_of_array(node)), true;
-    default: return false;
-  }
-}
-
-void exchange(PyObject* a, PyObject* b, Base base) {
-  switch (base) {
-    case Base::list: return exchange_lists(a, b);
-    case Base::dict:
-    case Base::defaultdict: return exchange_dicts(a, b);
-    case Base::odict: return exchange_odicts(a, b);
-    case Base::deque: return exchange_deques(a, b);
-    case Base::set: return exchange_sets(a, b);
-    default:
-      if (PyByteArray_Check(a)) exchange_bytearrays(a, b);
-      else exchange_body(a, b, runtime.array_array_type);
-  }
-}
 
 void init_exchange() {
   known_odict = odict_holds();

@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges the contents of two builtin containers. No allocation, no user code, no signal handler: it cannot fail.
-// That is what a commit of several writes needs, which has to happen as a whole or not at all.
+// Exchanges the contents of two builtin containers; identities, attributes and weak references stay. No allocation, no
+// user code, no signal handler: it cannot fail. That is what a commit of several writes needs, which has to happen as a
+// whole or not at all.
 #pragma once
 
-#include "kind.h"
+#include "py.h"
 
 namespace graftax {
 
-// Makes ready what an exchange needs of `node`, without a visible change. Raises where its content cannot be replaced
-// (a bytearray that a memoryview shows), or where memory is short. False where this Python lays such objects out in a
-// way that is not known here: its public functions have to do.
-bool can_exchange(PyObject* node, Base base);
+void exchange_lists(PyObject* a, PyObject* b);
+void exchange_dicts(PyObject* a, PyObject* b);
+void exchange_odicts(PyObject* a, PyObject* b);
+void exchange_deques(PyObject* a, PyObject* b);
+void exchange_sets(PyObject* a, PyObject* b);
+void exchange_bytearrays(PyObject* a, PyObject* b);
+void exchange_arrays(PyObject* a, PyObject* b);
 
-// Exchanges the content of two objects of one base type; identities, attributes and weak references stay.
-void exchange(PyObject* a, PyObject* b, Base base);
+// Makes a dict ready without a visible change. False where others would have to be told.
+bool can_exchange_dict(PyObject* dict);
+// Is the layout of these known in this Python?
+bool can_exchange_odict(PyObject* dict);
+bool knows_deques();
+bool knows_arrays();
+// How many buffers show the memory of an array.array, of a known layout.
+Py_ssize_t exports_of_array(PyObject* array);
 
 void init_exchange();
 

@@ -5,22 +5,12 @@
 #include <memory>
 #include <unordered_map>
 
-#include "parts.h"
+#include "kinds/function.h"
 #include "path.h"
 #include "rows.h"
 #include "static_key.h"
 
 namespace graftax {
-
-uint32_t Program::item_keys(const Instr& n) const {
-  switch (n.kind->base) {
-    case Base::dict:
-    case Base::odict:
-    case Base::defaultdict: return n.items;
-    case Base::set: return n.arg;
-    default: return 0;
-  }
-}
 
 void Program::clear() {
   code.clear();
@@ -59,7 +49,7 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
       size_t sum = 0;  // a set has no order
       for (uint32_t i = 0; i < own_keys; ++i) {
         auto key = static_cast<size_t>(p.statics[p.keys[n.keys + i]].hash);
-        if (n.kind->base == Base::set) sum += key * 0x9e3779b97f4a7c15ULL;
+        if (n.kind->node->keys == Keys::elements) sum += key * 0x9e3779b97f4a7c15ULL;
         else h = mix(h, key);
       }
       for (uint32_t i = 0; i < n.fields + n.slots; ++i)
@@ -89,7 +79,7 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.op != y.op) return false;
   if (x.op == Op::stat) return statics_equal(a, x.arg, b, y.arg);
   if (x.op != Op::node) return x.arg == y.arg && ((x.flags ^ y.flags) & (ALIAS | NUMBER)) == 0;
-  if (x.type != y.type || x.kind->base != y.kind->base || x.track != y.track || x.items != y.items ||
+  if (x.type != y.type || x.kind->node != y.kind->node || x.track != y.track || x.items != y.items ||
       x.fields != y.fields || x.slots != y.slots || x.has_extra != y.has_extra || x.arg != y.arg ||
       (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) ||
       ((x.flags ^ y.flags) & (HANDED | OWN_DICT)))
@@ -97,7 +87,7 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.payload != NONE && !statics_equal(a, x.payload, b, y.payload)) return false;
   if (x.own != NONE && !statics_equal(a, x.own, b, y.own)) return false;
   uint32_t own_keys = a.item_keys(x), first = 0, n = own_keys + x.fields + x.slots;
-  if (x.kind->base == Base::set) {
+  if (x.kind->node->keys == Keys::elements) {
     if (!sets_equal(a, x, b, y)) return false;
     first = own_keys;
   }
@@ -226,6 +216,22 @@ bool is_dead(const Program& p) {
 
 namespace {
 
+std::string type_name(PyTypeObject* type) {
+  std::string name = type->tp_name;
+  return name.substr(name.rfind('.') + 1);
+}
+
+}  // namespace
+
+std::string static_text(const Program& p, uint32_t id) {
+  const Static& s = p.statics[id];
+  if (s.how == How::context) return type_name(s.type) + "()";
+  Owned value = static_object(s);
+  return value ? short_repr(value.get()) : std::string("<gone>");
+}
+
+namespace {
+
 struct Printer {
   const Program& p;
   std::vector<bool> referenced;
@@ -241,73 +247,38 @@ struct Printer {
       if (n.op == Op::ref) referenced[n.arg] = true;
   }
 
-  std::string text_of(uint32_t id) {
-    const Static& s = p.statics[id];
-    if (s.how == How::context) return type_name(s.type) + "()";
-    Owned value = static_object(s);
-    return value ? short_repr(value.get()) : std::string("<gone>");
-  }
   std::string name_of(uint32_t id) { return utf8(p.statics[id].obj); }
-
-  std::string name_text(const Instr& n) {
-    const Static& s = p.statics[n.payload];
-    PyObject* name =
-        s.weak ? PyTuple_GET_ITEM(s.snapshot, 2) : reinterpret_cast<PyFunctionObject*>(s.obj)->func_qualname;
-    return utf8(name) + (p.children(static_cast<uint32_t>(&n - p.code.data())) ? ", " : "");
-  }
-
-  static std::string type_name(PyTypeObject* type) {
-    std::string name = type->tp_name;
-    return name.substr(name.rfind('.') + 1);
-  }
 
   void node(uint32_t pc) {
     const Instr& n = p.code[pc];
-    Base base = n.kind->base;
-    std::string open, close;
+    const NodeKind& kind = *n.kind->node;
+    std::string open = kind.brackets ? std::string(1, kind.brackets[0]) : "", close = kind.closing_text(p, n);
     bool plain = n.type == &PyList_Type || n.type == &PyTuple_Type || n.type == &PyDict_Type;
-    uint32_t own_keys = p.item_keys(n);
-    switch (base) {
-      case Base::list: open = "[", close = "]"; break;
-      case Base::tuple: open = "(", close = n.items == 1 && plain ? ",)" : ")"; break;
-      case Base::dict:
-      case Base::odict:
-      case Base::defaultdict: open = "{", close = "}"; break;
-      case Base::deque: open = "[", close = n.payload == NONE ? "]" : "], maxlen=" + text_of(n.payload); break;
-      case Base::set: open = "{", close = "}"; break;
-      case Base::registered: open = "[", close = "]"; break;
-      default: break;
-    }
     if (!plain) {
-      open = (base == Base::registered ? "CustomNode(" : "") + type_name(n.type) +
-             (base == Base::registered ? "" : "(" + open);
+      open = kind.is_registered ? "CustomNode(" + type_name(n.type) : type_name(n.type) + "(" + open;
       close += ")";
     }
     if (n.track != NONE && referenced[n.track]) open = "#" + std::to_string(n.track) + "=" + open;
-    out += open;
-    if (base == Base::buffer || base == Base::value) out += text_of(n.payload);
-    if (base == Base::function) out += name_text(n);
-    if (base == Base::set)
-      for (uint32_t i = 0; i < n.arg; ++i) out += (i ? ", " : "") + text_of(p.keys[n.keys + i]);
+    out += open + kind.content_text(p, n);
 
     std::vector<Job> todo;
-    uint32_t child = pc + 1, count = p.children(pc), key = n.keys + (base == Base::set ? own_keys : 0);
+    uint32_t child = pc + 1, count = p.children(pc), key = p.child_keys(n);
     bool first = true;
     for (uint32_t i = 0; i < count; ++i, child = p.after(child)) {
       std::string before;
       bool extra = i < n.has_extra, item = !extra && i < n.has_extra + n.items;
-      if (!extra && base != Base::registered && !item && first && n.items && !plain && close.size() > 1) {
+      if (!extra && !kind.is_registered && !item && first && n.items && !plain && close.size() > 1) {
         before = close.substr(0, close.size() - 1);  // the items end here, attributes follow
         close = ")";
       }
       if (!first) before += ", ";
-      if (item && own_keys && base != Base::set) before += text_of(p.keys[key++]) + ": ";
+      if (item && kind.keys == Keys::items) before += static_text(p, p.keys[key++]) + ": ";
       else if (!extra && !item) before += name_of(p.keys[key++]) + "=";
-      if (extra && base == Base::registered) before += "[";
+      if (extra && kind.is_registered) before += "[";
       todo.push_back({NONE, before});
       todo.push_back({child, {}});
       first = false;
-      if (extra && base == Base::registered) {
+      if (extra && kind.is_registered) {
         todo.push_back({NONE, "], ["});
         first = true;
       }
@@ -328,7 +299,7 @@ struct Printer {
       const Instr& n = p.code[job.pc];
       switch (n.op) {
         case Op::leaf: out += "*"; break;
-        case Op::stat: out += text_of(n.arg); break;
+        case Op::stat: out += static_text(p, n.arg); break;
         case Op::ref: out += "#" + std::to_string(n.arg); break;
         case Op::same: jobs.push_back({n.arg, {}}); break;
         case Op::input: out += "input#" + std::to_string(n.arg); break;

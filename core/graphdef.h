@@ -98,8 +98,13 @@ struct Program {
     const Instr& n = code[pc];
     return n.has_extra + n.items + n.fields + n.slots;
   }
-  // The number of keys that a node's items have: dicts and sets.
-  uint32_t item_keys(const Instr& n) const;
+  // The number of keys that a node has before the names of its fields: those of a dict's items, a set's elements.
+  uint32_t item_keys(const Instr& n) const {
+    Keys keys = n.kind->node->keys;
+    return keys == Keys::none ? 0 : keys == Keys::items ? n.items : n.arg;
+  }
+  // The first key that is met with a child: a set has none for its elements.
+  uint32_t child_keys(const Instr& n) const { return n.kind->node->keys == Keys::elements ? n.keys + n.arg : n.keys; }
 
   void finish();  // computes the hash: the program is immutable from here on
   void clear();
@@ -123,6 +128,7 @@ bool is_dead(const Program& program);
 Owned static_object(const Static& s);  // the value (How::context: a new one), or an empty reference when it died
 
 std::string program_repr(const Program& program);
+std::string static_text(const Program& program, uint32_t id);
 
 Owned program_state(const Program& program);  // for pickle
 Owned instruction_fields();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Program as plain tuples for pickle, and back: every index of a state is checked, so that a damaged one raises.
 #include "graphdef.h"
-#include "parts.h"
+#include "kinds/function.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -31,34 +31,6 @@ uint32_t as_number(nb::handle h) {
   uint32_t out = 0;
   if (!nb::try_cast<uint32_t>(h, out)) malformed("a number was expected");
   return out;
-}
-
-// Has a node the payload and the number of items that its base is made of?
-bool parts_ok(const Program& p, const Instr& n) {
-  const Static* payload = n.payload == NONE ? nullptr : &p.statics[n.payload];
-  switch (n.kind->base) {
-    case Base::function:
-      return payload && payload->how == How::function &&
-             n.items == 2 + static_cast<uint32_t>(
-                                reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(payload->obj))->co_nfreevars);
-    case Base::buffer:
-      if (n.kind->solid == &PyByteArray_Type) return payload && payload->how == How::bytes;
-      if (n.kind->solid == runtime.ndarray_type)
-        return payload && payload->how == How::tuple && payload->count == 3 &&
-               PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) && PyTuple_Check(PyTuple_GET_ITEM(payload->obj, 1)) &&
-               PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 2));
-      return payload && payload->how == How::tuple && payload->count == 2 &&
-             PyUnicode_Check(PyTuple_GET_ITEM(payload->obj, 0)) && PyBytes_Check(PyTuple_GET_ITEM(payload->obj, 1));
-    case Base::value: return payload != nullptr;
-    case Base::method:
-    case Base::builtin: return n.items == 2;
-    case Base::exception:
-    case Base::partial: return n.items == 3;
-    case Base::weakref: return n.items <= 2;
-    case Base::proxy:
-    case Base::cell: return n.items == 1 || (n.items == 0 && n.kind->base == Base::cell);
-    default: return true;
-  }
 }
 
 // Every index in range and every subtree nested, so that no walk can leave the arrays. In an Outcome there are inputs,
@@ -117,13 +89,12 @@ void validate(Program& p, bool is_outcome) {
           if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
         if (in.payload != NONE) key_ok(in.payload);
         if (in.own != NONE) key_ok(in.own);
-        if ((in.flags & OWN_DICT) && !(in.kind->has_dict && is_dict_base(in.kind->base) && in.fields == 0))
+        if ((in.flags & OWN_DICT) && !(in.kind->has_dict && in.kind->node->keys == Keys::items && in.fields == 0))
           malformed("fields");
-        if (!parts_ok(p, in)) malformed("the parts of a node");
+        if (!in.kind->node->is_valid(p, in)) malformed("the parts of a node");
         if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root))
           malformed("a node without an identity");
-        if (in.has_extra != (in.kind->base == Base::registered || in.kind->base == Base::defaultdict))
-          malformed("extra child");
+        if (in.has_extra != (in.kind->node->extra != nullptr)) malformed("extra child");
         uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
         if (in.next <= pc || in.next > n || children > n) malformed("subtree end");
         open.push_back({in.next, static_cast<uint32_t>(children)});
@@ -146,19 +117,15 @@ void validate(Program& p, bool is_outcome) {
 
 namespace {
 
-// Builtin types that pickle has no name for.
-PyTypeObject* const nameless[] = {&PyFunction_Type, &PyCell_Type, &PyMethod_Type, &PyDictProxy_Type};
-
 nb::object type_state(PyTypeObject* type) {
-  for (PyTypeObject* t : nameless)
-    if (t == type) return nb::str(t->tp_name);
+  if (type && nameless_type(type->tp_name) == type) return nb::str(type->tp_name);
   return borrowed(reinterpret_cast<PyObject*>(type));
 }
 
 PyTypeObject* type_from_state(nb::handle state) {
   if (PyType_Check(state.ptr())) return reinterpret_cast<PyTypeObject*>(state.ptr());
-  for (PyTypeObject* t : nameless)
-    if (nb::isinstance<nb::str>(state) && utf8(state.ptr()) == t->tp_name) return t;
+  if (nb::isinstance<nb::str>(state))
+    if (PyTypeObject* type = nameless_type(utf8(state.ptr()))) return type;
   malformed("type");
 }
 
@@ -260,9 +227,9 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     } else {
       const Kind& kind = kind_of(value.ptr());
       if (static_cast<How>(how) == How::copied) {
-        if (!is_outcome || kind.base != Base::numpy) malformed("static");
+        if (!is_outcome || kind.leaf != Leaf::numpy) malformed("static");
         add_static(p, value.ptr(), kind, true);
-      } else if (kind.base == Base::statics || kind.base == Base::numpy) add_static(p, value.ptr(), kind);
+      } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
       else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());
       else add_key(p, value.ptr());
     }
@@ -298,7 +265,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
   }
   validate(p, is_outcome);
   for (Instr& n : p.code)  // a function that is code and nothing else stays itself
-    if (n.op == Op::node && n.kind->base == Base::function && n.items == 2 && n.fields == 0 &&
+    if (n.op == Op::node && n.kind->node->is_function && n.items == 2 && n.fields == 0 &&
         is_plain_function(p.statics[n.payload].snapshot) && !PyFunction_GET_DEFAULTS(p.statics[n.payload].snapshot))
       n.flags |= ITSELF;
   p.finish();

@@ -3,7 +3,6 @@
 // rebuilt, and which objects are keys.
 #include <algorithm>
 
-#include "parts.h"
 #include "path.h"
 #include "record.h"
 #include "static_key.h"
@@ -66,7 +65,7 @@ void Recorder::mark() {
     const Instr& in = p.code[pc];
     if (in.op != Op::node || !in.kind->handed) continue;
     if (has_array[pc]) {
-      if (in.kind->base == Base::value && is_remade(*in.kind))
+      if (!in.kind->node->can_hold_arrays(*in.kind))
         raise_graftax(
             "UnsupportedValueError",
             path_text(p, pc, options_.root_names) + ": a " + in.type->tp_name +
@@ -122,7 +121,7 @@ void Recorder::refuse_shared_dicts() const {
 void Recorder::keep_functions() {
   Program& p = out_.program;
   auto wanted = [](const Instr& n) {
-    return n.op == Op::node && n.kind->base == Base::function && (n.flags & HANDED) && !(n.flags & ITSELF);
+    return n.op == Op::node && n.kind->node->is_function && (n.flags & HANDED) && !(n.flags & ITSELF);
   };
   if (std::none_of(p.code.begin(), p.code.end(), wanted)) return;
   enum class Part : uint8_t { none, function, inner };  // inner: a cell, or the keyword defaults of a function
@@ -137,12 +136,12 @@ void Recorder::keep_functions() {
     holds.emplace_back(open.empty() ? NONE : p.code[open.back()].track, track);
     if (n.op != Op::node) continue;
     open.push_back(pc);
-    if (n.kind->base == Base::function && (n.flags & HANDED)) {
+    if (n.kind->node->is_function && (n.flags & HANDED)) {
       Owned writes = own(PyObject_CallMethod(runtime.registry, "writes_its_cells", "O", out_.live[pc]));
       if (writes.get() != Py_True) part[track] = Part::function;
       uint32_t keywords = p.after(pc + 1);
       if (p.code[keywords].op == Op::node && p.code[keywords].track != NONE) part[p.code[keywords].track] = Part::inner;
-    } else if (n.kind->base == Base::cell) {
+    } else if (n.kind->node->is_cell) {
       part[track] = Part::inner;
     }
   }

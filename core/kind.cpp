@@ -27,37 +27,10 @@ PyTypeObject* solid_base(PyTypeObject* type) {
   return type;
 }
 
-bool is_dict_view(PyTypeObject* type) {
-  return type == &PyDictKeys_Type || type == &PyDictValues_Type || type == &PyDictItems_Type ||
-         type == &PyODictKeys_Type || type == &PyODictValues_Type || type == &PyODictItems_Type;
-}
-
-// An exception type that adds nothing to the layout of BaseException.
-bool is_plain_exception(PyTypeObject* type) {
-  auto* base = reinterpret_cast<PyTypeObject*>(PyExc_BaseException);
-  return PyType_IsSubtype(type, base) && type->tp_basicsize == base->tp_basicsize;
-}
-
-Base base_of_solid(PyTypeObject* solid) {
-  if (solid == &PyList_Type) return Base::list;
-  if (solid == &PyTuple_Type) return Base::tuple;
-  if (solid == &PyDict_Type) return Base::dict;
-  if (solid == runtime.odict_type) return Base::odict;
-  if (solid == runtime.defaultdict_type) return Base::defaultdict;
-  if (solid == runtime.deque_type) return Base::deque;
-  if (solid == &PySet_Type || solid == &PyFrozenSet_Type) return Base::set;
-  if (solid == &PyByteArray_Type || solid == runtime.array_array_type) return Base::buffer;
-  if (solid == &PyFunction_Type) return Base::function;
-  if (solid == &PyCell_Type) return Base::cell;
-  if (solid == &PyMethod_Type) return Base::method;
-  if (solid == runtime.partial_type) return Base::partial;
-  if (solid == &_PyWeakref_RefType || solid == &_PyWeakref_ProxyType || solid == &_PyWeakref_CallableProxyType)
-    return Base::weakref;
-  if (solid == &PyDictProxy_Type || is_dict_view(solid)) return Base::proxy;
-  if (solid == &PyCFunction_Type || solid == runtime.method_wrapper_type) return Base::builtin;
-  if (is_plain_exception(solid)) return Base::exception;
-  if (solid == &PyBaseObject_Type || solid == runtime.namespace_type) return Base::none;
-  return Base::statics;
+void make_node(Kind& kind, const NodeKind& node) {
+  kind.leaf = Leaf::none;
+  kind.node = &node;
+  kind.items = node.items;
 }
 
 void collect_slots(Kind& kind) {
@@ -89,22 +62,9 @@ void collect_slots(Kind& kind) {
 }
 
 void make_static(Kind& kind, How how, bool immortal) {
-  kind.base = Base::statics;
+  kind.leaf = Leaf::statics;
   kind.how = how;
   kind.immortal_value = immortal;
-}
-
-// Can the items of an instance be changed in place?
-bool can_change(PyTypeObject* solid, Base base) {
-  switch (base) {
-    case Base::tuple:
-    case Base::method:
-    case Base::weakref:
-    case Base::builtin:
-    case Base::proxy: return false;
-    case Base::set: return solid == &PySet_Type;
-    default: return true;
-  }
 }
 
 // The builtin types that need no question to Python.
@@ -123,16 +83,15 @@ bool resolve_builtin(Kind& kind) {
   } else if (t == &PyBytes_Type) {
     make_static(kind, How::bytes, true);
   } else if (t == runtime.array_type) {
-    kind.base = Base::array;
+    kind.leaf = Leaf::array;
   } else {
-    Base base = base_of_solid(t);
-    if (base == Base::statics || base == Base::none) return false;
-    kind.base = base;
+    const NodeKind* node = node_kind_of(t);
+    if (!node || t == &PyBaseObject_Type || t == runtime.namespace_type) return false;
+    make_node(kind, *node);
     kind.solid = t;
-    kind.tracked = can_change(t, base);
-    kind.handed = base == Base::function || base == Base::partial || base == Base::builtin ||
-                  base == Base::exception;  // == compares them by identity
-    kind.has_dict = base == Base::partial || base == Base::function || base == Base::exception;
+    kind.tracked = !node->is_whole;
+    kind.handed = node->is_handed;
+    kind.has_dict = node->has_fields;
   }
   return true;
 }
@@ -158,12 +117,13 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
   kind.sentinel = PyTuple_GET_ITEM(answer.get(), 6) == Py_True;
   kind.expires = PyTuple_GET_ITEM(answer.get(), 9) == Py_True;
   if (role == "array") {
-    kind.base = Base::array;
+    kind.leaf = Leaf::array;
   } else if (role == "ref") {  // mutable: has an identity
-    kind.base = Base::array;
+    kind.leaf = Leaf::array;
     kind.tracked = true;
   } else if (role == "numpy") {
-    kind.base = Base::numpy;
+    kind.leaf = Leaf::numpy;
+    kind.how = How::reduce;
     kind.tracked = !frozen;
     kind.solid = kind.type;
     kind.reduce = Py_NewRef(reduce);
@@ -179,14 +139,19 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     make_static(kind, How::context, false);
     kind.reduce = Py_NewRef(reduce);
   } else if (role == "refused") {
-    kind.base = Base::refused;
-  } else if (role == "registered" || role == "node" || role == "value" || role == "dynamic") {
+    kind.leaf = Leaf::refused;
+  } else {
+    bool by_layout = role == "node" || role == "dynamic";
+    const NodeKind* node = by_layout ? node_kind_of(solid) : node_kind_named(role);
+    if (!node)
+      raise_error(PyExc_TypeError, by_layout ? "describe() called an opaque type a node"
+                                             : "describe() returned the unknown role '" + role + "'");
+    make_node(kind, *node);
     kind.dynamic = role == "dynamic";
-    Base base = role == "value" ? Base::value : base_of_solid(solid);
-    kind.base = role == "registered" ? Base::registered : base;
-    if (role == "value") kind.reduce = Py_NewRef(reduce);
-    if (role != "registered" && base == Base::statics)
-      raise_error(PyExc_TypeError, "describe() called an opaque type a node");
+    if (reduce != Py_None) {
+      kind.how = How::reduce;
+      kind.reduce = Py_NewRef(reduce);
+    }
     kind.solid = solid;
     kind.has_dict = kind.type->tp_dictoffset != 0;
     if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
@@ -194,44 +159,23 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     for (Py_ssize_t i = 0; PyTuple_Check(order) && i < PyTuple_GET_SIZE(order); ++i) {
       PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order, i));
       PyUnicode_InternInPlace(&name);
-      bool items = kind.base == Base::registered || kind.base == Base::tuple;
+      bool items = node->is_registered || node->items == Items::tuple;
       (items ? kind.item_names : kind.order).push_back(name);
     }
     PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
     if (absent != Py_None) kind.absent = Py_NewRef(absent);
     collect_slots(kind);
-    kind.by_name =
-        PyTuple_GET_ITEM(answer.get(), 10) == Py_True && base == Base::none && kind.has_dict && kind.slots.empty();
+    bool fields_alone = node->items == Items::none && !node->has_content;
+    kind.by_name = PyTuple_GET_ITEM(answer.get(), 10) == Py_True && fields_alone && kind.has_dict && kind.slots.empty();
     // A tuple cannot change, but the attributes of a subclass can.
-    kind.tracked =
-        !frozen && (can_change(solid, base) || role == "registered" || (kind.has_fields() && base != Base::weakref));
+    kind.tracked = !frozen && (!node->is_whole || (kind.has_fields() && !node->is_weak));
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
     if (!has_del) PyErr_Clear();
     kind.has_del = static_cast<bool>(has_del);
-  } else {
-    raise_error(PyExc_TypeError, "describe() returned the unknown role '" + role + "'");
   }
 }
 
 }  // namespace
-
-const char* const* part_names(Base base) {
-  static const char* const method[] = {"__func__", "__self__", nullptr};
-  static const char* const partial[] = {"func", "args", "keywords", nullptr};
-  static const char* const weakref[] = {"referent", "__callback__", nullptr};
-  static const char* const proxy[] = {"mapping", nullptr};
-  static const char* const builtin[] = {"__name__", "__self__", nullptr};
-  static const char* const exception[] = {"args", "__cause__", "__context__", nullptr};
-  switch (base) {
-    case Base::method: return method;
-    case Base::partial: return partial;
-    case Base::weakref: return weakref;
-    case Base::proxy: return proxy;
-    case Base::builtin: return builtin;
-    case Base::exception: return exception;
-    default: return nullptr;
-  }
-}
 
 const Kind* known_kind(PyTypeObject* type) { return Kinds::find(type); }
 
@@ -246,15 +190,9 @@ const Kind& remember(std::shared_ptr<Kind> kind) {
 Owned sample_of(PyTypeObject* type) {
   PyTypeObject* solid = solid_base(type);
   if (!solid->tp_new) raise_error(PyExc_TypeError, std::string("no instance of ") + type->tp_name + " can be made");
-  Owned args = Owned::borrow(runtime.empty_tuple), nobody;
-  if (solid == &_PyWeakref_RefType) {
-    nobody = own(PySet_New(nullptr));
-    args = own(PyTuple_Pack(1, nobody.get()));
-  } else if (solid == runtime.array_array_type) {
-    args = own(Py_BuildValue("(s)", "b"));
-  } else if (solid == runtime.ndarray_type) {
-    args = own(Py_BuildValue("(i)", 0));
-  }
+  const NodeKind* node = node_kind_of(solid);
+  Owned args =
+      solid == runtime.ndarray_type ? own(Py_BuildValue("(i)", 0)) : (node ? node : &leaf_node)->empty_arguments();
   return own(solid->tp_new(type, args.get(), nullptr));
 }
 
@@ -274,7 +212,7 @@ const Kind& text_array_kind() {
   if (!text) {
     const Kind& array = kind_of_type(runtime.ndarray_type);
     text = new std::shared_ptr<Kind>(std::make_shared<Kind>(array));
-    (*text)->base = Base::buffer;
+    make_node(**text, text_array_node);
     (*text)->tracked = true;
   }
   return **text;
@@ -295,89 +233,20 @@ const Kind& kind_of_type(PyTypeObject* type) {
 }
 
 Owned make_shell(const Kind& kind, PyTypeObject* type) {
-  Owned args = Owned::borrow(runtime.empty_tuple);
-  if (kind.base == Base::partial) args = own(PyTuple_Pack(1, reinterpret_cast<PyObject*>(&PyBaseObject_Type)));
-  return own(kind.solid->tp_new(type, args.get(), nullptr));
+  return own(kind.solid->tp_new(type, kind.node->empty_arguments().get(), nullptr));
 }
 
-namespace {
-
-// A list of what an iterator of the base type yields: a subclass's own __iter__ is never asked.
-Owned list_items(PyObject* obj, PyTypeObject* base) {
-  Owned iterator = own(base->tp_iter(obj));
-  return own(PySequence_List(iterator.get()));
-}
-
-// (referent,) or (referent, callback) of a weak reference that is alive, else ().
-Owned referent_of(PyObject* ref) {
-  Owned referent = weak_target(ref);
-  if (!referent) return Owned::borrow(runtime.empty_tuple);
-  PyObject* callback = reinterpret_cast<PyWeakReference*>(ref)->wr_callback;
-  if (!callback || !PyWeakref_CheckRef(ref)) return own(PyTuple_Pack(1, referent.get()));
-  return own(PyTuple_Pack(2, referent.get(), callback));
-}
-
-// (mapping,) of a mappingproxy: what its tp_traverse visits.
-Owned mapping_of(PyObject* proxy) {
-  PyObject* mapping = nullptr;
-  visitproc take = [](PyObject* seen, void* out) {
-    if (!PyType_Check(seen)) *static_cast<PyObject**>(out) = seen;
-    return 0;
-  };
-  Py_TYPE(proxy)->tp_traverse(proxy, take, &mapping);
-  if (!mapping) raise_error(PyExc_RuntimeError, "a mappingproxy without a mapping");
-  return own(PyTuple_Pack(1, mapping));
-}
-
-}  // namespace
-
-Cursor::Cursor(PyObject* obj, const Kind& kind, Opened* opened) : obj_(Owned::borrow(obj)), kind_(&kind) {
-  switch (kind.base) {
-    case Base::odict:
-      items_ = list_items(obj, kind.solid);
-      size_ = PyList_GET_SIZE(items_.get());
-      break;
-    case Base::deque:
-      items_ = list_items(obj, kind.solid);
-      size_ = PyList_GET_SIZE(items_.get());
-      break;
-    case Base::method: size_ = 2; break;
-    case Base::weakref:
-      items_ = referent_of(obj);
-      size_ = PyTuple_GET_SIZE(items_.get());
-      break;
-    case Base::proxy:
-      items_ = mapping_of(obj);
-      size_ = 1;
-      break;
-    case Base::builtin:
-    case Base::exception:
-    case Base::partial: {
-      const char* const* names = part_names(kind.base);
-      while (names[size_]) ++size_;
-      items_ = own(PyTuple_New(size_));
-      for (Py_ssize_t i = 0; i < size_; ++i)
-        PyTuple_SET_ITEM(items_.get(), i, check(PyObject_GetAttrString(obj, names[i])));
-      break;
-    }
-    case Base::registered: {
-      Owned pair = opened ? Owned() : open_registered(obj);
-      Opened::Parts parts =
-          opened ? opened->of(obj) : Opened::Parts{PyTuple_GET_ITEM(pair.get(), 0), PyTuple_GET_ITEM(pair.get(), 1)};
-      items_ = Owned::borrow(parts.children);
-      size_ = PySequence_Fast_GET_SIZE(items_.get());
-      extra_ = Owned::borrow(parts.aux);
-      return;
-    }
-    case Base::defaultdict: {
-      static PyObject* name = PyUnicode_InternFromString("default_factory");
-      extra_ = own(PyObject_GenericGetAttr(obj, name));
-      size_ = PyDict_GET_SIZE(obj);
-      break;
-    }
-    default: size_ = raw_size(obj, kind.base);
+Cursor::Cursor(PyObject* obj, const Kind& kind, Opened* opened)
+    : obj_(Owned::borrow(obj)), kind_(&kind), size_(raw_size(obj, kind)) {
+  const NodeKind& node = *kind.node;
+  if (!is_sized(kind) || node.extra) {
+    Listed listed = node.open(obj, kind, opened);
+    items_ = std::move(listed.items);
+    extra_ = std::move(listed.extra);
+    size_ = listed.size;
+    if (node.is_registered) return;
   }
-  if (kind.base == Base::function) {  // its dict is made on demand, and may hold what is compiled for it
+  if (node.is_function) {  // its dict is made on demand, and may hold what is compiled for it
     dict_ = Owned::borrow(reinterpret_cast<PyFunctionObject*>(obj)->func_dict);
     if (!dict_) return;
     fields_ = dict_size_ = PyDict_GET_SIZE(dict_.get());
@@ -410,17 +279,8 @@ bool Cursor::next_named(PyObject*& child, PyObject*& key) {
 
 bool Cursor::intact() const {
   if (!fields_intact()) return false;
-  switch (kind_->base) {
-    case Base::registered:
-    case Base::method:
-    case Base::partial:
-    case Base::weakref:
-    case Base::proxy:
-    case Base::builtin:
-    case Base::exception:
-    case Base::deque: return true;
-    default: return raw_size(obj_.get(), kind_->base) == size_ || kind_->base == Base::set;
-  }
+  if (kind_->items == Items::listed) return true;
+  return size_ == (is_sized(*kind_) ? raw_size(obj_.get(), *kind_) : kind_->node->size(obj_.get()));
 }
 
 void init_kinds() {

@@ -4,36 +4,19 @@
 
 #include <memory>
 
+#include "kinds/node_kind.h"
 #include "opened.h"
 #include "type_table.h"
 
 namespace graftax {
 
-// What a value is made of, apart from its fields (instance dictionary and slots).
-enum class Base : uint8_t {
+// What is not looked into.
+enum class Leaf : uint8_t {
+  none,     // a node
   array,    // dynamic leaf: a jax.Array or a tracer
   numpy,    // dynamic leaf when its dtype is numeric, else static by value
   statics,  // static leaf
   refused,  // a clear error: hidden state that cannot be replayed
-  none,     // fields alone
-  list,
-  tuple,
-  dict,
-  odict,
-  defaultdict,
-  deque,
-  set,
-  buffer,      // a bytearray or an array.array: its content is static
-  value,       // a subclass of str, int, ... with attributes: an immutable value, and fields
-  cell,        // a closure cell: one child or none
-  function,    // a Python function: defaults, keyword defaults, cells; its code and globals are static
-  method,      // a bound method: function and instance
-  partial,     // a functools.partial: function, arguments, keywords
-  builtin,     // a bound method of a builtin type: its name and its object
-  weakref,     // a weak reference: its referent (and its callback), or nothing once that is gone
-  proxy,       // a mappingproxy or a view of a dict: the mapping behind it
-  exception,   // args, cause and context; its traceback is not part of the value
-  registered,  // opened by the flatten function registered with JAX
 };
 
 // How two static leaves of one type are compared.
@@ -61,7 +44,9 @@ struct Slot {
 
 struct Kind : std::enable_shared_from_this<Kind> {
   PyTypeObject* type = nullptr;
-  Base base = Base::statics;
+  Leaf leaf = Leaf::none;
+  Items items = Items::none;  // as in `node`
+  const NodeKind* node = &leaf_node;
   How how = How::identity;
   bool tracked = false;  // can be mutated: has an identity in the graph
   bool handed = false;   // an instance of an unregistered class: handed over when no array is below
@@ -83,30 +68,28 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool by_name = false;  // fields alone, without slots, sorted by name: their order says nothing
   PyObject* absent = nullptr;  // a field with this value counts as not there
   PyObject* reduce = nullptr;  // How::reduce; How::context: makes a new one
-  std::string reason;          // Base::refused: why, and the way out
+  std::string reason;          // Leaf::refused: why, and the way out
 
-  bool is_leaf() const { return base <= Base::refused; }
-  bool is_node() const { return base > Base::refused; }
+  bool is_leaf() const { return leaf != Leaf::none; }
+  bool is_node() const { return leaf == Leaf::none; }
   bool has_fields() const { return has_dict || !slots.empty(); }
 };
 
-inline bool is_dict_base(Base base) { return base == Base::dict || base == Base::odict || base == Base::defaultdict; }
-
-// Immutable, and made from all its items at once.
-inline bool is_made_of_parts(const Kind& kind) {
-  switch (kind.base) {
-    case Base::method:
-    case Base::weakref:
-    case Base::builtin:
-    case Base::proxy: return true;
-    case Base::set: return kind.solid == &PyFrozenSet_Type;
-    default: return false;
-  }
-}
-
 // Is a node of this kind made empty first and filled later? Such a node always has an identity.
 inline bool is_shell_kind(const Kind& kind) {
-  return kind.tracked && kind.base != Base::registered && kind.base != Base::tuple && !is_made_of_parts(kind);
+  return kind.tracked && !kind.node->is_registered && !kind.node->is_whole;
+}
+
+// Can its items be counted without opening it? raw_size() does.
+inline bool is_sized(const Kind& kind) { return kind.items <= Items::dict; }
+
+inline Py_ssize_t raw_size(PyObject* obj, const Kind& kind) {
+  switch (kind.items) {
+    case Items::list: return PyList_GET_SIZE(obj);
+    case Items::tuple: return PyTuple_GET_SIZE(obj);
+    case Items::dict: return PyDict_GET_SIZE(obj);
+    default: return 0;
+  }
 }
 
 // The kind of `obj`. May call Python for a type seen for the first time.
@@ -159,7 +142,6 @@ class Cursor {
   PyObject* named(PyObject* name) const { return dict_get(dict_.get(), name); }
   PyObject* key() const { return key_; }  // of the child returned last; borrowed
   bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
-  PyObject* hidden() const { return hidden_; }  // an instance attribute that is not part of the value
   PyObject* materialised() const { return items_.get(); }
   PyObject* extra() const { return extra_.get(); }
   // Is the node its own instance dictionary? Then it has no fields but its items.
@@ -182,7 +164,7 @@ class Cursor {
       items_;  // what had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node
   Owned extra_;
   Owned dict_;
-  PyObject* hidden_ = nullptr;
+  PyObject* hidden_ = nullptr;  // an instance attribute that is not part of the value
   Py_ssize_t size_ = 0;
   Py_ssize_t fields_ = 0;
   Py_ssize_t dict_size_ = 0;
@@ -197,37 +179,8 @@ class Cursor {
   Stage at_ = Stage::extra;
 };
 
-// The children of a function apart from its attributes: defaults, keyword defaults, cells.
-inline Py_ssize_t function_items(PyObject* function) {
-  PyObject* closure = PyFunction_GET_CLOSURE(function);
-  return 2 + (closure ? PyTuple_GET_SIZE(closure) : 0);
-}
-
-inline PyObject* function_item(PyObject* function, Py_ssize_t i) {
-  PyObject* item = i == 0   ? PyFunction_GET_DEFAULTS(function)
-                   : i == 1 ? PyFunction_GET_KW_DEFAULTS(function)
-                            : PyTuple_GET_ITEM(PyFunction_GET_CLOSURE(function), i - 2);
-  return item ? item : Py_None;
-}
-
-inline Py_ssize_t raw_size(PyObject* obj, Base base) {
-  switch (base) {
-    case Base::list: return PyList_GET_SIZE(obj);
-    case Base::tuple: return PyTuple_GET_SIZE(obj);
-    case Base::dict:
-    case Base::odict:
-    case Base::defaultdict: return PyDict_GET_SIZE(obj);
-    case Base::cell: return PyCell_GET(obj) != nullptr;
-    case Base::function: return function_items(obj);
-    default: return 0;
-  }
-}
-
-// The names of the items of a bound method, a partial, a weak reference or a proxy; null for other bases.
-const char* const* part_names(Base base);
-
 inline bool is_number(PyObject* obj, const Kind& kind) {
-  return kind.base == Base::statics &&
+  return kind.leaf == Leaf::statics &&
          (kind.how == How::integer || kind.how == How::floating || kind.how == How::complex || PyBool_Check(obj));
 }
 
@@ -244,55 +197,31 @@ inline bool is_bare(PyObject* obj, const Kind& kind) {
 
 inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {
   PyObject* obj = obj_.get();
-  switch (kind_->base) {
-    case Base::list:
+  switch (kind_->items) {
+    case Items::list:
       if (i_ >= PyList_GET_SIZE(obj)) return false;
       child = PyList_GET_ITEM(obj, i_);
-      key = nullptr;
       break;
-    case Base::tuple:
+    case Items::tuple:
       if (i_ >= size_) return false;
       child = PyTuple_GET_ITEM(obj, i_);
-      key = nullptr;
       break;
-    case Base::dict:
-    case Base::defaultdict:
+    case Items::dict:
       if (!PyDict_Next(obj, &pos_, &key, &child)) return false;
       break;
-    case Base::odict: {
-      if (i_ >= size_) return false;
-      key = PyList_GET_ITEM(items_.get(), i_);
-      child = dict_get(obj, key);
-      if (!child) return false;
-      break;
-    }
-    case Base::function:
-      if (i_ >= size_ || size_ != function_items(obj)) return false;
-      child = function_item(obj, i_);
-      key = nullptr;
-      break;
-    case Base::method:
-      if (i_ >= 2) return false;
-      child = i_ == 0 ? PyMethod_GET_FUNCTION(obj) : PyMethod_GET_SELF(obj);
-      key = nullptr;
-      break;
-    case Base::deque:
-    case Base::partial:
-    case Base::weakref:
-    case Base::proxy:
-    case Base::builtin:
-    case Base::exception:
-    case Base::registered:
+    case Items::listed:
       if (i_ >= size_) return false;
       child = PySequence_Fast_GET_ITEM(items_.get(), i_);
-      key = nullptr;
       break;
-    case Base::cell:
-      if (i_ >= size_ || !PyCell_GET(obj)) return false;
-      child = PyCell_GET(obj);
-      key = nullptr;
+    case Items::keyed:
+      if (i_ >= size_) return false;
+      key = PyList_GET_ITEM(items_.get(), i_);
+      if (!(child = dict_get(obj, key))) return false;
       break;
-    default: return false;
+    case Items::asked:
+      if (i_ >= size_ || !(child = kind_->node->item(obj, i_))) return false;
+      break;
+    case Items::none: return false;
   }
   if (!child) raise_error(PyExc_RuntimeError, "a container was seen half filled");
   index_ = i_++;
@@ -345,7 +274,7 @@ inline bool Cursor::advance(PyObject*& child, PyObject*& key) {
         break;
       case Stage::slots: {
         const auto& slots = kind_->slots;
-        if (kind_->base == Base::registered) {
+        if (kind_->node->is_registered) {
           stage_ = Stage::done;
           return false;
         }

@@ -126,15 +126,13 @@ void bind_kinds(nb::module_& m) {
   m.def(
       "kind_info",
       [](nb::handle type) {
-        static const char* names[] = {"array",   "numpy",   "static", "refused",     "object",    "list",
-                                      "tuple",   "dict",    "odict",  "defaultdict", "deque",     "set",
-                                      "buffer",  "value",   "cell",   "function",    "method",    "partial",
-                                      "builtin", "weakref", "proxy",  "exception",   "registered"};
+        static const char* leaves[] = {"", "array", "numpy", "static", "refused"};
         auto* cls = reinterpret_cast<PyTypeObject*>(type.ptr());
         const Kind& kind = cls == runtime.ndarray_type ? text_array_kind() : kind_of_type(cls);
         nb::list slots;
         for (const Slot& s : kind.slots) slots.append(nb::borrow(s.name));
-        return nb::make_tuple(names[static_cast<int>(kind.base)], kind.tracked, slots);
+        return nb::make_tuple(kind.is_node() ? kind.node->name : leaves[static_cast<int>(kind.leaf)], kind.tracked,
+                              slots);
       },
       nb::arg("type"), nb::sig("def kind_info(type: type) -> tuple[str, bool, list[str]]"),
       "(base, has an identity, slot names) of a class.");

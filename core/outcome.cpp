@@ -2,7 +2,7 @@
 // The Outcome: applied to the caller's objects, pickled, shown to Python.
 #include <algorithm>
 
-#include "parts.h"
+#include "kinds/function.h"
 #include "path.h"
 #include "rows.h"
 #include "static_key.h"
@@ -189,14 +189,14 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
     const Instr& n = o.program.code[w.pc];
     if (!w.raw) {
       if (Py_TYPE(node) != n.type) other(node);
-      if (n.kind->base == Base::function &&
+      if (n.kind->node->is_function &&
           n.items !=
               2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
         other(node);
       continue;
     }
     const Kind& kind = kind_of(node);
-    if (kind.base != Base::registered) other(node);
+    if (!kind.node->is_registered) other(node);
     auto has_room = [&](PyObject* name) {
       return kind.has_dict ||
              std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path.h"
 
-#include "parts.h"
+#include "kinds/function.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -14,7 +14,7 @@ PyObject* key_class(const char* name) {
 }
 
 Step to_named_item(const Kind& kind, Py_ssize_t i) {
-  return {Cursor::Stage::fields, kind.base, i, kind.item_names[static_cast<size_t>(i)], {}};
+  return {Cursor::Stage::fields, kind.node, i, kind.item_names[static_cast<size_t>(i)], {}};
 }
 
 // Calls visit(pc, path steps) for every instruction, in order.
@@ -71,18 +71,18 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 
 Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   const Instr& n = p.code[pc];
-  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->base, 0, nullptr, {}};
+  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->node, 0, nullptr, {}};
   i -= n.has_extra;
   uint32_t own_keys = p.item_keys(n);
-  bool keyed = own_keys && n.kind->base != Base::set;
-  if (i < n.items && n.kind->base == Base::function)
-    return {Cursor::Stage::items, n.kind->base, i, function_item_name(p, n, i), {}};
+  bool keyed = n.kind->node->keys == Keys::items;
+  if (i < n.items && n.kind->node->is_function)
+    return {Cursor::Stage::items, n.kind->node, i, function_item_name(p.statics[n.payload], i), {}};
   if (i < n.items && i < n.kind->item_names.size()) return to_named_item(*n.kind, i);
   if (i < n.items)
-    return {Cursor::Stage::items, n.kind->base, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
+    return {Cursor::Stage::items, n.kind->node, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
   i -= n.items;
   auto stage = i < n.fields ? Cursor::Stage::fields : Cursor::Stage::slots;
-  return {stage, n.kind->base, i, p.statics[p.keys[n.keys + own_keys + i]].obj, {}};
+  return {stage, n.kind->node, i, p.statics[p.keys[n.keys + own_keys + i]].obj, {}};
 }
 
 Step step_of(const Cursor& cursor) {
@@ -91,8 +91,8 @@ Step step_of(const Cursor& cursor) {
   if (item && cursor.index() < static_cast<Py_ssize_t>(kind.item_names.size()))
     return to_named_item(kind, cursor.index());
   PyObject* key = cursor.key();
-  if (item && kind.base == Base::function) key = code_item_name(PyFunction_GET_CODE(cursor.object()), cursor.index());
-  return {cursor.stage(), kind.base, cursor.index(), key, {}};
+  if (item && kind.node->is_function) key = code_item_name(PyFunction_GET_CODE(cursor.object()), cursor.index());
+  return {cursor.stage(), kind.node, cursor.index(), key, {}};
 }
 
 Owned key_entry(const Step& s) {
@@ -100,44 +100,26 @@ Owned key_entry(const Step& s) {
   static PyObject* dict = PyObject_GetAttrString(runtime.registry, "dict_key");
   static PyObject* attribute = key_class("GetAttrKey");
   static PyObject* flat = key_class("FlattenedIndexKey");
-  PyObject* cls = sequence;
+  bool item = s.stage == Cursor::Stage::items;
+  std::string name = item ? s.node->item_name(s.index, s.key) : "";
+  PyObject* cls = attribute;
   nb::object arg;
-  if (s.stage == Cursor::Stage::extra) {
-    cls = attribute;
-    arg = nb::str(s.base == Base::defaultdict ? "default_factory" : "aux_data");
-  } else if (s.stage == Cursor::Stage::items && s.base == Base::cell) {
-    cls = attribute;
-    arg = nb::str("cell_contents");
-  } else if (s.stage == Cursor::Stage::items && s.base == Base::function) {
-    cls = attribute;
-    arg = nb::str(step_text(s).c_str() + 1);
-  } else if (s.stage == Cursor::Stage::items && part_names(s.base)) {
-    cls = attribute;
-    arg = nb::str(part_names(s.base)[s.index]);
-  } else if (s.stage != Cursor::Stage::items) {
-    cls = attribute;
-    arg = nb::borrow(s.key);
-  } else if (s.key) {
-    cls = dict;
-    arg = nb::borrow(s.key);
-  } else {
-    if (s.base == Base::registered) cls = flat;
-    arg = nb::int_(s.index);
-  }
+  if (s.stage == Cursor::Stage::extra) arg = nb::str(s.node->extra);
+  else if (!name.empty()) arg = nb::str(name.c_str());
+  else if (s.key) cls = item ? dict : attribute, arg = nb::borrow(s.key);
+  else cls = s.node->is_registered ? flat : sequence, arg = nb::int_(s.index);
   return own(PyObject_CallOneArg(cls, arg.ptr()));
 }
 
 std::string step_text(const Step& s) {
-  if (s.stage == Cursor::Stage::extra) return s.base == Base::defaultdict ? ".default_factory" : ".aux_data";
-  if (s.stage == Cursor::Stage::items && s.base == Base::cell) return "";
-  if (s.stage == Cursor::Stage::items && s.base == Base::function) {
-    std::string name = s.key ? utf8(s.key) : "cell " + std::to_string(s.index - 2);
-    return s.index < 2 ? "." + name : ".__closure__['" + name + "']";
-  }
-  if (s.stage == Cursor::Stage::items && part_names(s.base)) return std::string(".") + part_names(s.base)[s.index];
-  if (s.stage != Cursor::Stage::items) return "." + utf8(s.key);
+  bool item = s.stage == Cursor::Stage::items;
+  if (s.stage == Cursor::Stage::extra) return std::string(".") + s.node->extra;
+  if (!item) return "." + utf8(s.key);
+  if (s.node->is_cell) return "";
+  std::string name = s.node->item_name(s.index, s.key);
+  if (!name.empty()) return "." + name;
   if (s.key) return "[" + short_repr(s.key) + "]";
-  if (s.base == Base::registered) return "[<flat index " + std::to_string(s.index) + ">]";
+  if (s.node->is_registered) return "[<flat index " + std::to_string(s.index) + ">]";
   return "[" + std::to_string(s.index) + "]";
 }
 
@@ -231,7 +213,7 @@ Owned instructions(const Program& p) {
       }
       case Op::node: {
         nb::object detail = nb::none();
-        if (n.kind->base == Base::set) {
+        if (n.kind->node->keys == Keys::elements) {
           nb::list elements;
           for (uint32_t i = 0; i < n.arg; ++i) elements.append(value_of(p.keys[n.keys + i]));
           detail = std::move(elements);

@@ -9,7 +9,7 @@ namespace graftax {
 // One step from a node to a child.
 struct Step {
   Cursor::Stage stage;
-  Base base;
+  const NodeKind* node;
   Py_ssize_t index;
   PyObject* key;  // borrowed; null for sequence items
   Owned entry;    // as a JAX key entry, once it was asked for

@@ -97,8 +97,6 @@ class OwnedList {
   void clear() {
     while (size_ > 0) pop();
   }
-  // Forgets the items from `n` on, whose references were handed over.
-  void forget_from(size_t n) { size_ = n; }
   // Hands one reference over; null stays in its place.
   PyObject* release(size_t i) { return std::exchange(items_[i], nullptr); }
   size_t size() const { return size_; }
@@ -156,11 +154,24 @@ inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
   raise_python();
 }
 
-inline Owned tuple_of(const OwnedList& list) {
-  Owned out = own(PyTuple_New(static_cast<Py_ssize_t>(list.size())));
-  for (size_t i = 0; i < list.size(); ++i) PyTuple_SET_ITEM(out.get(), static_cast<Py_ssize_t>(i), Py_NewRef(list[i]));
+inline Owned list_of(PyObject* const* values, uint32_t count) {
+  Owned out = own(PyList_New(count));
+  for (uint32_t i = 0; i < count; ++i) PyList_SET_ITEM(out.get(), i, Py_NewRef(values[i]));
   return out;
 }
+
+inline Owned tuple_of(PyObject* const* values, uint32_t count) {
+  Owned out = own(PyTuple_New(count));
+  for (uint32_t i = 0; i < count; ++i) PyTuple_SET_ITEM(out.get(), i, Py_NewRef(values[i]));
+  return out;
+}
+
+// A builtin type's own method, whatever a subclass calls by its name.
+inline Owned call_base(PyTypeObject* type, const char* method, PyObject* obj, PyObject* arg = nullptr) {
+  return own(PyObject_CallMethod(reinterpret_cast<PyObject*>(type), method, arg ? "OO" : "O", obj, arg));
+}
+
+inline Owned tuple_of(const OwnedList& list) { return tuple_of(list.data(), static_cast<uint32_t>(list.size())); }
 
 // The instance dictionary of a heap object, or an empty reference when it has none.
 inline Owned instance_dict(PyObject* obj) { return own(PyObject_GenericGetDict(obj, nullptr)); }

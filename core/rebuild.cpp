@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rebuild.h"
 
-#include "exchange.h"
-#include "parts.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -22,28 +20,6 @@ void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& grav
   graveyard.push_stolen(Owned::steal(std::exchange(*place, value)));
 }
 
-Owned list_of(PyObject* const* values, uint32_t count) {
-  Owned out = own(PyList_New(count));
-  for (uint32_t i = 0; i < count; ++i) PyList_SET_ITEM(out.get(), i, Py_NewRef(values[i]));
-  return out;
-}
-
-void fill_dict(const Program& p, PyObject* dict, uint32_t keys, uint32_t count, PyObject* const* values,
-               PyObject* const* inputs = nullptr, int (*set)(PyObject*, PyObject*, PyObject*) = PyDict_SetItem) {
-  for (uint32_t i = 0; i < count; ++i) check(set(dict, key_object(p, p.keys[keys + i], inputs).get(), values[i]));
-}
-
-void fill_deque(const Program& p, const Instr& n, PyObject* obj, PyObject* const* values) {
-  Owned items = list_of(values, n.items);
-  Owned args = n.payload == NONE ? own(PyTuple_Pack(1, items.get()))
-                                 : own(PyTuple_Pack(2, items.get(), p.statics[n.payload].obj));
-  check(runtime.deque_type->tp_init(obj, args.get(), nullptr));
-}
-
-void fill_set(const Program& p, const Instr& n, PyObject* obj, PyObject* const* inputs) {
-  for (uint32_t i = 0; i < n.arg; ++i) check(PySet_Add(obj, key_object(p, p.keys[n.keys + i], inputs).get()));
-}
-
 void fill_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values) {
   OwnedList old;
   uint32_t filled = 0;
@@ -51,25 +27,6 @@ void fill_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* 
     PyObject* next = filled < n.slots ? p.statics[p.keys[first_key + filled]].obj : nullptr;
     if (next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0))
       swap_slot(obj, slot, values[filled++], old);
-  }
-}
-
-// Is the first part of such a node its function, or the name of one, without which it cannot be made?
-bool begins_with_what_it_calls(Base base) {
-  return base == Base::partial || base == Base::method || base == Base::builtin;
-}
-
-// Does JAX look into an instance of this class?
-bool opened_by_jax(const Kind& kind, PyTypeObject* type) {
-  switch (kind.base) {
-    case Base::list: return type == &PyList_Type;
-    case Base::dict: return type == &PyDict_Type;
-    case Base::odict: return type == runtime.odict_type;
-    case Base::defaultdict: return type == runtime.defaultdict_type;
-    case Base::tuple:
-      return type == &PyTuple_Type || PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "_fields");
-    case Base::none: return !kind.handed && kind.solid == &PyBaseObject_Type;
-    default: return kind.base == Base::registered;
   }
 }
 
@@ -89,59 +46,16 @@ Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
   return Owned::borrow(value);
 }
 
-Owned new_items(const Program& p, const Instr& n, PyObject* const* items, PyObject* const* inputs) {
-  switch (n.kind->base) {
-    case Base::list: return list_of(items, n.items);
-    case Base::odict: {
-      Owned out = own(PyODict_New());
-      fill_dict(p, out.get(), n.keys, n.items, items, inputs, PyODict_SetItem);
-      return out;
-    }
-    case Base::deque: {
-      Owned out = own(runtime.deque_type->tp_new(runtime.deque_type, runtime.empty_tuple, nullptr));
-      fill_deque(p, n, out.get(), items);
-      return out;
-    }
-    case Base::set: {
-      Owned out = own(PySet_New(nullptr));
-      fill_set(p, n, out.get(), inputs);
-      return out;
-    }
-    case Base::buffer: return new_buffer(p.statics[n.payload].obj);
-    default: {
-      Owned out = own(PyDict_New());
-      fill_dict(p, out.get(), n.keys, n.items, items, inputs);
-      return out;
-    }
-  }
-}
-
 void fill_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, PyObject* const* inputs) {
   const Instr& n = p.code[pc];
   const Kind& kind = *n.kind;
-  PyObject* const* items = values + n.has_extra;
-  OwnedList old;
-  switch (kind.base) {
-    case Base::list: exchange(obj, list_of(items, n.items).get(), Base::list); break;
-    case Base::defaultdict: set_default_factory(obj, values[0]); [[fallthrough]];
-    case Base::dict: fill_dict(p, obj, n.keys, n.items, items, inputs); break;
-    case Base::odict: fill_dict(p, obj, n.keys, n.items, items, inputs, PyODict_SetItem); break;
-    case Base::deque: fill_deque(p, n, obj, items); break;
-    case Base::set:
-      if (kind.solid == &PySet_Type) fill_set(p, n, obj, inputs);
-      break;
-    case Base::buffer: fill_buffer(p.statics[n.payload].obj, obj); break;
-    case Base::function: write_function(obj, n, items, old); break;
-    case Base::exception: write_exception(obj, items, old); break;
-    case Base::partial: write_partial(obj, items, old); break;
-    case Base::cell: check(PyCell_Set(obj, n.items ? items[0] : nullptr)); break;
-    default: break;
-  }
-  if (kind.base == Base::registered) return;
-  PyObject* const* fields = items + n.items;
-  uint32_t field_key = n.keys + p.item_keys(n);
+  kind.node->fill({p, n, values, inputs}, obj);
+  if (kind.node->is_registered) return;
+  PyObject* const* fields = values + n.has_extra + n.items;
+  uint32_t field_key = n.keys + p.item_keys(n), i = 0;
   if (kind.has_dict && !(n.flags & OWN_DICT) && n.fields)
-    fill_dict(p, instance_dict(obj).get(), field_key, n.fields, fields);
+    for (Owned dict = instance_dict(obj); i < n.fields; ++i)
+      check(PyDict_SetItem(dict.get(), key_object(p, p.keys[field_key + i], nullptr).get(), fields[i]));
   if (!kind.slots.empty()) fill_slots(p, n, field_key + n.fields, obj, fields + n.fields);
 }
 
@@ -159,9 +73,8 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   const Instr& n = program_.code[pc];
   const Kind& kind = *n.kind;
   Owned obj;
-  if (kind.base == Base::registered) {
-    Owned children = own(PyTuple_New(n.items));
-    for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(children.get(), i, Py_NewRef(values[1 + i]));
+  if (kind.node->is_registered) {
+    Owned children = tuple_of(values + 1, n.items);
     static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
     // Aux data that is a node was rebuilt, too: the recorded treedef has that of the first call.
     const Instr& aux = program_.code[pc + 1];
@@ -176,17 +89,9 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
                                 values[0], static_cast<Py_ssize_t>(n.items)));
     return own(PyObject_CallMethodOneArg(treedef.get(), unflatten, children.get()));
   }
-  if (is_made_of_parts(kind)) {
-    obj = construct_part(program_, n, values, sources_.input_nodes);
+  if (kind.node->is_whole) {
+    obj = kind.node->make({program_, n, values, sources_.input_nodes});
     if (n.fields + n.slots == 0) return obj;
-  } else if (kind.base == Base::tuple) {
-    obj = own(PyTuple_New(n.items));
-    for (uint32_t i = 0; i < n.items; ++i) PyTuple_SET_ITEM(obj.get(), i, Py_NewRef(values[i]));
-    if (n.type != &PyTuple_Type) {
-      Owned args = own(PyTuple_Pack(1, obj.get()));
-      obj = own(PyTuple_Type.tp_new(n.type, args.get(), nullptr));
-    }
-    if (!kind.has_fields()) return obj;
   } else {
     obj = make_shell(kind, n.type);
   }
@@ -229,10 +134,10 @@ bool Builder::dropped(uint32_t pc) const {
     Owned obj = static_object(s);
     return !obj || PyObject_IsTrue(own(PyObject_CallMethod(runtime.registry, "is_leaf", "O", obj.get())).get()) == 1;
   }
-  Base base = n.kind->base;
-  if (n.own != NONE || base == Base::set || base == Base::buffer || base == Base::value) return true;
-  if (opened_by_jax(*n.kind, n.type)) return false;
-  return base != Base::cell && !holds_array(pc);
+  const NodeKind& kind = *n.kind->node;
+  if (n.own != NONE || kind.is_leaf_for_jax) return true;
+  if (kind.is_opened_by_jax(*n.kind, n.type)) return false;
+  return !kind.is_cell && !holds_array(pc);
 }
 
 void Builder::node(uint32_t pc, uint32_t at, bool needed) {
@@ -250,7 +155,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool needed) {
   if (n.whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {
-    Owned shell = make_node_shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
+    Owned shell = n.kind->node->shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
     if (n.track != NONE) nodes_.set(n.track, shell.get());
     if (recording_) built_.set(pc, shell.get());
     queue_.push_back(pc);
@@ -259,25 +164,23 @@ void Builder::node(uint32_t pc, uint32_t at, bool needed) {
     return push(at, std::move(shell));
   }
   if (n.track != NONE) {
-    if (open_[n.track] && n.kind->base == Base::registered && n.kind->solid == &PyBaseObject_Type) {
+    if (open_[n.track] && n.kind->node->is_registered && n.kind->solid == &PyBaseObject_Type) {
       // A registered class whose instance reaches itself: the shell goes into the cycle, and takes over the attributes
       // of what the class's own unflatten makes.
       Owned shell = make_shell(*n.kind, n.type);
       nodes_.set(n.track, shell.get());
       return push(at, std::move(shell));
     }
-    if (open_[n.track] && n.kind->base == Base::weakref &&
-        n.items == 1) {  // its referent is open too: refer to its shell
+    if (open_[n.track] && n.kind->node->is_weak && n.items == 1) {  // its referent is open too: refer to its shell
       const Instr& child = program_.code[pc + 1];
       uint32_t referent = child.op == Op::ref ? program_.track_pc[child.arg] : pc + 1;
       const Instr& r = program_.code[referent];
-      if (r.op == Op::node && r.track != NONE && r.kind->base == Base::registered &&
-          (nodes_[r.track] || open_[r.track])) {
+      if (r.op == Op::node && r.track != NONE && r.kind->node->is_registered && (nodes_[r.track] || open_[r.track])) {
         value(pc + 1);
         Owned shell = Owned::borrow(values_.back());
         values_.pop();
         PyObject* items[] = {shell.get()};
-        Owned ref = construct_part(program_, n, items, nullptr);
+        Owned ref = n.kind->node->make({program_, n, items, nullptr});
         nodes_.set(n.track, ref.get());
         return push(at, std::move(ref));
       }
@@ -315,7 +218,7 @@ void Builder::value(uint32_t pc, bool needed) {
       Owned obj = static_object(s);
       if (!obj) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
       if (s.how == How::copied ||
-          (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->base == Base::numpy))
+          (s.how == How::reduce && known_kind(s.type) && known_kind(s.type)->leaf == Leaf::numpy))
         obj = own(PyObject_CallMethod(obj.get(), "copy", nullptr));
       return push(pc, std::move(obj));
     }
@@ -363,7 +266,7 @@ void Builder::run(size_t floor) {
     --top.left;
     uint32_t child = top.child;
     top.child = program_.after(child);
-    value(child, child == top.pc + 1 && begins_with_what_it_calls(program_.code[top.pc].kind->base));
+    value(child, child == top.pc + 1 && program_.code[top.pc].kind->node->begins_with_its_call);
   }
 }
 

@@ -9,6 +9,20 @@
 
 namespace graftax {
 
+// A key as an object; `inputs` are the caller's nodes.
+Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs);
+
+// What a node is made of, or gets: its children, built.
+struct Content {
+  const Program& program;
+  const Instr& n;
+  PyObject* const* values;
+  PyObject* const* inputs;  // the caller's nodes
+
+  PyObject* const* items() const { return values + n.has_extra; }
+  Owned key(uint32_t i) const { return key_object(program, program.keys[n.keys + i], inputs); }
+};
+
 // Where the values of a program come from.
 struct Sources {
   PyObject* const* leaves = nullptr;        // Op::leaf
@@ -74,12 +88,6 @@ class Builder {
 // Fills an empty node with the content that the node at `pc` describes. `inputs` are the caller's nodes.
 void fill_content(const Program& program, uint32_t pc, PyObject* shell, PyObject* const* values,
                   PyObject* const* inputs);
-
-// A builtin container (not of the node's own class, without attributes) with the items of a node.
-Owned new_items(const Program& p, const Instr& n, PyObject* const* items, PyObject* const* inputs);
-
-// A key as an object; `inputs` are the caller's nodes.
-Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs);
 
 // Gives `to` the attributes of `from`, an instance of the same class.
 void move_fields(PyObject* from, PyObject* to, const Kind& kind);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "parts.h"
+#include "kinds/function.h"
 #include "path.h"
 #include "static_key.h"
 #include "tree/treekind.h"
@@ -15,6 +15,11 @@ namespace {
 constexpr size_t max_expanded = 100000;  // nodes below immutable nodes that are met again
 
 std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
+
+// The function of the same code that its module and qualified name lead to, or None.
+Owned named_function(PyObject* function) {
+  return own(PyObject_CallMethod(runtime.registry, "named_function", "O", function));
+}
 
 // Puts the path into an error on its way out: ours get it in their message, a user's exception gets a note.
 [[noreturn]] void raise_at_path(nb::python_error& e, const std::string& path) {
@@ -81,8 +86,8 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
       if (!stack_.empty()) stack_.back().closed = false;
       return;
     }
-    bool as_array = options_.inputs->arrays && !in_static && kind.base == Base::numpy && !is_text_array(obj);
-    if (kind.base == Base::numpy && !as_array) {  // a constant that the function made: a fresh copy for each call
+    bool as_array = options_.inputs->arrays && !in_static && kind.leaf == Leaf::numpy && !is_text_array(obj);
+    if (kind.leaf == Leaf::numpy && !as_array) {  // a constant that the function made: a fresh copy for each call
       emit(Op::stat, add_static(out_.program, obj, kind, true), obj);
       if (!stack_.empty()) stack_.back().closed = false;
       return;
@@ -98,7 +103,7 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
     return;
   }
   if (!stack_.empty()) stack_.back().closed = false;
-  bool one_leaf = kind.base == Base::array && (kind.tracked || options_.aliases);
+  bool one_leaf = kind.leaf == Leaf::array && (kind.tracked || options_.aliases);
   if (one_leaf) {
     if (uint32_t* before = seen_->find(obj)) {
       emit(Op::leaf, out_.program.code[*before].arg, obj);
@@ -114,21 +119,14 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
 
 // With `everything`: is this one value, which is not looked into?
 bool Recorder::is_value(PyObject* obj, const Kind& kind) const {
-  switch (kind.base) {
-    case Base::numpy: return !numpy_is_dynamic(obj, false);
-    case Base::statics:
-    case Base::refused: return true;
-    case Base::function: {
-      if (is_plain_function(obj)) return true;
-      Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", obj));
-      return named.get() == obj;
-    }
-    case Base::builtin: {
-      Owned self = own(PyObject_GetAttrString(obj, "__self__"));
-      return PyModule_Check(self.get()) || !kind_of(self.get()).is_node();
-    }
-    default: return false;
+  switch (kind.leaf) {
+    case Leaf::none: break;
+    case Leaf::array: return false;
+    case Leaf::numpy: return !numpy_is_dynamic(obj, false);
+    default: return true;
   }
+  if (!kind.node->is_function) return kind.node->is_itself(obj);
+  return is_plain_function(obj) || named_function(obj).get() == obj;
 }
 
 void Recorder::add_value(PyObject* obj) {
@@ -181,9 +179,9 @@ void Recorder::visit(PyObject* obj, Below below) {
     below.in_static = false;
     if (is_value(obj, kind)) return add_value(obj);
   }
-  switch (kind.base) {
-    case Base::array: return add_leaf(obj, kind, below.in_static);
-    case Base::numpy:
+  switch (kind.leaf) {
+    case Leaf::array: return add_leaf(obj, kind, below.in_static);
+    case Leaf::numpy:
       if (numpy_is_dynamic(obj, true)) {
         if (!below.in_static || options_.inputs) return add_leaf(obj, kind, below.in_static);
         return add_static_leaf(obj, kind);
@@ -191,34 +189,28 @@ void Recorder::visit(PyObject* obj, Below below) {
       if (Py_TYPE(obj) == runtime.ndarray_type && !below.in_static) return open(obj, text_array_kind(), below, true);
       if (options_.inputs) return add_leaf(obj, kind, false);
       return add_static_leaf(obj, kind);
-    case Base::statics:
+    case Leaf::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
       if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT))
         return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
         check_opaque(obj);
       return add_static_leaf(obj, kind);
-    case Base::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
-    case Base::function:
-      if (options_.inputs && !options_.inputs->nodes->find(obj) && !seen_->find(obj)) {
-        Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", obj));
-        if (named.get() == obj) return add_static_leaf(obj, kind);  // a module's or a class's own function
-      }
-      return open(obj, kind, below, true);
-    case Base::builtin: {  // a function of a module, or one whose object cannot be opened, is itself
-      Owned self = own(PyObject_GetAttrString(obj, "__self__"));
-      if (!PyModule_Check(self.get()) && kind_of(self.get()).is_node()) return open(obj, kind, below, true);
-      check_opaque(obj);
-      emit(Op::stat, add_identity(out_.program, obj), obj);
-      return;
-    }
-    default:
-      if (kind.sentinel && options_.inputs && !options_.inputs->nodes->find(obj) && is_bare(obj, kind)) {
-        Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
-        if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
-      }
-      return open(obj, kind, below, true);
+    case Leaf::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);
+    case Leaf::none: break;
   }
+  auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
+  if (kind.node->is_function && is_new() && !seen_->find(obj) && named_function(obj).get() == obj)
+    return add_static_leaf(obj, kind);  // a module's or a class's own function
+  if (kind.node->is_itself(obj)) {
+    check_opaque(obj);
+    return emit(Op::stat, add_identity(out_.program, obj), obj);
+  }
+  if (kind.sentinel && is_new() && is_bare(obj, kind)) {
+    Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
+    if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
+  }
+  open(obj, kind, below, true);
 }
 
 void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_identity) {
@@ -286,30 +278,25 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   p.keep_kind(kind);
   n.items = static_cast<uint32_t>(cursor.items());
   n.fields = static_cast<uint32_t>(cursor.fields());
-  n.has_extra = kind.base == Base::registered || kind.base == Base::defaultdict;
-  if (kind.base == Base::registered)
+  n.has_extra = kind.node->extra != nullptr;
+  if (kind.node->is_registered)
     n.treedef =
         p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn",
                                        reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(), cursor.items())));
-  n.payload = add_payload(p, obj, kind);
-  if (kind.base == Base::function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
+  n.payload = kind.node->add_payload(p, obj, kind);
+  if (kind.node->is_function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
     n.flags |= ITSELF;
     p.statics[n.payload].snapshot = p.keep(Owned::borrow(obj));
   }
   if (cursor.own_dict()) n.flags |= OWN_DICT;
   if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.own = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
-  if (kind.base == Base::set) {
-    Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(obj)).get()));
-    n.arg = static_cast<uint32_t>(PyList_GET_SIZE(elements.get()));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i)
-      field_keys_.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
-  }
+  n.arg = kind.node->add_elements(p, obj, field_keys_);
   // With `everything` each place is one of its own, whatever is equal to it.
-  bool closed = !kind.tracked && with_identity && kind.base != Base::set && !options_.everything;
+  bool closed = !kind.tracked && with_identity && kind.node->keys != Keys::elements && !options_.everything;
   // A function among aux data or in a static field is opened like any other: only what is declared static is not.
-  if (kind.base == Base::function && !root_is_static()) below.in_static = false;
-  if (kind.base == Base::function) below.in_function = true, below.in_dynamic = false;
+  if (kind.node->is_function && !root_is_static()) below.in_static = false;
+  if (kind.node->is_function) below.in_function = true, below.in_dynamic = false;
   below.in_dynamic = below.in_dynamic || kind.dynamic;
   p.code.push_back(n);
   out_.live.push(obj);

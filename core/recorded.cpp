@@ -68,7 +68,7 @@ void Recorded::walk(Walk& out) const {
   for (size_t i = 0; i < leaves.size(); ++i) {
     out.leaves.push(leaves[i]);
     const Kind* kind = known_kind(Py_TYPE(leaves[i]));
-    out.has_numpy = out.has_numpy || (kind && kind->base == Base::numpy);
+    out.has_numpy = out.has_numpy || (kind && kind->leaf == Leaf::numpy);
   }
   out.nodes.resize(p.track_pc.size());
   for (size_t t = 0; t < p.track_pc.size(); ++t) out.nodes.set(t, live[p.track_pc[t]]);

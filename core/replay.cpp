@@ -2,7 +2,6 @@
 // The walk of every later call: in lockstep with a GraphDef. Declared in flatten.h beside the recording.
 #include <algorithm>
 
-#include "parts.h"
 #include "record.h"
 #include "static_key.h"
 
@@ -17,7 +16,7 @@ struct ReplayFrame {
   // Every recorded child was met; are there no others? Most nodes know without asking for another child.
   bool is_complete() const {
     if (left > 0 || !cursor.kind().slots.empty()) return false;
-    return cursor.kind().base == Base::none ? cursor.fields_intact() : cursor.intact();
+    return cursor.kind().items == Items::none ? cursor.fields_intact() : cursor.intact();
   }
 
   Cursor cursor;
@@ -69,8 +68,8 @@ class Replayer {
   }
 
   bool may_be_leaf(const Instr& in, PyObject* obj, const Kind& kind) const {
-    if (kind.base == Base::array) return true;
-    if (kind.base == Base::numpy) return numpy_is_dynamic(obj, false);  // recording says why not, and where
+    if (kind.leaf == Leaf::array) return true;
+    if (kind.leaf == Leaf::numpy) return numpy_is_dynamic(obj, false);  // recording says why not, and where
     if (in.flags & NUMBER) return is_number(obj, kind);
     return kind.shape && p_.shapes;
   }
@@ -83,8 +82,8 @@ class Replayer {
         if (Py_TYPE(obj) != runtime.array_type) {
           const Kind* kind = known_kind(Py_TYPE(obj));
           if (!kind || !may_be_leaf(in, obj, *kind)) return false;
-          walk_.has_numpy = walk_.has_numpy || kind->base == Base::numpy;
-          one_leaf = kind->base == Base::array && (one_leaf || kind->tracked);
+          walk_.has_numpy = walk_.has_numpy || kind->leaf == Leaf::numpy;
+          one_leaf = kind->leaf == Leaf::array && (one_leaf || kind->tracked);
         }
         if (in.flags & ALIAS) return walk_.leaves[in.arg] == obj;
         if (one_leaf && !ids_->insert(obj, NONE)) return false;
@@ -109,22 +108,18 @@ class Replayer {
       if (same_[pc] == obj) return true;
       same_.set(pc, obj);
     }
-    if (kind.base != Base::registered && raw_size(obj, kind.base) != static_cast<Py_ssize_t>(raw_items(in)))
-      return false;
+    if (is_sized(kind) && raw_size(obj, kind) != static_cast<Py_ssize_t>(in.items)) return false;
     if (in.track != NONE) {
       if (!ids_->insert(obj, in.track)) return false;
       walk_.nodes.set(in.track, obj);
     }
-    if (kind.base == Base::set && !set_matches(p_, in.keys, in.arg, obj)) return false;
-    if ((in.payload != NONE || kind.base == Base::deque) && !payload_matches(p_, in, obj)) return false;
+    if (kind.node->has_content && !kind.node->content_matches(p_, in, obj)) return false;
     if (in.own != NONE && !static_matches(p_, in.own, obj)) return false;
     if (kind.sentinel && in.own == NONE && is_bare(obj, kind)) return false;
-    uint32_t children = p_.children(pc), own_keys = p_.item_keys(in);
+    uint32_t children = p_.children(pc);
     // An empty list has nothing to walk; fields must be looked at even where none were recorded.
-    if (children == 0 && !kind.has_fields() && kind.base != Base::registered && kind.base != Base::deque &&
-        kind.base != Base::weakref)
-      return true;
-    stack_.emplace_back(obj, kind, walk_.opened, pc, children, in.keys + (kind.base == Base::set ? own_keys : 0));
+    if (children == 0 && !kind.has_fields() && is_sized(kind)) return true;
+    stack_.emplace_back(obj, kind, walk_.opened, pc, children, p_.child_keys(in));
     const Cursor& cursor = stack_.back().cursor;
     if (cursor.own_dict() != static_cast<bool>(in.flags & OWN_DICT)) return false;
     // Met a second time, as a dict or below another object, it is another structure; what is handed over keeps it.
@@ -132,20 +127,6 @@ class Replayer {
       if (!ids_->insert(dict, NONE)) return false;
     return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&
            (cursor.items() == static_cast<Py_ssize_t>(in.items));
-  }
-
-  // raw_size() counts the items of these bases; others are checked once they are open.
-  static uint32_t raw_items(const Instr& in) {
-    switch (in.kind->base) {
-      case Base::list:
-      case Base::tuple:
-      case Base::dict:
-      case Base::odict:
-      case Base::defaultdict:
-      case Base::cell:
-      case Base::function: return in.items;
-      default: return 0;
-    }
   }
 
   bool step() {

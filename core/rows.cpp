@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rows.h"
 
-#include "parts.h"
 #include "path.h"
 #include "static_key.h"
 
@@ -38,7 +37,7 @@ nb::object value_of(const Row& row) {
   const Instr& n = p.code[row.number];
   if (n.op == Op::stat) return static_value(p, n.arg);
   if (n.op != Op::node) return nb::none();
-  if (n.kind->base == Base::set) {
+  if (n.kind->node->keys == Keys::elements) {
     nb::list elements;
     for (uint32_t i = 0; i < n.arg; ++i) elements.append(static_value(p, p.keys[n.keys + i]));
     return elements;

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "parts.h"
+#include "kinds/function.h"
 #include "record.h"
 
 namespace graftax {
@@ -141,10 +141,7 @@ Owned static_object(const Static& s) {
 
 uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy) {
   Static s;
-  s.how = kind.base == Base::statics                             ? kind.how
-          : kind.base == Base::numpy || kind.base == Base::value ? How::reduce
-                                                                 : How::identity;
-  if (copy) s.how = How::copied;
+  s.how = copy ? How::copied : kind.how;
   s.type = program.keep_type(Py_TYPE(obj));
   s.obj = program.keep(Owned::borrow(s.how == How::context ? kind.reduce : obj));
   switch (s.how) {
@@ -191,9 +188,8 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
     return static_cast<uint32_t>(program.statics.size() - 1);
   }
   const Kind& kind = kind_of(key);
-  if (kind.base == Base::statics || kind.base == Base::numpy || kind.base == Base::value)
-    return add_static(program, key, kind);
-  if (kind.base == Base::array)
+  if (kind.leaf == Leaf::statics || kind.how == How::reduce) return add_static(program, key, kind);
+  if (kind.leaf == Leaf::array)
     raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
   if (!kind.is_node())
     raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);

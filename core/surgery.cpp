@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include "commit.h"
-#include "parts.h"
 #include "path.h"
 #include "rebuild.h"
 #include "record.h"
@@ -41,7 +40,7 @@ struct Graph {
   bool is_mutable(uint32_t pc) const {
     const Instr& n = at(pc);
     if (n.op != Op::node || n.track == NONE) return false;
-    if (n.kind->base != Base::registered) return is_shell_kind(*n.kind);
+    if (!n.kind->node->is_registered) return is_shell_kind(*n.kind);
     return n.kind->has_fields() && n.kind->solid == &PyBaseObject_Type;
   }
 
@@ -146,12 +145,12 @@ void write(Graph& g, nb::dict given) {
   std::vector<Write> writes;
   {
     for (uint32_t pc : written)
-      if (g.at(pc).kind->base == Base::registered) spine[pc] = true;
+      if (g.at(pc).kind->node->is_registered) spine[pc] = true;
     Marked marked(g, spine);
     Builder builder(g.rec.program, sources_of(g, &changes));
     for (uint32_t pc : written) {
       Write w{pc, {}, {}};
-      if (g.at(pc).kind->base == Base::registered) {
+      if (g.at(pc).kind->node->is_registered) {
         w.whole = builder.build(pc);
         if (Py_TYPE(w.whole.get()) != g.at(pc).type)
           raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).type->tp_name + " makes a " +

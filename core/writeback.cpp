@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "parts.h"
+#include "kinds/function.h"
 #include "path.h"
 #include "static_key.h"
 
@@ -36,7 +36,7 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
     // An unflatten that makes something else leaves nothing to compare.
-    if (n.kind->base == Base::registered && Py_TYPE(expected(p.track_pc[t])) == n.type)
+    if (n.kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.type)
       raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.kind).get());
   }
   behind_.resize(p.track_pc.size());
@@ -54,7 +54,7 @@ PyObject* Trace::expected(uint32_t pc) const {
 void Trace::restore_node(uint32_t pc) {
   const Program& p = recording_->program();
   Commit commit;
-  if (p.code[pc].kind->base == Base::registered) {
+  if (p.code[pc].kind->node->is_registered) {
     restore_raw(p.code[pc].track, commit);
   } else {
     std::vector<PyObject*> values;
@@ -72,7 +72,7 @@ void Trace::restore() {
     if (n.op != Op::node || !(n.flags & HANDED) || (n.track == NONE && !n.kind->has_fields())) continue;
     PyObject* obj = recording_->live[pc];
     if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
-    if (n.kind->base == Base::function && !payload_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
+    if (n.kind->node->is_function && !n.kind->node->content_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
     if ((n.track != NONE && raw_[n.track]) || changed(pc)) restore_node(pc);
   }
 }
@@ -118,14 +118,14 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
   std::vector<uint32_t> rebuilt;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
-    if (!(n.flags & HANDED) && n.kind->base != Base::function && n.kind->base != Base::cell) rebuilt.push_back(t);
+    if (!(n.flags & HANDED) && !n.kind->node->is_function && !n.kind->node->is_cell) rebuilt.push_back(t);
   }
   for (;;) {
     std::vector<bool> out = reaches_changed(rebuilt);
     size_t before = rebuilt.size();
     for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
       uint32_t pc = p.track_pc[t];
-      if (!out[t] || p.code[pc].kind->base != Base::function) continue;
+      if (!out[t] || !p.code[pc].kind->node->is_function) continue;
       for (uint32_t c = pc + 1, i = 0; i < p.code[pc].items; ++i, c = p.after(c)) {
         uint32_t track = p.code[c].op == Op::ref ? p.code[c].arg : p.code[c].op == Op::node ? p.code[c].track : NONE;
         if (track != NONE && !out[track]) rebuilt.push_back(track);
@@ -155,12 +155,12 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     Change change{t, {}, {}};
     std::vector<PyObject*> donated_here;
     bool by_function = donated_.empty();  // or only because what it holds was donated?
-    if (!by_function && n.kind->base != Base::registered) {
+    if (!by_function && !n.kind->node->is_registered) {
       donated_here.swap(donated_);
       by_function = changed(pc);
       donated_here.swap(donated_);
     }
-    if (n.kind->base == Base::registered) {
+    if (n.kind->node->is_registered) {
       if (!raw_[t]) continue;
       change.delta = own(PyDict_New());
       change.deleted = own(PyList_New(0));
@@ -182,8 +182,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     uint32_t pc = p.track_pc[t];
     bool handed = p.code[pc].flags & HANDED;
     // By value, too, a function stays the caller's own, unless it leads to something that does not.
-    bool itself =
-        handed || (p.code[pc].kind->base == Base::function && donated_.empty() && by_value && !leads_to_new[t]);
+    bool itself = handed || (p.code[pc].kind->node->is_function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
@@ -246,7 +245,7 @@ bool Trace::verify(nb::tuple roots) {
     uint32_t pc = recording_->program().track_pc[t];
     const Instr& n = recording_->program().code[pc];
     if (walk.nodes[t] && walk.nodes[t] != recording_->live[pc] && pc >= made_until) return false;
-    if (n.kind->base == Base::registered) made_until = std::max(made_until, n.next);
+    if (n.kind->node->is_registered) made_until = std::max(made_until, n.next);
   }
   return true;
 }

@@ -23,16 +23,6 @@ Owned build_dict(const TreeNode& n, PyObject* const* items) {
   return out;
 }
 
-}  // namespace
-
-Owned tuple_of(PyObject* const* items, uint32_t n) {
-  Owned out = own(PyTuple_New(n));
-  for (uint32_t i = 0; i < n; ++i) PyTuple_SET_ITEM(out.get(), i, Py_NewRef(items[i]));
-  return out;
-}
-
-namespace {
-
 Owned build_fields(const TreeNode& n, PyObject* const* items) {
   const TreeKind& kind = *n.kind;
   Py_ssize_t first = kind.absent ? 1 : 0;

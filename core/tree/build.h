@@ -6,8 +6,6 @@
 
 namespace graftax {
 
-Owned tuple_of(PyObject* const* items, uint32_t n);
-
 // One node of these children, as JAX's unflatten makes it. May run user code.
 Owned build_tree_node(const TreeNode& n, PyObject* const* children);
 

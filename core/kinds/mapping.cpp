@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dicts, ordered dicts and default dicts: the order of the keys is part of the structure.
+#include <structmember.h>
+
+#include "commit.h"
+#include "exchange.h"
+#include "rebuild.h"
+
+namespace graftax {
+
+namespace {
+
+struct DictKind : NodeKind {
+  explicit DictKind(const char* name = "dict", Items items = Items::dict) : NodeKind(name, items) {
+    keys = Keys::items;
+    brackets = "{}";
+  }
+
+  bool is_of(PyTypeObject* solid) const override { return solid == &PyDict_Type; }
+  bool is_opened_by_jax(const Kind&, PyTypeObject* type) const override { return is_of(type); }
+
+  void fill(const Content& c, PyObject* shell) const override {
+    for (uint32_t i = 0; i < c.n.items; ++i) check(PyDict_SetItem(shell, c.key(i).get(), c.items()[i]));
+  }
+
+  void write(Commit& commit, const Content& c, PyObject* dict, const Touched& touched) const override {
+    if (touched.items) return commit.exchange(*this, dict, new_items(c));
+    bool ordered = items == Items::keyed;
+    for (uint32_t i = 0; i < c.n.items; ++i)
+      if (touched.has(c.n.has_extra + i)) commit.assign(dict, c.key(i).get(), c.items()[i], ordered);
+    for (Py_ssize_t i = 0; touched.dropped && i < PyTuple_GET_SIZE(touched.dropped); ++i)
+      commit.assign(dict, PyTuple_GET_ITEM(touched.dropped, i), nullptr, ordered);
+  }
+
+  Owned new_items(const Content& c) const override {
+    Owned out = own(PyDict_New());
+    DictKind::fill(c, out.get());
+    return out;
+  }
+  bool can_exchange(PyObject* dict) const override { return can_exchange_dict(dict); }
+  void exchange(PyObject* a, PyObject* b) const override { exchange_dicts(a, b); }
+  Owned copy_items(PyObject* dict) const override { return own(PyDict_Copy(dict)); }
+  void replace_items(PyObject* dict, PyObject* source) const override {
+    PyDict_Clear(dict);
+    check(PyDict_Update(dict, source));
+  }
+};
+
+struct OrderedDictKind final : DictKind {
+  OrderedDictKind() : DictKind("odict", Items::keyed) {}
+
+  bool is_of(PyTypeObject* solid) const override { return solid == runtime.odict_type; }
+
+  Listed open(PyObject* obj, const Kind& kind, Opened*) const override {
+    Owned keys = list_items(obj, kind.solid);
+    Py_ssize_t size = PyList_GET_SIZE(keys.get());
+    return {std::move(keys), {}, size};
+  }
+  Py_ssize_t size(PyObject* obj) const override { return PyDict_GET_SIZE(obj); }
+
+  void fill(const Content& c, PyObject* shell) const override {
+    for (uint32_t i = 0; i < c.n.items; ++i) check(PyODict_SetItem(shell, c.key(i).get(), c.items()[i]));
+  }
+  Owned new_items(const Content& c) const override {
+    Owned out = own(PyODict_New());
+    fill(c, out.get());
+    return out;
+  }
+  bool can_exchange(PyObject* dict) const override { return can_exchange_odict(dict); }
+  void exchange(PyObject* a, PyObject* b) const override { exchange_odicts(a, b); }
+  Owned copy_items(PyObject* dict) const override { return call_base(runtime.odict_type, "copy", dict); }
+  void replace_items(PyObject* dict, PyObject* source) const override {
+    call_base(runtime.odict_type, "clear", dict);
+    call_base(runtime.odict_type, "update", dict, source);
+  }
+};
+
+struct DefaultDictKind final : DictKind {
+  DefaultDictKind() : DictKind("defaultdict") { extra = "default_factory"; }
+
+  bool is_of(PyTypeObject* solid) const override { return solid == runtime.defaultdict_type; }
+
+  Listed open(PyObject* obj, const Kind&, Opened*) const override {
+    static PyObject* factory = PyUnicode_InternFromString("default_factory");
+    return {{}, own(PyObject_GenericGetAttr(obj, factory)), PyDict_GET_SIZE(obj)};
+  }
+
+  // A member of the C struct: set there, whatever a subclass calls by its name.
+  static Py_ssize_t factory_offset() {
+    static const Py_ssize_t offset = [] {
+      Owned member =
+          own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(runtime.defaultdict_type), "default_factory"));
+      return reinterpret_cast<PyMemberDescrObject*>(member.get())->d_member->offset;
+    }();
+    return offset;
+  }
+
+  void fill(const Content& c, PyObject* shell) const override {
+    auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(shell) + factory_offset());
+    Owned old = Owned::steal(std::exchange(*place, Py_NewRef(c.values[0])));
+    DictKind::fill(c, shell);
+  }
+  void write(Commit& commit, const Content& c, PyObject* dict, const Touched& touched) const override {
+    commit.slot(dict, factory_offset(), c.values[0]);
+    DictKind::write(commit, c, dict, touched);
+  }
+};
+
+const DictKind dict_kind;
+const OrderedDictKind odict_kind;
+const DefaultDictKind defaultdict_kind;
+
+}  // namespace
+
+const NodeKind& dict_node = dict_kind;
+
+}  // namespace graftax

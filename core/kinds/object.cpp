@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain objects, which are their fields, and classes that are registered with JAX.
+#include "graphdef.h"
+#include "opened.h"
+
+namespace graftax {
+
+namespace {
+
+struct ObjectKind final : NodeKind {
+  ObjectKind() : NodeKind("object", Items::none) {}
+
+  bool is_of(PyTypeObject* solid) const override {
+    return solid == &PyBaseObject_Type || solid == runtime.namespace_type;
+  }
+  bool is_opened_by_jax(const Kind& kind, PyTypeObject*) const override {
+    return !kind.handed && kind.solid == &PyBaseObject_Type;
+  }
+};
+
+// The rebuilding of one needs what is known of its aux data: it is the Builder's.
+struct RegisteredKind final : NodeKind {
+  RegisteredKind() : NodeKind("registered", Items::listed) {
+    is_registered = true;
+    extra = "aux_data";
+    brackets = "[]";
+  }
+
+  bool is_opened_by_jax(const Kind&, PyTypeObject*) const override { return true; }
+  Listed open(PyObject* obj, const Kind&, Opened* opened) const override {
+    Owned pair = opened ? Owned() : open_registered(obj);
+    Opened::Parts parts =
+        opened ? opened->of(obj) : Opened::Parts{PyTuple_GET_ITEM(pair.get(), 0), PyTuple_GET_ITEM(pair.get(), 1)};
+    return {Owned::borrow(parts.children), Owned::borrow(parts.aux), PySequence_Fast_GET_SIZE(parts.children)};
+  }
+};
+
+const ObjectKind object_kind;
+const RegisteredKind registered_kind;
+
+}  // namespace
+
+}  // namespace graftax

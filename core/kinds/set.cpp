@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sets and frozensets: their elements are keys, in no order, and hold no arrays.
+#include "commit.h"
+#include "exchange.h"
+#include "rebuild.h"
+#include "static_key.h"
+
+namespace graftax {
+
+namespace {
+
+struct SetKind : NodeKind {
+  SetKind() : NodeKind("set", Items::none) {
+    keys = Keys::elements;
+    has_content = is_leaf_for_jax = true;
+    brackets = "{}";
+  }
+
+  bool is_of(PyTypeObject* solid) const override { return solid == &PySet_Type; }
+
+  uint32_t add_elements(Program& p, PyObject* obj, std::vector<uint32_t>& ids) const override {
+    Owned elements = list_items(obj, &PySet_Type);
+    Py_ssize_t count = PyList_GET_SIZE(elements.get());
+    for (Py_ssize_t i = 0; i < count; ++i) ids.push_back(add_key(p, PyList_GET_ITEM(elements.get(), i)));
+    return static_cast<uint32_t>(count);
+  }
+  bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
+    return set_matches(p, n.keys, n.arg, obj);
+  }
+  bool content_changed(const Program& p, const Instr& n, PyObject* obj) const override {
+    return !set_matches(p, n.keys, n.arg, obj);
+  }
+  std::string content_text(const Program& p, const Instr& n) const override {
+    std::string out;
+    for (uint32_t i = 0; i < n.arg; ++i) out += (i ? ", " : "") + static_text(p, p.keys[n.keys + i]);
+    return out;
+  }
+
+  void fill(const Content& c, PyObject* shell) const override {
+    for (uint32_t i = 0; i < c.n.arg; ++i) check(PySet_Add(shell, c.key(i).get()));
+  }
+  void write(Commit& commit, const Content& c, PyObject* set, const Touched&) const override {
+    commit.exchange(*this, set, new_items(c));
+  }
+  Owned new_items(const Content& c) const override {
+    Owned out = own(PySet_New(nullptr));
+    fill(c, out.get());
+    return out;
+  }
+  bool can_exchange(PyObject*) const override { return true; }
+  void exchange(PyObject* a, PyObject* b) const override { exchange_sets(a, b); }
+};
+
+struct FrozenSetKind final : SetKind {
+  FrozenSetKind() { is_whole = true; }
+
+  bool is_of(PyTypeObject* solid) const override { return solid == &PyFrozenSet_Type; }
+  Owned make(const Content& c) const override {
+    OwnedList elements;
+    for (uint32_t i = 0; i < c.n.arg; ++i) elements.push_stolen(c.key(i));
+    Owned args = own(PyTuple_Pack(1, list_of(elements.data(), c.n.arg).get()));
+    return own(PyFrozenSet_Type.tp_new(c.n.type, args.get(), nullptr));
+  }
+  void fill(const Content&, PyObject*) const override {}
+  void write(Commit&, const Content&, PyObject*, const Touched&) const override {}
+};
+
+const SetKind set_kind;
+const FrozenSetKind frozenset_kind;
+
+}  // namespace
+
+}  // namespace graftax
