@@ -42,9 +42,8 @@ LAYERS = [
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_jitted"},
     {"_check", "_jit", "export", "transforms"},
-    {"serial", "sharding", "show", "explain"},
     {"graftax"},
-    {"__main__", "_demo", "_bench"},
+    {"__main__", "_demo"},
 ]
 PUBLIC = {
     "jit",
