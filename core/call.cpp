@@ -117,17 +117,7 @@ PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs
   return PyObject_Vectorcall(self->function, all.data(), static_cast<size_t>(skip + nargs), kwnames);
 }
 
-// Is packed state among these arguments? Asked only where nothing is compiled.
-bool any_packed(PyObject* const* args, Py_ssize_t count) {
-  Owned packed = own(PyObject_GetAttrString(runtime.registry, "Packed"));
-  for (Py_ssize_t i = 0; i < count; ++i)
-    if (reinterpret_cast<PyObject*>(Py_TYPE(args[i])) == packed.get()) return true;
-  return false;
-}
-
 PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  Py_ssize_t count = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
-  if (!any_packed(args, count)) return call_plain(self, args, nargs, kwnames);
   Owned plain = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(self), "_plain"));
   return PyObject_Vectorcall(plain.get(), args, static_cast<size_t>(nargs), kwnames);
 }

@@ -27,6 +27,8 @@ LAYERS = [
         "path",
         "patterns",
         "_errors",
+        "_handles",
+        "_buffers",
         "_compat",
         "_direct",
         "interop",

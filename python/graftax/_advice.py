@@ -24,8 +24,8 @@ from ._errors import (
     CapturedArrayWarning,
     RecompileWarning,
 )
+from ._handles import HandleLayout
 from ._structure import Op, Structure
-from .packed import PackLayout
 
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
@@ -96,7 +96,7 @@ class Advice:
             return
         path, value = change
         message = STATIC_CHANGES
-        if isinstance(value, PackLayout):
+        if isinstance(value, HandleLayout):
             known, self._packed = self._packed, _core.weaken(value.graphdef)
             inside = known and known._static_change(value.graphdef)  # pyright: ignore[reportPrivateUsage]
             if inside:

@@ -11,9 +11,9 @@ from jax.tree_util import keystr
 
 from . import _core
 from ._errors import GraftaxError
+from ._handles import HandleLayout
 from ._structure import Op, Row, Structure, plain_key
 from ._structure import place_name as text_of_place
-from .packed import PackLayout
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -284,7 +284,7 @@ def _same_value(a: Any, b: Any) -> bool:
 
 
 def _values(expected: Any, given: Any) -> tuple[str, str]:
-    if isinstance(expected, PackLayout) and isinstance(given, PackLayout):
+    if isinstance(expected, HandleLayout) and isinstance(given, HandleLayout):
         return _packed(expected, given)
     one, other = short_text(expected), short_text(given)
     if expected is not _GONE and (one == other or type(expected) is not type(given)):
@@ -292,7 +292,7 @@ def _values(expected: Any, given: Any) -> tuple[str, str]:
     return one, other
 
 
-def _packed(expected: PackLayout, given: PackLayout) -> tuple[str, str]:
+def _packed(expected: HandleLayout, given: HandleLayout) -> tuple[str, str]:
     """What is inside of two handles, where that differs first."""
     for d in differences(expected.graphdef, given.graphdef, ("",)):
         return f"{d.one} inside at {d.path}", d.other

@@ -13,8 +13,8 @@ from typing import Any
 from . import _core
 from ._difference import place_name
 from ._errors import DONATED_AND_KEPT, StructureError
+from ._handles import is_donated_place
 from ._plan import Layout, Plan, covered_places
-from .packed import is_array_of_handle
 
 
 def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
@@ -27,7 +27,7 @@ def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef:
     for (leaf, path), is_covered in zip(places, covered, strict=True):
         name = place_name(path, names)
         root, below = (0, path) if len(names) == 1 else (path[0], path[1:])
-        flag = is_covered or whole[root] or (handles[root] and is_array_of_handle(below))
+        flag = is_covered or whole[root] or (handles[root] and is_donated_place(roots[root], below))
         if donated.setdefault(leaf, (flag, name))[0] != flag:
             first, second = donated[leaf][1], name
             gone, kept = (second, first) if flag else (first, second)

@@ -25,6 +25,7 @@ from ._advice import caller_level, note_comparison
 from ._aot import Stageable
 from ._dispatch import build_entry
 from ._errors import CHANGE_LOST, DELETED, LostChangeWarning
+from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
 from ._signature import Signature, refuse_generators, resolve
@@ -100,7 +101,9 @@ class Jitted(Stageable[P, R]):
         return table.store((_core.weaken(graphdef), context), entry), recording
 
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
-        """A call under `jax.disable_jit` that is given packed state, which the function takes for the object inside."""
+        """A call under `jax.disable_jit`: the function itself, with the objects inside in place of handles."""
+        if not any(map(is_handle, (*args, *kwargs.values()))):
+            return self._function(*self._prefix, *args, **kwargs)
         roots, layout = self._bound(args, kwargs)
         plan, uses_up = self._plan, self._options.mutation == "propagate"
         return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)

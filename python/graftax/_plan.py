@@ -10,9 +10,9 @@ from typing import Any
 from . import _core
 from ._difference import place_name
 from ._errors import NOWHERE, StructureError
+from ._handles import is_donated
 from ._options import Options, split_patterns
 from ._signature import Signature
-from .packed import is_donated
 from .patterns import Covering, Pattern, nearest, of_arguments, tester
 
 _NUMBERS = (bool, int, float, complex)
@@ -74,7 +74,7 @@ class Plan:
         return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
-        """One flag a root: is it packed state, whose memory a call may use?"""
+        """One flag a root: is it a handle whose memory a call may use?"""
         arguments = self.signature.arguments(layout) if self.options.mutation == "propagate" else 0
         return [i < arguments and is_donated(root) for i, root in enumerate(roots)]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _core
 from ._errors import GENERATOR, NO_SUCH_NAME, NO_SUCH_POSITION, NOT_FOR
-from .packed import close_handles, open_handles
+from ._handles import with_handles
 from .patterns import of_arguments
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
@@ -265,7 +265,7 @@ class Signature:
     ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
 
-        An argument that is packed state is the object inside; with `uses_up` the result may take its place.
+        In place of a handle it is given the object inside; with `uses_up` the result may take its place.
         """
         extra = layout[0] if layout else 0
         positional = self.positional + extra
@@ -281,10 +281,11 @@ class Signature:
         if self.cells or changed or self.stored:
             scope = {**function.__globals__, **changed} if changed or self.stored else function.__globals__
             function = _with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
-        given, opened = open_handles(values[: positional + len(named)])
-        result = function(*given[:positional], **dict(zip(named, given[positional:], strict=True)))
-        if opened:
-            close_handles(opened, result, name, uses_up)
+
+        def run(given: list[Any]) -> Any:
+            return function(*given[:positional], **dict(zip(named, given[positional:], strict=True)))
+
+        result = with_handles(run, values[: positional + len(named)], name, uses_up)
         assigned = [
             n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)
         ]

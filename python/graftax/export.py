@@ -37,12 +37,12 @@ from ._errors import (
     UnpicklableError,
     rename_leaves,
 )
+from ._handles import HandleLayout
 from ._jitted import Jitted
 from ._options import Options, split_patterns
 from ._plan import Plan, dynamic_in, leaf_names
 from ._signature import Signature
 from ._structure import Op, Structure, place_name
-from .packed import PackLayout
 from .patterns import of_arguments
 
 P = ParamSpec("P")
@@ -318,7 +318,7 @@ def _refuse_packed_shapes(name: str, graphdef: _core.GraphDef, names: tuple[str,
     """A shape stands for an array, but a handle packs arrays only."""
     structure = Structure(graphdef)
     for row, layout in structure.statics():
-        inside = Structure(layout.graphdef) if isinstance(layout, PackLayout) else None
+        inside = Structure(layout.graphdef) if isinstance(layout, HandleLayout) else None
         for below, value in inside.statics() if inside else ():
             if inside and isinstance(value, jax.ShapeDtypeStruct):
                 place = place_name(structure.place(row), names).removesuffix("._layout")

@@ -3,54 +3,47 @@
 
 from __future__ import annotations
 
-import copy as copies
 import enum
-import itertools
-import math
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.core
-import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
-from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _core
+from ._buffers import Buffer, copied, cut, is_deleted, is_plain, join, sharding_of
 from ._compat import ref_types
-from ._errors import (
-    PACK_BYTES,
-    PACK_CHANGED_TWICE,
-    PACK_DELETED,
-    PACK_OF_PACK,
-    PACK_RESHAPED,
-    PACK_USED,
-    StructureError,
-)
+from ._errors import StructureError
+from ._handles import HandleClass, HandleLayout, add_handle_class
 from .marks import Dynamic
+
+PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
+PACK_CHANGED_TWICE = (
+    "{name} changed what is in a handle of packed state both as its argument and through the handle itself, which it "
+    "reaches another way (update, or another argument): one of the two would be lost. Change it in one of these ways."
+)
+PACK_DELETED = (
+    "this packed state's arrays are gone: a call took them as donated. It failed while it ran, or another handle, or "
+    "an object packed or unpacked with copy=False, holds the same arrays (jax.tree.map makes such handles). Use what "
+    "that call wrote back or returned, copy.copy(handle) before it, or pack with donate=False."
+)
+PACK_OF_PACK = "this is packed already: a handle can be passed on as it is, and unpack() gives the objects inside."
+PACK_USED = (
+    "this packed state was used up by {name}, which returned a new one in its place: its memory was donated. Use what "
+    "the call returned, or pack with donate=False."
+)
 
 T = TypeVar("T")
 
 _MAX_BYTES = 65536
 
 
-class _Buffer(NamedTuple):
-    """Which leaves one buffer holds, in order: those of one shape side by side."""
-
-    leaves: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [int(np.prod(shape)) for shape in self.shapes]
-
-
-class PackLayout:
+class PackLayout(HandleLayout):
     """What a handle holds, and where: equal layouts are one object."""
 
     __slots__ = ("__weakref__", "apart", "buffers", "graphdef", "kept", "live", "max_bytes")
@@ -59,7 +52,7 @@ class PackLayout:
     _making: ClassVar[threading.RLock] = threading.RLock()
 
     graphdef: _core.GraphDef
-    buffers: tuple[_Buffer, ...]
+    buffers: tuple[Buffer, ...]
     apart: tuple[int, ...]  # leaves: JAX arrays
     kept: tuple[int, ...]  # leaves: NumPy arrays, refs, numbers
     max_bytes: int
@@ -68,7 +61,7 @@ class PackLayout:
     def __new__(
         cls,
         graphdef: _core.GraphDef,
-        buffers: tuple[_Buffer, ...],
+        buffers: tuple[Buffer, ...],
         apart: tuple[int, ...],
         kept: tuple[int, ...],
         max_bytes: int,
@@ -203,23 +196,23 @@ class Packed(Generic[T]):
 
     def _leaves(self, copy: bool) -> list[Any]:
         layout = self._in_use()
-        if any(_is_deleted(x) for x in self._arrays):
+        if any(is_deleted(x) for x in self._arrays):
             raise StructureError(PACK_DELETED)
         own = copy and self._donate
         leaves: list[Any] = [None] * layout.graphdef.num_leaves
         buffers = self._arrays[: len(layout.buffers)]
         for joined, buffer in zip(buffers, layout.buffers, strict=True):
-            for i, piece in zip(buffer.leaves, _cut(joined, buffer), strict=True):
+            for i, piece in zip(buffer.leaves, cut(joined, buffer), strict=True):
                 leaves[i] = piece
         for i, x in zip(layout.apart, self._arrays[len(layout.buffers) :], strict=True):
-            leaves[i] = _copied(x) if own else x
+            leaves[i] = copied(x) if own else x
         for i, x in zip(layout.kept, self._kept, strict=True):
             leaves[i] = x.value if type(x) is Dynamic else _kept(x, copy)
         return leaves
 
     def __copy__(self) -> Packed[T]:
         """A handle with arrays of its own: those of this one are donated."""
-        arrays, kept = tuple(map(_copied, self._arrays)), tuple(_kept(x, copy=True) for x in self._kept)
+        arrays, kept = tuple(map(copied, self._arrays)), tuple(_kept(x, copy=True) for x in self._kept)
         return Packed(arrays, kept, self._layout, self._donate, self._used)
 
     def __repr__(self) -> str:
@@ -305,20 +298,20 @@ def _packed(
     traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
     groups: dict[Any, list[int]] = {}
     for i, x in enumerate(leaves):
-        if _is_plain(x, max_bytes):
-            place = None if traced else (_place(x), x.committed)
+        if is_plain(x, max_bytes):
+            place = None if traced else (sharding_of(x), x.committed)
             groups.setdefault((x.dtype, place), []).append(i)
-    buffers: tuple[_Buffer, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
     for (dtype, _), members in groups.items():
         if len(members) > 1:
             members.sort(key=lambda i: leaves[i].shape)
-            buffers += (_Buffer(tuple(members), tuple(leaves[i].shape for i in members), dtype),)
+            buffers += (Buffer(tuple(members), tuple(leaves[i].shape for i in members), dtype),)
     inside = {i for buffer in buffers for i in buffer.leaves}
     rest = [i for i in range(len(leaves)) if i not in inside]
     apart = tuple(i for i in rest if isinstance(leaves[i], jax.Array) and not isinstance(leaves[i], ref_types))
     kept = tuple(i for i in rest if i not in apart)
-    joined = [_joined([leaves[i] for i in buffer.leaves]) for buffer in buffers]
-    beside = [_copied(leaves[i]) if copy and donate else leaves[i] for i in apart]
+    joined = [join([leaves[i] for i in buffer.leaves]) for buffer in buffers]
+    beside = [copied(leaves[i]) if copy and donate else leaves[i] for i in apart]
     layout = PackLayout(graphdef, buffers, apart, kept, max_bytes)
     return (*joined, *beside), tuple(_kept(leaves[i], copy) for i in kept), layout
 
@@ -329,132 +322,10 @@ def _kept(x: Any, copy: bool) -> Any:
     return x.copy() if copy and isinstance(x, np.ndarray) else x
 
 
-def _is_plain(x: Any, max_bytes: int) -> bool:
-    """Is the array nothing but its bytes, few enough, in one place?"""
-    if not isinstance(x, jax.Array) or jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.dtype == jax.dtypes.float0:
-        return False
-    if x.weak_type or x.size * x.dtype.itemsize > max_bytes:  # type: ignore[attr-defined]
-        return False
-    if isinstance(x, jax.core.Tracer):
-        spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
-        return all(part is None for part in spec)
-    sharding = x.sharding
-    default = getattr(next(iter(sharding.device_set)), "default_memory", lambda: None)()
-    in_default_memory = sharding.memory_kind is None or default is None or sharding.memory_kind == default.kind
-    return sharding.is_fully_replicated and in_default_memory
-
-
-def _joined(leaves: list[Any]) -> Any:
-    if any(isinstance(x, jax.core.Tracer) for x in leaves):
-        with _every_dtype():
-            return _traced_join(leaves)
-    host = np.concatenate([np.ravel(x) for x in jax.device_get(leaves)])
-    return _placed([host], leaves[0])[0]
-
-
-def _cut(joined: Any, buffer: _Buffer) -> list[Any]:
-    """The pieces of a buffer. Whatever a tree operation put into its place is cut where that makes sense."""
-    sizes = buffer.sizes
-    if getattr(joined, "shape", None) != (sum(sizes),):
-        found = getattr(joined, "shape", type(joined).__name__)
-        raise StructureError(PACK_RESHAPED.format(found=found, size=sum(sizes)))
-    if isinstance(joined, jax.ShapeDtypeStruct):
-        return [jax.ShapeDtypeStruct(shape, joined.dtype) for shape in buffer.shapes]
-    if isinstance(joined, jax.core.Tracer):
-        with _every_dtype():
-            pieces = _traced_cut(joined, sizes)
-            return [jax.lax.reshape(piece, shape) for piece, shape in zip(pieces, buffer.shapes, strict=True)]
-    host = np.split(np.asarray(joined), np.cumsum(sizes)[:-1])
-    # Copies: a view of the buffer would show what a later call writes into its memory.
-    own = [piece.reshape(shape).copy() for piece, shape in zip(host, buffer.shapes, strict=True)]
-    return _placed(own, joined) if isinstance(joined, jax.Array) else own
-
-
-# XLA on the CPU compiles a kernel for each slice of a buffer, but kernels that are equal once. Cut into blocks of equal
-# pieces, and the blocks into pieces, a thousand pieces are some sixty kernels. The barriers keep XLA from putting both
-# steps into one again.
-
-
-def _traced_cut(joined: Any, sizes: list[int]) -> list[Any]:
-    blocks = [(size, count) for size, length in _runs(sizes) for count in _even(length)]
-    cut = jax.lax.split(joined, [size * count for size, count in blocks])
-    pieces: list[Any] = []
-    for block, (size, count) in zip(jax.lax.optimization_barrier(tuple(cut)), blocks, strict=True):
-        pieces += jax.lax.split(block, [size] * count)
-    return pieces
-
-
-def _traced_join(leaves: list[Any]) -> Any:
-    pieces = [jax.lax.reshape(x, (x.size,)) for x in leaves]
-    blocks: list[Any] = []
-    at = 0
-    for _, length in _runs([piece.size for piece in pieces]):
-        for count in _even(length):
-            blocks.append(jax.lax.concatenate(pieces[at : at + count], 0))
-            at += count
-    return jax.lax.concatenate(jax.lax.optimization_barrier(tuple(blocks)), 0)
-
-
-def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """(size, how often in a row)."""
-    return [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
-
-
-def _even(length: int) -> list[int]:
-    """A length as equal parts, about as many as each is long, and a rest."""
-    part = math.isqrt(length)
-    return [part] * (length // part) + ([length % part] if length % part else [])
-
-
-def _place(x: Any) -> Any:
-    """The sharding of an array that is in one place, fit for a buffer of any rank."""
-    sharding = x.sharding
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
-    return sharding
-
-
-def _placed(arrays: list[np.ndarray[Any, Any]], like: Any) -> list[Any]:
-    with _every_dtype():
-        if like.committed:
-            return jax.device_put(arrays, _place(like))
-        with jax.default_device(next(iter(like.sharding.device_set))):
-            return jax.device_put(arrays)
-
-
-def _every_dtype() -> Any:
-    """Arrays of 64 bits stay what they are, whatever `jax_enable_x64` says now."""
-    return jax.enable_x64(True)
-
-
-def _copied(x: Any) -> Any:
-    """An array that no other object holds. Under a trace that is one more output: a copy only where one is needed."""
-    if isinstance(x, jax.core.Tracer) and not isinstance(x, ref_types) and x.dtype != jax.dtypes.float0:
-        with _every_dtype():
-            return jnp.copy(x)
-    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
-        return copies.deepcopy(x)
-    return x
-
-
-def _is_deleted(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
-
-
 # ---- in a call
 
 
-def is_donated(root: object) -> bool:
-    """Is this packed state whose arrays a call may use?"""
-    return type(root) is Packed and cast("Packed[Any]", root)._donate
-
-
-def is_array_of_handle(path: Sequence[Any]) -> bool:
-    """Does this key path, which starts at a handle, lead to an array that is donated with it?"""
-    return getattr(path[0], "name", None) == "_arrays"
-
-
-class Opened(NamedTuple):
+class _Open(NamedTuple):
     """A handle in a call, with the object inside: its leaves and structure, and what the handle held, before it ran."""
 
     handle: Packed[Any]
@@ -464,16 +335,16 @@ class Opened(NamedTuple):
     held: tuple[Any, ...]
 
 
-def open_handles(values: Sequence[Any]) -> tuple[list[Any], list[Opened]]:
+def _open(values: Sequence[Any]) -> tuple[list[Any], list[_Open]]:
     """These arguments, with the object inside in place of each handle."""
-    opened: dict[int, Opened] = {}
+    opened: dict[int, _Open] = {}
     out = list(values)
     for i, value in enumerate(out):
         if type(value) is Packed:
             handle = cast("Packed[Any]", value)
             if id(handle) not in opened:
                 inside = handle.unpack()
-                opened[id(handle)] = Opened(handle, inside, *_core.flatten(inside), _held(handle))
+                opened[id(handle)] = _Open(handle, inside, *_core.flatten(inside), _held(handle))
             out[i] = opened[id(handle)].value
     return out, list(opened.values())
 
@@ -482,7 +353,7 @@ def _held(handle: Packed[Any]) -> tuple[Any, ...]:
     return (handle._layout, *handle._arrays, *handle._kept)
 
 
-def close_handles(opened: Iterable[Opened], result: object, name: str, uses_up: bool) -> None:
+def _close(opened: Iterable[_Open], result: object, name: str, uses_up: bool) -> None:
     """Puts what the function did to the objects inside into their handles; empties those that the result replaces."""
     unchanged: list[Packed[Any]] = []
     closing: list[tuple[Packed[Any], tuple[Any, ...]]] = []
@@ -513,7 +384,7 @@ def close_handles(opened: Iterable[Opened], result: object, name: str, uses_up: 
             old._used = name
 
 
-def _are_unchanged(leaves: list[Any], was: Opened) -> bool:
+def _are_unchanged(leaves: list[Any], was: _Open) -> bool:
     if not all(a is b for a, b in zip(leaves, was.leaves, strict=True)):
         return False
     kept = zip(was.handle._in_use().kept, was.handle._kept, strict=True)
@@ -525,7 +396,7 @@ def _bytes(x: Any) -> bytes | None:
     return x.tobytes() if isinstance(x, np.ndarray) else None
 
 
-def _closed(was: Opened, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[Any, ...]:
+def _closed(was: _Open, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[Any, ...]:
     """What a handle holds with these leaves inside: (arrays, kept, layout)."""
     handle, before = was.handle, was.leaves
     layout = handle._in_use()
@@ -533,7 +404,7 @@ def _closed(was: Opened, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[A
         graphdef == was.graphdef
         and all(leaves[i] is before[i] and _bytes(leaves[i]) is None for i in layout.kept)
         and all(
-            _is_plain(leaves[i], layout.max_bytes) and leaves[i].shape == shape and leaves[i].dtype == buffer.dtype
+            is_plain(leaves[i], layout.max_bytes) and leaves[i].shape == shape and leaves[i].dtype == buffer.dtype
             for buffer in layout.buffers
             for i, shape in zip(buffer.leaves, buffer.shapes, strict=True)
         )
@@ -541,11 +412,11 @@ def _closed(was: Opened, leaves: list[Any], graphdef: _core.GraphDef) -> tuple[A
     if not fits:
         return _packed(leaves, graphdef, layout.max_bytes, copy=True, donate=handle._donate)
     joined = [
-        old if all(leaves[i] is before[i] for i in buffer.leaves) else _joined([leaves[i] for i in buffer.leaves])
+        old if all(leaves[i] is before[i] for i in buffer.leaves) else join([leaves[i] for i in buffer.leaves])
         for old, buffer in zip(handle._arrays, layout.buffers, strict=False)
     ]
     beside = [
-        old if leaves[i] is before[i] else _copied(leaves[i]) if handle._donate else leaves[i]
+        old if leaves[i] is before[i] else copied(leaves[i]) if handle._donate else leaves[i]
         for i, old in zip(layout.apart, handle._arrays[len(joined) :], strict=True)
     ]
     return (*joined, *beside), handle._kept, layout
@@ -568,3 +439,36 @@ def _handles_in(result: object) -> list[Packed[Any]]:
         elif isinstance(x, dict):
             todo += cast("dict[Any, Any]", x).values()
     return found[::-1]
+
+
+def _run_inside(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> Any:
+    held, obj = handle._arrays, handle.unpack()
+    before = _core.flatten(obj)
+    result = run(obj)
+    after = _core.flatten(obj)
+    if before[1] != after[1] or any(one is not other for one, other in zip(before[0], after[0], strict=True)):
+        if handle._arrays is not held:
+            raise StructureError(PACK_CHANGED_TWICE.format(name=name))
+        handle.update(obj)
+    return result
+
+
+def _is_donated(handle: Packed[Any]) -> bool:
+    return handle._donate
+
+
+def _is_donated_place(path: Sequence[Any]) -> bool:
+    return getattr(path[0], "name", None) == "_arrays"
+
+
+add_handle_class(
+    Packed,
+    HandleClass(
+        _open,
+        _close,
+        _run_inside,
+        _is_donated,
+        _is_donated_place,
+        static_fields=frozenset({"_layout", "_donate", "_used"}),
+    ),
+)

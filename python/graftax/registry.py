@@ -50,8 +50,8 @@ from ._compat import (
     typed_array_types,
 )
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
+from ._handles import HandleLayout, handle_classes
 from .marks import Dynamic, Static
-from .packed import Packed, PackLayout
 
 C = TypeVar("C", bound=type)
 
@@ -126,7 +126,7 @@ _OPAQUE = (
     property,
     _core.GraphDef,
     _core.Caller,
-    PackLayout,
+    HandleLayout,
     jax.custom_batching.custom_vmap,
 )
 
@@ -177,8 +177,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("ref")
     if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
         return Description("array")
-    if cls is Packed:  # JAX knows it as a pytree of its arrays; here it is an object like any other
-        return Description("node", frozen=False, static_fields=frozenset({"_layout", "_donate", "_used"}))
+    if cls in handle_classes():  # whatever JAX knows it as
+        return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
     if issubclass(cls, Dynamic):
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
@@ -11,7 +12,7 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import StructureError
-from ..packed import Packed
+from .._handles import handle_classes
 from ._program import Program
 from ._specs import UNKNOWN, Constant, Entries, Here, Rule, Spread
 
@@ -35,7 +36,7 @@ _RESULT = "result"
 def spread_of(program: Program, entries: Entries, spec: Any, keyword: Any) -> Spread:
     """A specification of the arguments, brought to the leaves of a program."""
     spread = Spread(program.graphdef, program.names, _rules(program, entries, spec, keyword), program.leaves)
-    for i in spread.inside(Packed):
+    for i in itertools.chain.from_iterable(map(spread.inside, handle_classes())):
         if spread.entries[i] != entries.nothing:
             raise StructureError(
                 PACK_MAPPED.format(name=entries.name, option=entries.option, path=spread.path(i), entry=entries.nothing)

@@ -13,8 +13,7 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import only_order, place_name
-from .._errors import PACK_CHANGED_TWICE, StructureError
-from ..packed import Packed
+from .._errors import StructureError
 from ._program import Program
 
 UNSEEN = (
@@ -228,16 +227,3 @@ def with_copies(result: Any, which: frozenset[int]) -> Any:
     for i, copy in zip(chosen, copies, strict=True):
         parts[i] = copy
     return tuple(parts) if type(result) is tuple else parts[0]
-
-
-def with_unpacked(name: str, handle: Packed[Any], run: Callable[[Any], R]) -> R:
-    """What a loop makes of packed state: as in a call, it is given the object inside, whose changes come back."""
-    held, obj = handle._arrays, handle.unpack()  # pyright: ignore[reportPrivateUsage]
-    before = _core.flatten(obj)
-    result = run(obj)
-    after = _core.flatten(obj)
-    if before[1] != after[1] or any(one is not other for one, other in zip(before[0], after[0], strict=True)):
-        if handle._arrays is not held:  # pyright: ignore[reportPrivateUsage]
-            raise StructureError(PACK_CHANGED_TWICE.format(name=name))
-        handle.update(obj)
-    return result

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from .. import _core
-from ..packed import Packed
+from .._handles import is_handle, run_inside
 from ._lift import name_of
 from ._loop import Loop, Steps, of_rows
 from ._once import once
 from ._progress import Progress, reporter
 from ._slices import Slices, as_pair, plain_scan
-from ._state import with_arrays, with_unpacked
+from ._state import with_arrays
 
 
 def scan(
@@ -62,8 +62,8 @@ def scan(
         >>> cell["hidden"]
         Array(7., dtype=float32)
     """
-    if type(init) is Packed:
-        return with_unpacked(
+    if is_handle(init):
+        return run_inside(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
         )
     operands, rest = [with_arrays(init), None], [xs, length, reverse, unroll, progress]

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ..packed import Packed
+from .._handles import is_handle, run_inside
 from ._lift import name_of
 from ._loop import Loop, Steps, of_carried, of_index
 from ._once import once
-from ._state import type_of, with_arrays, with_unpacked
+from ._state import type_of, with_arrays
 
 WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 
@@ -56,8 +56,8 @@ def while_loop(
         not hasattr(max_steps, "__index__") or isinstance(max_steps, Tracer) or max_steps < 0
     ):
         raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
-    if type(init_val) is Packed:
-        return with_unpacked(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
+    if is_handle(init_val):
+        return run_inside(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
     return once("while_loop", [cond_fun, body_fun], [with_arrays(init_val)], [max_steps], _while_loop)
 
 
@@ -97,9 +97,9 @@ def fori_loop(
     Returns:
         the last value.
     """
-    if type(init_val) is Packed:
+    if is_handle(init_val):
         again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
-        return with_unpacked(name_of(body_fun, "fori_loop"), init_val, again)
+        return run_inside(name_of(body_fun, "fori_loop"), init_val, again)
     return once("fori_loop", [body_fun], [None, with_arrays(init_val)], [lower, upper, unroll], _fori_loop)
 
 
