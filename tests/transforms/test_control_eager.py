@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,61 @@ def test_globals_that_change_are_seen(monkeypatch: pytest.MonkeyPatch):
     assert [run(), run()] == [264, 264]
     monkeypatch.setitem(globals(), "FACTOR", 1)
     assert [run(), run()] == [132, 132]
+
+
+def scaled(value: Any) -> Any:
+    return value * FACTOR
+
+
+class Scaled:
+    factor = 2
+
+    def step(self, carry: Any, row: Any) -> tuple[Any, None]:
+        return carry + row.sum() * self.factor, None
+
+
+jitted_step = graftax.jit(with_globals)
+module = types.ModuleType("module")
+module.factor = 2  # type: ignore[attr-defined]
+
+READERS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
+    "a helper's global": (lambda carry, row: (carry + scaled(row).sum(), None), globals(), "FACTOR"),
+    "a class attribute": (Scaled().step, Scaled, "factor"),
+    "an attribute of a class that a helper makes": (lambda carry, row: Scaled().step(carry, row), Scaled, "factor"),
+    "an attribute of a module": (lambda carry, row: (carry + row.sum() * module.factor, None), module, "factor"),
+    "what a jitted function captures": (jitted_step, globals(), "FACTOR"),
+    "what a jitted function captures, in a function": (lambda *given: jitted_step(*given), globals(), "FACTOR"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_the_called_functions_read_is_seen_when_it_changes(reader: str, monkeypatch: pytest.MonkeyPatch):
+    step, where, name = READERS[reader]
+    change = monkeypatch.setitem if isinstance(where, dict) else monkeypatch.setattr
+
+    def run() -> float:
+        return float(graftax.scan(step, 0.0, ROWS)[0])
+
+    assert [run(), run()] == [132, 132]
+    for factor in (3, 2, 5):
+        change(where, name, factor)
+        assert [run(), run()] == [66 * factor] * 2
+
+
+def test_what_the_traced_code_itself_changes_is_no_reason_to_trace_again():
+    def one(carry: Any, row: Any) -> Any:
+        traced()
+        return carry + row.sum(), None
+
+    def other(carry: Any, row: Any) -> Any:
+        traced()
+        return carry - row.sum(), None
+
+    for _ in range(3):
+        count = len(TRACED)
+        graftax.scan(one, 0.0, ROWS)
+        graftax.scan(other, 0.0, ROWS)
+    assert len(TRACED) == count
 
 
 def test_defaults_that_change_are_seen():

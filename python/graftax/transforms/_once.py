@@ -10,7 +10,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -23,6 +23,7 @@ from .._signature import Signature, call_opaque, call_partial, refuse_generators
 from .._table import FunctionTable
 from .._trace import Flat, encode, place_of, run_trace
 from ..registry import register_static
+from ._reads import Reads
 
 Run = Callable[[list[Callable[..., Any]], list[Any], list[Any]], Any]
 
@@ -169,7 +170,10 @@ class _Call:
 
     def __call__(self) -> Any:
         with _current(self):
-            return _compiled_for(_token(self.parts[0].plain.__code__))(*self.roots)
+            compiled = _compiled_for(_token(self.parts[0].plain.__code__))
+            if not compiled.reads.unchanged():
+                compiled.forget()
+            return compiled(*self.roots)
 
     def record(self, layout: tuple[Any, ...], opened: _core.Opened | None = None) -> _core.Recording:
         return _core.Recording(self.roots, self.names, self.flags, layout, opened=opened)
@@ -255,6 +259,11 @@ class _Compiled(_core.Caller):
 
     def __init__(self) -> None:
         self._configure(_roots, (), FunctionTable(_OPTIONS), _BINDING)
+        self.reads = Reads()
+
+    def forget(self) -> None:
+        cast("FunctionTable", self._table).clear()
+        self.reads = Reads()
 
     def _entry(
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
@@ -290,7 +299,8 @@ def _flat_function(
         recording = active[2] or call.record(layout)
         since = len(equations())
         given = (call.title, recording, call.roots, leaves, call.body, "propagate")
-        outcome, out, _, _ = run_trace(*given, by_value=False, forward=False, arrays=True)
+        with active[0].reads.noted(part.plain.__code__ for part in call.parts):
+            outcome, out, _, _ = run_trace(*given, by_value=False, forward=False, arrays=True)
         alive.traces += 1
         if calls_host(since):  # with objects of this call: the next one calls its own
             call.told = True
