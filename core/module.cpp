@@ -159,6 +159,7 @@ NB_MODULE(_core_of_main, m) {
   bind_surgery(m);
   bind_treedef(m);
   bind_tree(m);
+  bind_signed(m);
   bind_call(m);
   bind_direct(m);
 }

@@ -31,5 +31,6 @@ struct Mismatch {};
 void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out);
 
 void bind_tree(nb::module_& m);
+void bind_signed(nb::module_& m);
 
 }  // namespace graftax

@@ -473,6 +473,9 @@ def tree_one_level(tree: Any, with_keys: bool = False) -> tuple[list[Any], Any] 
 
 def tree_all_leaves(iterable: Iterable[Any]) -> bool: ...
 
+def with_attributes(function: Callable[..., Any], attributes: dict[str, Any]) -> Any:
+    """The function, as one that has these attributes."""
+
 class Binding:
     """How the arguments of a signature become roots."""
 

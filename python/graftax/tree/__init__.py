@@ -25,13 +25,6 @@ from .._compat import flatten_one_level as flatten_one_level
 from .._compat import flatten_one_level_with_keys as flatten_one_level_with_keys
 from .._compat import is_tree_node as is_tree_node
 from .._core import PyTreeDef as PyTreeDef
-from .._core import tree_flatten as tree_flatten
-from .._core import tree_flatten_with_path as tree_flatten_with_path
-from .._core import tree_leaves as tree_leaves
-from .._core import tree_map as tree_map
-from .._core import tree_map_with_path as tree_map_with_path
-from .._core import tree_structure as tree_structure
-from .._core import tree_unflatten as tree_unflatten
 from .._trees import from_jax as from_jax
 from .._trees import to_jax as to_jax
 from .functions import all_leaves as all_leaves
@@ -46,6 +39,13 @@ from .functions import treedef_is_leaf as treedef_is_leaf
 from .functions import treedef_tuple as treedef_tuple
 from .prefix import broadcast_prefix as broadcast_prefix
 from .prefix import tree_broadcast as tree_broadcast
+from .walks import tree_flatten as tree_flatten
+from .walks import tree_flatten_with_path as tree_flatten_with_path
+from .walks import tree_leaves as tree_leaves
+from .walks import tree_map as tree_map
+from .walks import tree_map_with_path as tree_map_with_path
+from .walks import tree_structure as tree_structure
+from .walks import tree_unflatten as tree_unflatten
 
 # As in `jax.tree`.
 all = tree_all
