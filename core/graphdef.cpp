@@ -404,25 +404,27 @@ void bind_graphdef(nb::module_& m) {
             uint32_t pc = only_static_that_differs(a.program, b.program);
             if (pc == NONE) return nb::none();
             Owned value = static_object(b.program.statics[b.program.code[pc].arg]);
-            return nb::make_tuple(nb::steal(path_of(b.program, pc).release()), borrowed(value.get()));
+            return nb::make_tuple(nb::steal(place_of(b.program, pc).release()), borrowed(value.get()));
           },
           nb::arg("other"),
-          nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None"))
+          nb::sig("def _static_change(self, other: GraphDef, /) -> tuple[tuple[int, tuple[Any, ...]], object] | None"))
       .def(
-          "leaf_paths", [](const GraphDef& g) { return nb::steal(leaf_paths(g.program).release()); },
+          "leaf_paths",
+          [](const GraphDef& g) {
+            nb::list out;
+            for (nb::handle place : leaf_places(g.program)) out.append(place[1]);
+            return out;
+          },
           nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"),
-          "The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.")
+          "The key path of every dynamic leaf from its root, in order.")
       .def(
-          "leaf_places", [](const GraphDef& g) { return nb::steal(leaf_places(g.program).release()); },
+          "leaf_places", [](const GraphDef& g) { return leaf_places(g.program); },
           nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"),
           "The place of every dynamic leaf, in order: the number of its root, and its key path from there.")
       .def(
-          "_leaf_places", [](const GraphDef& g) { return nb::steal(alias_places(g.program).release()); },
-          nb::sig("def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
-      .def(
-          "_node_path",
-          [](const GraphDef& g, uint32_t track) { return nb::steal(node_path(g.program, track).release()); },
-          nb::arg("track"), nb::sig("def _node_path(self, track: int) -> tuple[Any, ...]"))
+          "_node_place",
+          [](const GraphDef& g, uint32_t track) { return nb::steal(node_place(g.program, track).release()); },
+          nb::arg("track"), nb::sig("def _node_place(self, track: int) -> tuple[int, tuple[Any, ...]]"))
       .def(
           "fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
           nb::sig("def fingerprint(self) -> str"),
@@ -432,15 +434,8 @@ void bind_graphdef(nb::module_& m) {
           nb::sig("def children(self) -> list[GraphDef]"),
           "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out "
           "there.")
-      .def(
-          "rows", [](nb::handle self) { return rows(self, nb::cast<const GraphDef&>(self).program); },
-          nb::sig("def rows(self) -> list[Row]"), "The structure as records: one a node, leaf, static or reference.")
-      .def(
-          "instructions", [](const GraphDef& g) { return nb::steal(instructions(g.program).release()); },
-          nb::sig("def instructions(self) -> list[tuple[Any, ...]]"),
-          "One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the "
-          "leaf's index, the static's value, the first path of the node met again, or what the node needs beside its "
-          "children.");
+      .def("rows", &rows_of<GraphDef>, nb::sig("def rows(self) -> list[Row]"),
+           "The structure as records: one a node, leaf, static or reference.");
 }
 
 }  // namespace graftax

@@ -31,7 +31,7 @@ void bind_flatten(nb::module_& m) {
         nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
         nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], "
                 "layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, "
-                "dynamic: Callable[[tuple[Any, ...]], bool] | None = None) -> tuple[list[Any], GraphDef]"),
+                "dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]"),
         "Walks the roots together and returns (leaves, GraphDef).");
   m.def(
       "weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),

@@ -217,12 +217,8 @@ void bind_outcome(nb::module_& m) {
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
       .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
       .def(
-          "leaf_paths", [](const Outcome& o) { return nb::steal(leaf_paths(o.program).release()); },
-          nb::sig("def leaf_paths(self) -> list[tuple[Any, ...]]"))
-      .def(
-          "leaf_places", [](const Outcome& g) { return nb::steal(leaf_places(g.program).release()); },
-          nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"),
-          "The place of every dynamic leaf, in order: the number of its root, and its key path from there.")
+          "leaf_places", [](const Outcome& o) { return leaf_places(o.program); },
+          nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
       .def(
           "apply",
           [](const Outcome& o, nb::sequence out, nb::sequence in, nb::sequence nodes) {
@@ -262,12 +258,7 @@ void bind_outcome(nb::module_& m) {
       .def(
           "identities", [](const Outcome& o) { return identities(o.program); },
           nb::sig("def identities(self) -> list[Any]"), "The statics that count by identity, keys among them.")
-      .def(
-          "rows", [](nb::handle self) { return rows(self, nb::cast<const Outcome&>(self).program); },
-          nb::sig("def rows(self) -> list[Row]"))
-      .def(
-          "instructions", [](const Outcome& o) { return nb::steal(instructions(o.program).release()); },
-          nb::sig("def instructions(self) -> list[tuple[Any, ...]]"), "As those of a GraphDef; inputs are left out.")
+      .def("rows", &rows_of<Outcome>, nb::sig("def rows(self) -> list[Row]"))
       .def(
           "__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_outcome")(self); },
           nb::sig("def __reduce__(self) -> tuple[Any, ...]"))

@@ -49,10 +49,6 @@ void walk(const Program& p, Visit visit) {
   }
 }
 
-Owned path_tuple(const Program& p, uint32_t root, std::vector<Step>& steps) {
-  return path_of_steps(p.roots > 1 ? root : NONE, steps);
-}
-
 // The steps that lead down to `pc`, found by skipping subtrees.
 std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
   std::vector<Step> steps;
@@ -123,22 +119,19 @@ std::string step_text(const Step& s) {
   return "[" + std::to_string(s.index) + "]";
 }
 
-Owned path_of_steps(uint32_t root, std::vector<Step>& steps) {
-  auto n = static_cast<Py_ssize_t>(steps.size()), first = Py_ssize_t{root != NONE};
-  Owned out = own(PyTuple_New(first + n));
-  if (first) PyTuple_SET_ITEM(out.get(), 0, check(PyLong_FromUnsignedLong(root)));
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    Step& s = steps[static_cast<size_t>(i)];
-    if (!s.entry) s.entry = key_entry(s);
-    PyTuple_SET_ITEM(out.get(), first + i, Py_NewRef(s.entry.get()));
+Owned place_of_steps(uint32_t root, std::vector<Step>& steps) {
+  nb::tuple path = nb::steal<nb::tuple>(check(PyTuple_New(static_cast<Py_ssize_t>(steps.size()))));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].entry) steps[i].entry = key_entry(steps[i]);
+    PyTuple_SET_ITEM(path.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(steps[i].entry.get()));
   }
-  return out;
+  return Owned::steal(nb::make_tuple(root, path).release().ptr());
 }
 
-Owned path_of(const Program& p, uint32_t pc) {
+Owned place_of(const Program& p, uint32_t pc) {
   uint32_t root = 0;
   std::vector<Step> steps = steps_to(p, pc, root);
-  return path_tuple(p, root, steps);
+  return place_of_steps(root, steps);
 }
 
 std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
@@ -151,85 +144,18 @@ std::string path_text(const Program& p, uint32_t pc, PyObject* root_names) {
   return out;
 }
 
-Owned leaf_paths(const Program& p) {
+nb::list leaf_places(const Program& p) {
   nb::list out;
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS))
-      out.append(nb::steal(path_tuple(p, root, steps).release()));
+      out.append(nb::steal(place_of_steps(root, steps).release()));
   });
-  return Owned::steal(out.release().ptr());
+  return out;
 }
 
-Owned node_path(const Program& p, uint32_t track) {
+Owned node_place(const Program& p, uint32_t track) {
   if (track >= p.track_pc.size()) throw nb::index_error("there is no such tracked node");
-  return path_of(p, p.track_pc[track]);
-}
-
-Owned leaf_places(const Program& p) {
-  nb::list out;
-  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
-    if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS))
-      out.append(nb::make_tuple(root, nb::steal(path_of_steps(NONE, steps).release())));
-  });
-  return Owned::steal(out.release().ptr());
-}
-
-Owned alias_places(const Program& p) {
-  nb::list out;
-  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
-    if (p.code[pc].op == Op::leaf)
-      out.append(nb::make_tuple(p.code[pc].arg, nb::steal(path_tuple(p, root, steps).release())));
-  });
-  return Owned::steal(out.release().ptr());
-}
-
-Owned instructions(const Program& p) {
-  nb::list out;
-  // Where a reference leads has been spelled already, except in a dict key or a set element.
-  auto path_at = [&](uint32_t pc) {
-    if (pc < out.size()) return nb::borrow(PyTuple_GET_ITEM(out[pc].ptr(), 0));
-    return nb::steal(path_of(p, pc).release());
-  };
-  auto value_of = [&](uint32_t id) {
-    Owned value = static_object(p.statics[id]);
-    return value ? nb::steal(value.release()) : nb::none();
-  };
-  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
-    const Instr& n = p.code[pc];
-    nb::object path = nb::steal(path_tuple(p, root, steps).release());
-    nb::object type = n.type ? nb::borrow(reinterpret_cast<PyObject*>(n.type)) : nb::none();
-    switch (n.op) {
-      case Op::leaf: out.append(nb::make_tuple(path, "leaf", nb::none(), n.arg)); break;
-      case Op::stat: out.append(nb::make_tuple(path, "static", nb::none(), value_of(n.arg))); break;
-      case Op::ref: {
-        nb::object first = path_at(p.track_pc[n.arg]);
-        out.append(nb::make_tuple(path, "ref", nb::none(), first));
-        break;
-      }
-      case Op::same: {
-        nb::object first = path_at(n.arg);
-        out.append(nb::make_tuple(path, "same", nb::none(), first));
-        break;
-      }
-      case Op::node: {
-        nb::object detail = nb::none();
-        if (n.kind->node->keys == Keys::elements) {
-          nb::list elements;
-          for (uint32_t i = 0; i < n.arg; ++i) elements.append(value_of(p.keys[n.keys + i]));
-          detail = std::move(elements);
-        } else if (n.payload != NONE) {
-          bool itself = (n.flags & ITSELF) && !p.statics[n.payload].weak;
-          detail = itself ? nb::borrow(p.statics[n.payload].snapshot) : value_of(n.payload);
-        } else if (n.treedef) {
-          detail = nb::borrow(n.treedef);
-        }
-        out.append(nb::make_tuple(path, "node", type, detail));
-        break;
-      }
-      default: break;
-    }
-  });
-  return Owned::steal(out.release().ptr());
+  return place_of(p, p.track_pc[track]);
 }
 
 }  // namespace graftax

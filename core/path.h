@@ -20,18 +20,12 @@ Step step_to(const Program& program, uint32_t pc, uint32_t i);  // from node `pc
 Owned key_entry(const Step& step);        // as JAX's SequenceKey, DictKey, GetAttrKey or FlattenedIndexKey
 std::string step_text(const Step& step);  // "[0]", "['a']", ".w"
 
-// The key path of these steps; `root` is the root's number, or NONE where there is one root.
-Owned path_of_steps(uint32_t root, std::vector<Step>& steps);
-// The key path of instruction `pc` (a tuple of JAX key entries; with several roots the first is the root's number).
-Owned path_of(const Program& program, uint32_t pc);
+// A place is always (the number of its root, the key path from there: a tuple of JAX key entries).
+Owned place_of_steps(uint32_t root, std::vector<Step>& steps);
+Owned place_of(const Program& program, uint32_t pc);
 std::string path_text(const Program& program, uint32_t pc, PyObject* root_names);
 
-Owned leaf_paths(const Program& program);
-// (root, path) of every dynamic leaf, in order.
-Owned leaf_places(const Program& program);
-// (leaf, path) for every place of a leaf: an array that is one leaf in two places has two.
-Owned alias_places(const Program& program);
-Owned node_path(const Program& program, uint32_t track);  // of a tracked node
-Owned instructions(const Program& program);
+nb::list leaf_places(const Program& program);              // of every dynamic leaf, in order
+Owned node_place(const Program& program, uint32_t track);  // of a tracked node
 
 }  // namespace graftax

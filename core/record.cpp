@@ -155,9 +155,8 @@ bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& b
   if (below.in_dynamic) return true;
   if (!options_.dynamic || below.in_function) return false;
   std::vector<Step> steps = open_steps();
-  bool several = options_.root_names && PyTuple_GET_SIZE(options_.root_names) > 1;
-  Owned path = path_of_steps(several ? root_ : NONE, steps);
-  Owned answer = own(PyObject_CallOneArg(options_.dynamic, path.get()));
+  Owned place = place_of_steps(root_, steps);
+  Owned answer = own(PyObject_CallOneArg(options_.dynamic, place.get()));
   return answer.get() == Py_True;
 }
 

@@ -85,12 +85,13 @@ void bind_recorded(nb::module_& m) {
       .def(nb::init<>());
   nb::class_<Recorded>(m, "Recording", nb::type_slots(recorded_slots),
                        "The roots of one call, walked once: their structure, leaves and live objects.")
-      .def("__init__", &init_recorded, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
-           nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
-           nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
-           nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
-                   "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
-                   "Callable[[tuple[Any, ...]], bool] | None = None, opened: Opened | None = None) -> None"))
+      .def(
+          "__init__", &init_recorded, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
+          nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
+          nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
+          nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
+                  "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
+                  "Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None) -> None"))
       .def_prop_ro(
           "graphdef", [](const Recorded& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
       .def_prop_ro(

@@ -10,6 +10,11 @@ namespace graftax {
 // and a path cost something only once they are asked for. `owner`, the GraphDef or Outcome, is kept by every row.
 nb::list rows(nb::handle owner, const Program& program);
 
+template <class Holder>
+nb::list rows_of(nb::handle holder) {
+  return rows(holder, nb::cast<const Holder&>(holder).program);
+}
+
 // The statics that count by identity, keys among them.
 nb::list identities(const Program& program);
 

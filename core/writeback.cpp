@@ -12,7 +12,7 @@ namespace graftax {
 
 Trace::Trace(nb::object recording) : held_(std::move(recording)), recording_(nb::inst_ptr<Recorded>(held_)) {}
 
-nb::list Trace::leaf_paths() const {
+nb::list Trace::leaf_names() const {
   nb::list out;
   for (uint32_t pc = 0; pc < recording_->program().code.size(); ++pc)
     if (recording_->program().code[pc].op == Op::leaf && !(recording_->program().code[pc].flags & ALIAS))
@@ -269,7 +269,7 @@ void bind_trace(nb::module_& m) {
             new (self) Trace(std::move(recording));
           },
           nb::arg("recording"), nb::sig("def __init__(self, recording: Recording) -> None"))
-      .def("leaf_paths", &Trace::leaf_paths, nb::sig("def leaf_paths(self) -> list[str]"))
+      .def("leaf_names", &Trace::leaf_names, nb::sig("def leaf_names(self) -> list[str]"))
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def(
           "finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),

@@ -34,7 +34,7 @@ class Trace {
  public:
   explicit Trace(nb::object recording);  // a Recorded
 
-  nb::list leaf_paths() const;
+  nb::list leaf_names() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
   nb::list rebuild(nb::sequence leaves);
   // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _core, _structure
-from ._difference import Difference, differences, place_name
+from . import _core
+from ._difference import Difference, differences
 from ._errors import (
     BIG_CAPTURED,
     STATIC_CHANGES,
@@ -25,7 +25,7 @@ from ._errors import (
     RecompileWarning,
 )
 from ._handles import HandleLayout
-from ._structure import Op, Structure
+from ._structure import Op, Structure, place_name
 
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
@@ -74,10 +74,9 @@ class Advice:
         """Warns of big NumPy arrays below the roots from `first` on, which the function captures."""
         if not any(isinstance(x, np.ndarray) and x.nbytes > _BIG for x in leaves):
             return
-        for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
-            root = path[0] if len(root_names) > 1 else 0
-            where = place_name(path, root_names)
-            if root >= first and isinstance(leaf, np.ndarray) and leaf.nbytes > _BIG and where not in self._warned:
+        for leaf, place in zip(leaves, graphdef.leaf_places(), strict=True):
+            where = place_name(place, root_names)
+            if place[0] >= first and isinstance(leaf, np.ndarray) and leaf.nbytes > _BIG and where not in self._warned:
                 self._warned.add(where)
                 message = BIG_CAPTURED.format(name=name, path=where, size=leaf.nbytes >> 20)
                 warnings.warn(message, CapturedArrayWarning, stacklevel=3)
@@ -94,20 +93,21 @@ class Advice:
         if not change:
             self._keeps_changing(name, before, graphdef, root_names)
             return
-        path, value = change
+        place, value = change
         message = STATIC_CHANGES
         if isinstance(value, HandleLayout):
             known, self._packed = self._packed, _core.weaken(value.graphdef)
             inside = known and known._static_change(value.graphdef)  # pyright: ignore[reportPrivateUsage]
             if inside:
-                path, value, message = (*path[:-1], *inside[0]), inside[1], STATIC_CHANGES_IN_PACK
-        values = self._values.setdefault(path, [])
+                (root, path), (_, below) = place, inside[0]
+                place, value, message = (root, (*path[:-1], *below)), inside[1], STATIC_CHANGES_IN_PACK
+        values = self._values.setdefault(place, [])
         values.append(_short(value))
         del values[:-_PATIENCE]
-        if len(values) < _PATIENCE or path in self._warned:
+        if len(values) < _PATIENCE or place in self._warned:
             return
-        self._warned.add(path)
-        where = place_name(path, root_names)
+        self._warned.add(place)
+        where = place_name(place, root_names)
         shown = ", ".join(values[-3:])
         message = message.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
         warnings.warn(message, RecompileWarning, stacklevel=3)
@@ -148,6 +148,6 @@ def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: 
     for row in structure.rows:
         value = row.value if row.op is Op.static else None
         if type(value).__eq__ is not object.__eq__ and not isinstance(value, _BY_VALUE):
-            places.append(f"{_structure.place_name(structure.place(row), root_names)} ({type(value).__qualname__})")
+            places.append(f"{place_name(structure.place(row), root_names)} ({type(value).__qualname__})")
     if places:
         error.add_note(f"graftax was comparing {', '.join(places[:4])} with earlier calls")

@@ -152,21 +152,17 @@ class GraphDef:
     @property
     def _layout(self) -> tuple[Any, ...] | None: ...
 
-    def _static_change(self, other: GraphDef, /) -> tuple[tuple[Any, ...], object] | None: ...
+    def _static_change(self, other: GraphDef, /) -> tuple[tuple[int, tuple[Any, ...]], object] | None: ...
 
     def leaf_paths(self) -> list[tuple[Any, ...]]:
-        """
-        The key path of every dynamic leaf, in order. With several roots the first entry is the root's number.
-        """
+        """The key path of every dynamic leaf from its root, in order."""
 
     def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]:
         """
         The place of every dynamic leaf, in order: the number of its root, and its key path from there.
         """
 
-    def _leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]: ...
-
-    def _node_path(self, track: int) -> tuple[Any, ...]: ...
+    def _node_place(self, track: int) -> tuple[int, tuple[Any, ...]]: ...
 
     def fingerprint(self) -> str:
         """
@@ -181,12 +177,7 @@ class GraphDef:
     def rows(self) -> list[Row]:
         """The structure as records: one a node, leaf, static or reference."""
 
-    def instructions(self) -> list[tuple[Any, ...]]:
-        """
-        One record an instruction: (path, op, type, argument), op in leaf, static, ref, node; the argument is the leaf's index, the static's value, the first path of the node met again, or what the node needs beside its children.
-        """
-
-def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[Any, ...]], bool] | None = None) -> tuple[list[Any], GraphDef]:
+def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]:
     """Walks the roots together and returns (leaves, GraphDef)."""
 
 def weaken(graphdef: GraphDef) -> GraphDef:
@@ -244,12 +235,7 @@ class Outcome:
     @property
     def num_writes(self) -> int: ...
 
-    def leaf_paths(self) -> list[tuple[Any, ...]]: ...
-
-    def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]:
-        """
-        The place of every dynamic leaf, in order: the number of its root, and its key path from there.
-        """
+    def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]: ...
 
     def apply(self, out_leaves: Sequence[object], in_leaves: Sequence[object], in_nodes: Sequence[object], /) -> Any: ...
 
@@ -262,9 +248,6 @@ class Outcome:
         """The statics that count by identity, keys among them."""
 
     def rows(self) -> list[Row]: ...
-
-    def instructions(self) -> list[tuple[Any, ...]]:
-        """As those of a GraphDef; inputs are left out."""
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -282,7 +265,7 @@ class Trace:
 
     def __init__(self, recording: Recording) -> None: ...
 
-    def leaf_paths(self) -> list[str]: ...
+    def leaf_names(self) -> list[str]: ...
 
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
 

@@ -12,8 +12,7 @@ from jax.tree_util import keystr
 from . import _core
 from ._errors import GraftaxError
 from ._handles import HandleLayout
-from ._structure import Op, Row, Structure, plain_key
-from ._structure import place_name as text_of_place
+from ._structure import Op, Row, Structure, place_name, plain_key
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -71,15 +70,6 @@ def lockstep(
         one, other, way = stack.pop()
         below = yield from meet(one, other, way)
         stack.extend((a, b, (way, entry)) for a, b, entry in reversed(below))
-
-
-def place_name(path: tuple[Any, ...], root_names: tuple[str, ...]) -> str:
-    """The text of a path that begins with the number of its root where there are several."""
-    return text_of_place((0, path) if len(root_names) == 1 else (path[0], path[1:]), root_names)
-
-
-def too_deep(*graphdefs: _core.GraphDef) -> bool:
-    return False
 
 
 def differences(
@@ -231,11 +221,11 @@ class _Comparison:
         return row.type.__qualname__ if row.type is not None else "None"
 
     def _of(self, structure: Structure, row: Row) -> str:
-        return text_of_place(structure.place(structure.target(row)), self.names)
+        return place_name(structure.place(structure.target(row)), self.names)
 
     def text(self, way: Way) -> str:
         root, *path = spelled(way)
-        return text_of_place((root, tuple(path)), self.names)
+        return place_name((root, tuple(path)), self.names)
 
 
 def _spelled_out(structure: Structure, row: Row | None) -> Row | None:

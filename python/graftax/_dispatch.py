@@ -44,8 +44,8 @@ def build_entry(
             probe = flat_function(plan, layout, donated, probed, options.by_value, staged)
             _core.run_active(caller, roots, probed, recording, jax.eval_shape, probe, *leaves)
             outcome = probed[-1]
-            paths = outcome.leaf_paths()[: outcome.result_leaves]
-            spec = tuple(spec_at(spec, p[1:] if p and isinstance(p[0], int) else p, "the result") for p in paths)
+            places = outcome.leaf_places()[: outcome.result_leaves]
+            spec = tuple(spec_at(spec, path, "the result") for _, path in places)
         jit_options["out_shardings"] = (spec, None, None)
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
@@ -79,8 +79,7 @@ def leaf_options(
         covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
     donates = plan.donates(roots, layout)
     if donates or options.in_shardings is not None:
-        one_root = len(plan.signature.root_names(layout)) == 1
-        where = [(0, p) if one_root else (p[0], p[1:]) for p in graphdef.leaf_paths()]
+        where = graphdef.leaf_places()
         if donates:
             donated = donated_leaves(plan, roots, layout, graphdef)
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)

@@ -11,25 +11,26 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core
-from ._difference import place_name
 from ._errors import DONATED_AND_KEPT, StructureError
 from ._handles import is_donated_place
 from ._plan import Layout, Plan, covered_places
+from ._structure import Structure, place_name
 
 
 def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
     """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
     whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
     names = plan.signature.root_names(layout)
-    places: list[tuple[int, tuple[Any, ...]]] = graphdef._leaf_places()  # pyright: ignore[reportPrivateUsage]
-    covered = covered_places(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(places)
+    structure = Structure(graphdef)
+    found = structure.leaves
+    covered = covered_places(plan, graphdef, names, "donate=") if plan.donate_patterns else [False] * len(found)
     donated: dict[int, tuple[bool, str]] = {}
-    for (leaf, path), is_covered in zip(places, covered, strict=True):
-        name = place_name(path, names)
-        root, below = (0, path) if len(names) == 1 else (path[0], path[1:])
+    for row, is_covered in zip(found, covered, strict=True):
+        place = root, below = structure.place(row)
+        name = place_name(place, names)
         flag = is_covered or whole[root] or (handles[root] and is_donated_place(roots[root], below))
-        if donated.setdefault(leaf, (flag, name))[0] != flag:
-            first, second = donated[leaf][1], name
+        if donated.setdefault(row.leaf, (flag, name))[0] != flag:
+            first, second = donated[row.leaf][1], name
             gone, kept = (second, first) if flag else (first, second)
             raise StructureError(DONATED_AND_KEPT.format(name=plan.name, donated=gone, kept=kept))
     return [donated[i][0] for i in range(len(donated))]

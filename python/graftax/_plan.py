@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
-from ._difference import place_name
 from ._errors import NOWHERE, StructureError
 from ._handles import is_donated
 from ._options import Options, split_patterns
 from ._signature import Signature
+from ._structure import Place, place_name
 from .patterns import Covering, Pattern, nearest, of_arguments, tester
 
 _NUMBERS = (bool, int, float, complex)
@@ -69,7 +69,7 @@ class Plan:
         flags: Sequence[int],
         shapes: bool,
         opened: _core.Opened | None = None,
-    ) -> Callable[[tuple[Any, ...]], bool] | None:
+    ) -> Callable[[Place], bool] | None:
         """By key path, which Python numbers in these roots are traced."""
         return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
 
@@ -89,7 +89,7 @@ def dynamic_in(
     flags: Sequence[int],
     shapes: bool,
     opened: _core.Opened | None = None,
-) -> Callable[[tuple[Any, ...]], bool] | None:
+) -> Callable[[Place], bool] | None:
     """By key path, which Python numbers in these roots patterns cover.
 
     A recording asks for the first path of a number. One in an object that is reached again may be meant by another.
@@ -100,10 +100,11 @@ def dynamic_in(
     graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened).graphdef
     if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return test
-    covering, rows = Covering(graphdef, names), graphdef.instructions()
-    covered = {pc for pattern in patterns for pc in covering.of(pattern).statics if type(rows[pc][3]) in _NUMBERS}
-    again = {place_name(rows[pc][0], names) for pc in covered}
-    return (lambda path: test(path) or place_name(path, names) in again) if again else test
+    covering = Covering(graphdef, names)
+    structure = covering.structure
+    covered = {structure.rows[at] for pattern in patterns for at in covering.of(pattern).statics}
+    again = {place_name(structure.place(row), names) for row in covered if type(row.value) in _NUMBERS}
+    return (lambda place: test(place) or place_name(place, names) in again) if again else test
 
 
 def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...], option: str) -> list[bool]:
@@ -118,13 +119,13 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
     for pattern in patterns:
         cover = covering.of(pattern)
         if not cover.anything:
-            rows = graphdef.instructions()
+            structure = covering.structure
             if option == "donate=":
-                there, what = [path for path, op, *_ in rows if op == "leaf"], "no array"
+                there, what = structure.leaves, "no array"
             else:
-                there = [path for path, op, _, value in rows if op == "static" and type(value) in _NUMBERS]
+                there = [row for row, value in structure.statics() if type(value) in _NUMBERS]
                 what = "no static number"
-            paths = nearest(pattern.text, (place_name(path, names) for path in there)) or what
+            paths = nearest(pattern.text, (place_name(structure.place(row), names) for row in there)) or what
             raise StructureError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
         covered |= cover.leaves
     return [pc in covered for pc in covering.leaves]
@@ -132,4 +133,4 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
 
 def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
     """One name a leaf: `params['w']`, `model.layers[0].bias`."""
-    return [place_name(path, root_names) for path in graphdef.leaf_paths()]
+    return [place_name(place, root_names) for place in graphdef.leaf_places()]

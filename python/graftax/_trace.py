@@ -127,7 +127,7 @@ def run_trace(
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
-                rename_leaves(error, tracing.leaf_paths())
+                rename_leaves(error, tracing.leaf_names())
             raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])

@@ -109,14 +109,15 @@ def _live(graphdef: _core.GraphDef) -> _Live | None:
     functions: dict[types.FunctionType, None] = {}
     keys: dict[Any, None] = {}
     todo: list[Any] = []
-    for path, op, cls, value in graphdef.instructions():
-        todo += [getattr(part, "key", None) for part in path[-1:]]
-        if op == "node" and isinstance(value, types.FunctionType):
+    for row in graphdef.rows():
+        todo.append(getattr(row.entry, "key", None))
+        value: Any = row.value if row.op is _core.Op.node else None
+        if isinstance(value, types.FunctionType):
             # A function that is rebuilt has a twin without state here.
             if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__:
                 functions[value] = None
-        elif op == "node" and issubclass(cls, (set, frozenset)):
-            todo += cast("Iterable[Any]", value)
+        elif issubclass(row.type or object, (set, frozenset)):
+            todo += value
     while todo:
         x = todo.pop()
         if isinstance(x, (tuple, frozenset)):

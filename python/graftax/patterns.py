@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core
 from ._errors import EMPTY_PATTERN, NO_PATTERN, some
-from ._structure import Op, Structure
+from ._structure import Op, Place, Structure
 
 # A name: the cell of a function's free variable has one with brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
@@ -253,14 +253,15 @@ def root_entries(name: str) -> tuple[Any, ...]:
     return (Root(name),) if found is None else (Root(found[1]), SequenceKey(int(found[2])))
 
 
-def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[tuple[Any, ...]], bool] | None:
-    """Does one of the patterns cover a path? With several roots its first entry is the root's number."""
+def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[Place], bool] | None:
+    """Does one of the patterns cover a place?"""
     if not patterns:
         return None
     roots = [root_entries(name) for name in names]
 
-    def covers(path: tuple[Any, ...]) -> bool:
-        rooted = (*roots[0], *path) if len(roots) == 1 else (*roots[path[0]], *path[1:])
+    def covers(place: Place) -> bool:
+        root, path = place
+        rooted = (*roots[root], *path)
         return any(pattern.covers(rooted) for pattern in patterns)
 
     return covers

@@ -51,6 +51,7 @@ from ._compat import (
 )
 from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
 from ._handles import HandleLayout, handle_classes
+from ._structure import Structure
 from .marks import Dynamic, Static
 
 C = TypeVar("C", bound=type)
@@ -466,13 +467,14 @@ def _picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any,
     try:
         pickle.dumps(state)
     except Exception:
-        for path, op, cls, value in program.instructions():
-            named = cls if cls not in _NAMELESS else None
-            for part in (named, value if op in ("static", "node") else None):
+        structure = Structure(program)
+        for row in structure.rows:
+            named = row.type if row.type not in _NAMELESS else None
+            for part in (named, row.value):
                 try:
                     pickle.dumps(_named(part))
                 except Exception as error:
-                    where = tree_util.keystr(tuple(k for k in path if not isinstance(k, int)))
+                    where = tree_util.keystr(structure.place(row)[1])
                     message = CLASS_GONE.format(what=what, value=part, path=where or "the root", error=error)
                     raise UnpicklableError(message) from error
         raise
@@ -485,8 +487,9 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     Classes, functions and modules count by qualified name, other statics by value; one that has neither raises.
     """
     digest = hashlib.sha256()
-    for path, op, cls, value in graphdef.instructions():
-        digest.update(repr(("".join(map(str, path)), op, _stable(cls), _stable(value))).encode())
+    for row in graphdef.rows():
+        place = (row.root, row.parent, str(row.entry), row.target, row.leaf)
+        digest.update(repr((place, row.op.name, _stable(row.type), _stable(row.value))).encode())
     return digest.hexdigest()
 
 

@@ -419,7 +419,7 @@ def use(graphdef):
         lambda: repr(graphdef),
         lambda: hash(graphdef),
         lambda: graphdef.leaf_paths(),
-        lambda: graphdef.instructions(),
+        lambda: [(row.entry, row.type, row.target, row.value) for row in graphdef.rows()],
         lambda: graphdef.fingerprint(),
         lambda: graftax.flatten(graftax.unflatten(graphdef, [0.0] * graphdef.num_leaves)),
         lambda: pickle.dumps(graphdef),

@@ -298,7 +298,7 @@ def without_partials(module):
 
 def statics(obj):
     _, graphdef = graftax.flatten(obj)
-    values = [value for _, op, _, value in graphdef.instructions() if op == "static"]
+    values = [row.value for row in graphdef.rows() if row.op.name == "static"]
     return {repr((type(value), value)) for value in values if value is not None}
 
 

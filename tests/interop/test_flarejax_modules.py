@@ -243,7 +243,7 @@ def test_the_order_is_that_of_its_own_flatten():
     module = Block()
     theirs = {repr(k): v for k, v in flr.flatten(module).items() if isinstance(v, jax.Array)}
     leaves, graphdef = graftax.flatten(module)
-    paths = [repr(graftax.path.Path(place)) for place, op, _, _ in graphdef.instructions() if op == "leaf"]
+    paths = [repr(graftax.path.Path(path)) for path in graphdef.leaf_paths()]
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in theirs.values()]
     assert paths == [*theirs] == ["obj.again.value", "obj.body[1]", "obj.tail[0]", "obj.tail[1][0]"]
     assert_same_flat_form(module)

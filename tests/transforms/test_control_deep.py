@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
+from graftax._structure import Op, Structure
 
 DEPTH = 20_000
 
@@ -52,13 +53,13 @@ def test_a_chain_of_20000_objects_is_state(run: Callable[[Any], Any], steps: int
 def test_references_are_spelled_without_a_walk_for_each():
     nodes = [[jnp.zeros(())] for _ in range(DEPTH)]
     graphdef = graftax.flatten([nodes, nodes[::-1]])[1]
-    told = graphdef.instructions()
-    references = [(path, first) for path, op, _, first in told if op == "ref"]
+    structure = Structure(graphdef)
+    references = [row for row in structure.rows if row.op is Op.ref]
     assert len(references) == DEPTH
-    for path, first in references:
+    for row in references:
+        (_, path), (_, first) = structure.place(row), structure.place(structure.target(row))
         assert (path[0].idx, first[0].idx, first[1].idx) == (1, 0, DEPTH - 1 - path[1].idx)
-    tracked = [path for path, op, *_ in told if op == "node"]
     for i in (0, 1, 2, DEPTH, DEPTH + 2):
-        assert graphdef._node_path(i) == tracked[i]
+        assert graphdef._node_place(i) == structure.place(structure.tracked[i])
     with pytest.raises(IndexError):
-        graphdef._node_path(DEPTH + 3)
+        graphdef._node_place(DEPTH + 3)

@@ -14,8 +14,9 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.tree_util import keystr
 
 from .. import _core
-from .._difference import describe, place_name
+from .._difference import describe
 from .._errors import MutationError, StructureError
+from .._structure import place_name
 from ._dce import without_dead_code
 from ._lift import Output, call_first, named
 from ._program import Program
@@ -89,14 +90,13 @@ class TangentSpace(NamedTuple):
         found, graphdef = _core.record(tuple(graphs), tuple(names), [4] * len(graphs), None)
         zeros: list[Any] = []
         wanted: list[tuple[int, int, TangentType]] = []
-        for at, (leaf, path) in enumerate(zip(found, graphdef.leaf_paths(), strict=True)):
+        for at, (leaf, place) in enumerate(zip(found, graphdef.leaf_places(), strict=True)):
             zeros.append(type(leaf)(0) if type(leaf) in (float, complex) else None)
             if type(leaf) in (bool, int, float, complex):
                 continue
             number, array = leaf_of(leaf)
-            root, below = (0, path) if len(graphs) == 1 else (path[0], path[1:])
             if is_inexact(array):
-                wanted.append((at, number, TangentType.of(array, root, below, place_name(path, tuple(names)))))
+                wanted.append((at, number, TangentType.of(array, *place, place_name(place, tuple(names)))))
         at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
         return TangentSpace(graphdef, len(graphs) == 1, tuple(zeros), at, numbers, shapes)
 
@@ -118,7 +118,7 @@ class Value:
         self.types = [TangentType.of(x, 0, p, f"value{keystr(p)}") for x, p in zip(output.leaves, paths, strict=True)]
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
         places = {path: i for i, path in enumerate(paths)}
-        result = [_below(path) for path in outcome.leaf_paths()[: outcome.result_leaves]]
+        result = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
         missing = set(paths).difference(result)
         for path, leaf in zip(paths, output.leaves, strict=True):
             if path in missing and is_inexact(leaf):
@@ -135,10 +135,6 @@ class Value:
     @property
     def writes(self) -> bool:
         return self.outcome.num_leaves > self.outcome.result_leaves
-
-
-def _below(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    return path[1:] if path and isinstance(path[0], int) else path
 
 
 class CustomCall:

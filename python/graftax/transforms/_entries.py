@@ -98,14 +98,14 @@ class Outputs:
 
         outcome, out = self._program.trace(self._leaves, body, arrays=True)
         nodes, _, tracks = outcome.inputs()
-        split = [(path[0], path[1:]) if tracks else (0, path) for path in outcome.leaf_paths()]
+        places = outcome.leaf_places()
         rule = self._entries.rule(spec)
         whole = None
         if nodes or not isinstance(rule, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])
             whole = Spread(graphdef, (_RESULT,), [rule], values)
         found: list[OutputLeaf] = []
-        for i, ((root, path), leaf) in enumerate(zip(split, out, strict=True)):
+        for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
                 name, entry = self._spread.written(tracks[root - 1], path, leaf)
             else:
@@ -116,7 +116,7 @@ class Outputs:
                 of = None
             found.append(OutputLeaf(name, leaf, entry, root > 0, of))
         if whole is not None and nodes:
-            self._check_returned(whole, {path for root, path in split if root == 0}, found)
+            self._check_returned(whole, {path for root, path in places if root == 0}, found)
         return found
 
     def _check_returned(self, whole: Spread, own: AbstractSet[tuple[Any, ...]], found: Sequence[OutputLeaf]) -> None:

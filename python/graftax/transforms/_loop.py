@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _core
 from .._compat import ref_types
-from .._difference import describe, differences, too_deep
+from .._difference import describe, differences
 from .._errors import MutationError, StructureError, rename_leaves
 from ._fixpoint import Fixpoint, Retrace
 from ._program import Program
@@ -215,7 +215,7 @@ class Steps:
     def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> NoReturn:
         """A number of the carry that has changed is traced from now on; anything else is an error."""
         loop, program = self.loop, self.program
-        if loop.carry is not None and not too_deep(before, after):
+        if loop.carry is not None:
             numbers = numbers_in(program, loop.carry)
             changed = {d.path for d in differences(before, after, program.names)} & numbers
             if changed - loop.dynamic:

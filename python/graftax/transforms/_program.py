@@ -15,9 +15,10 @@ import numpy as np
 
 from .. import _core
 from .._advice import caller_level
-from .._difference import differences, place_name
+from .._difference import differences
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._signature import Signature, call_opaque, refuse_generators, resolve
+from .._structure import place_name
 from .._trace import place_of, run_trace
 
 CHANGED_WHILE = (
@@ -156,9 +157,9 @@ class Program:
             self.names = (*operands, *self.names[count:])
 
     @property
-    def _dynamic(self) -> Callable[[tuple[Any, ...]], bool] | None:
+    def _dynamic(self) -> Callable[[tuple[int, tuple[Any, ...]]], bool] | None:
         traced, names = self._traced, self.names
-        return None if traced is None else lambda path: traced(place_name(path, names))
+        return None if traced is None else lambda place: traced(place_name(place, names))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(
@@ -170,11 +171,7 @@ class Program:
     @property
     def places(self) -> list[Place]:
         """Where each leaf stands: the first place, for one in a node that is reached twice."""
-        out: list[Place] = []
-        for path in self.graphdef.leaf_paths():
-            root, below = (0, path) if len(self.roots) == 1 else (path[0], path[1:])
-            out.append(Place(root, below, place_name(path, self.names)))
-        return out
+        return [Place(*place, place_name(place, self.names)) for place in self.graphdef.leaf_places()]
 
     def trace(
         self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None, arrays: bool = False

@@ -13,8 +13,9 @@ from jax.core import Tracer
 
 from .. import _core
 from .._compat import is_dimension
-from .._difference import describe, differences, place_name
+from .._difference import describe, differences
 from .._errors import StructureError
+from .._structure import Place, place_name
 from ._state import type_text, with_arrays
 
 NOT_A_PAIR = (
@@ -48,7 +49,7 @@ class Slices(NamedTuple):
         if isinstance(length, int) and length < 0:
             raise ValueError(WRONG_LENGTH.format(name=name, given=length))
         leaves, graphdef = _core.record((xs,), ("xs",), [0], None)
-        names, first = [place_name(path, ("xs",)) for path in graphdef.leaf_paths()], ""
+        names, first = [place_name(place, ("xs",)) for place in graphdef.leaf_places()], ""
         for leaf, place in zip(leaves, names, strict=True):
             shape = np.shape(leaf)
             if not shape:
@@ -99,8 +100,8 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
     if changing:  # numbers that the steps change: a compiled loop traces them
 
-        def changes(path: tuple[Any, ...]) -> bool:
-            return place_name(path, ("y",)) in changing
+        def changes(place: Place) -> bool:
+            return place_name(place, ("y",)) in changing
 
         ys = [_core.record((_core.unflatten(g, y),), ("y",), [0], None, dynamic=changes) for y, g in ys]
     for _, graphdef in ys:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._difference import describe, place_name
+from .._difference import describe
+from .._structure import place_name
 
 
 class Snapshot(NamedTuple):
@@ -28,6 +29,6 @@ class Snapshot(NamedTuple):
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
             return describe(self.graphdef, Snapshot.of(self.roots, self.names).graphdef, self.names)
-        paths = zip(self.graphdef.leaf_paths(), self.leaves, walked[0], strict=True)
-        changed = [place_name(path, self.names) for path, old, new in paths if old is not new]
+        places = zip(self.graphdef.leaf_places(), self.leaves, walked[0], strict=True)
+        changed = [place_name(place, self.names) for place, old, new in places if old is not new]
         return f"  {', '.join(changed)}: another array" if changed else ""

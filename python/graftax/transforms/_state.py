@@ -12,8 +12,9 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._difference import only_order, place_name
+from .._difference import only_order
 from .._errors import StructureError
+from .._structure import Place, Structure, place_name
 from ._program import Program
 
 UNSEEN = (
@@ -34,13 +35,13 @@ class Provenance(NamedTuple):
     graphdef: _core.GraphDef
     origins: list[int | None]  # the input node that it is, None for a new one
 
-    def path(self, node: int) -> tuple[Any, ...]:
+    def place(self, node: int) -> Place:
         """Spelled when it is asked for: all of them are as long as the square of the depth."""
-        return self.graphdef._node_path(node)  # pyright: ignore[reportPrivateUsage]
+        return self.graphdef._node_place(node)  # pyright: ignore[reportPrivateUsage]
 
     @property
-    def paths(self) -> list[tuple[Any, ...]]:
-        return [self.path(node) for node in range(len(self.origins))]
+    def places(self) -> list[Place]:
+        return [self.place(node) for node in range(len(self.origins))]
 
     def like(self, other: Provenance) -> tuple[list[int], list[int]] | None:
         """For each leaf and node of `other` the number of the one here in the same place; None where they differ.
@@ -53,13 +54,13 @@ class Provenance(NamedTuple):
             return None
         out: list[list[int]] = []
         for one, two in (
-            (self.graphdef.leaf_paths(), other.graphdef.leaf_paths()),
-            (self.paths, other.paths),
+            (self.graphdef.leaf_places(), other.graphdef.leaf_places()),
+            (self.places, other.places),
         ):
-            number = {path: i for i, path in enumerate(one)}
+            number = {place: i for i, place in enumerate(one)}
             if len(number) != len(one) or number.keys() != set(two):
                 return None
-            out.append([number[path] for path in two])
+            out.append([number[place] for place in two])
         return out[0], out[1]
 
 
@@ -158,13 +159,13 @@ def _placeholder(leaf: Any) -> Any:
 
 def node_name(program: Program, after: StateAfter, node: int) -> str:
     """The key path of an input node, as messages print it."""
-    path = after.before.path(node)
-    return place_name(path, program.names) if path or len(program.names) == 1 else "a part of the state"
+    place = after.before.place(node)
+    return place_name(place, program.names) if place[0] < len(program.names) else "a part of the state"
 
 
 def refuse_unseen(after: StateAfter) -> None:
     """An array in an attribute that a registered class's flatten leaves out has no place."""
-    for place, path in zip(after.out, after.outcome.leaf_paths(), strict=True):
+    for place, (_, path) in zip(after.out, after.outcome.leaf_places(), strict=True):
         if place < 0:
             raise StructureError(UNSEEN.format(name=after.program.name, path=keystr(path)))
 
@@ -180,11 +181,9 @@ def with_arrays(value: Any) -> Any:
 
 def numbers_in(program: Program, root: int) -> set[str]:
     """The key paths of the static Python numbers that are recorded below a root."""
-    found: set[str] = set()
-    for path, op, _, value in program.graphdef.instructions():
-        if op == "static" and type(value) in _NUMBERS and (len(program.roots) == 1 or path[0] == root):
-            found.add(place_name(path, program.names))
-    return found
+    structure = Structure(program.graphdef)
+    found = (row for row, value in structure.statics() if row.root == root and type(value) in _NUMBERS)
+    return {place_name(structure.place(row), program.names) for row in found}
 
 
 class EndedTracer(NamedTuple):

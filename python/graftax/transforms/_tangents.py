@@ -14,6 +14,7 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import StructureError, some
+from .._structure import Op, Row, Structure
 
 OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
 OTHER_TANGENT = (
@@ -116,13 +117,17 @@ def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict
     leaves, graphdef = _core.record(given, None, [0] * len(given), None)
     found: dict[Any, tuple[bool, Any]] = {}
     again: dict[Any, Any] = {}
-    above: tuple[int, ...] = (0,) if len(given) == 1 else ()
-    for path, op, _, value in graphdef.instructions():
-        place = (*above, *path)
-        if op == "leaf":
-            found[place] = (True, leaves[value])
-        elif op == "static":
-            found[place] = (False, value)
-        elif op != "node":
-            again[place] = (*above, *value)
+    structure = Structure(graphdef)
+
+    def at(row: Row) -> tuple[Any, ...]:
+        root, path = structure.place(row)
+        return root, *path
+
+    for row in structure.rows:
+        if row.op is Op.leaf:
+            found[at(row)] = (True, leaves[row.leaf])
+        elif row.op is Op.static:
+            found[at(row)] = (False, row.value)
+        elif row.op is not Op.node:
+            again[at(row)] = at(structure.target(row))
     return found, again

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from .. import _core
-from .._difference import describe, place_name
+from .._difference import describe
 from .._errors import StructureError
+from .._structure import place_name
 from ._lift import name_of
 from ._loop import call_pure
 from ._once import once
@@ -63,8 +64,8 @@ def _associative_scan(functions: list[Callable[..., Any]], operands: list[Any], 
 def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
     """All arrays have to be as long along the axis; JAX does not say which is not."""
     first = ("", None)
-    for leaf, path in zip(leaves, graphdef.leaf_paths(), strict=True):
-        shape, place = np.shape(leaf), place_name(path, ("elems",))
+    for leaf, at in zip(leaves, graphdef.leaf_places(), strict=True):
+        shape, place = np.shape(leaf), place_name(at, ("elems",))
         if not -len(shape) <= axis < len(shape):
             raise ValueError(NO_AXIS.format(name=name, path=place, axis=axis, shape=shape))
         if first[1] is None:

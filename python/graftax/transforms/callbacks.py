@@ -13,9 +13,10 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._difference import describe, differences, place_name, too_deep
+from .._difference import describe, differences
 from .._errors import MutationError, StructureError
 from .._hosts import copied
+from .._structure import Structure, place_name
 from ._lift import name_of
 from ._snapshot import Snapshot
 
@@ -195,18 +196,19 @@ class _Host:
 
 def numbers_at(wanted: _core.GraphDef, given: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
     """The leaves of `given`, where Python numbers in place of arrays are all that it differs from `wanted` in."""
-    if too_deep(wanted, given):
-        return None
-    statics = {path: value for path, op, _, value in given.instructions() if op == "static"}
-    found = dict(zip(given.leaf_paths(), leaves, strict=True))
+    structure = Structure(given)
+    statics = {
+        structure.place(row): value for row, value in structure.statics() if type(value) in (bool, int, float, complex)
+    }
+    found = dict(zip(given.leaf_places(), leaves, strict=True))
     out: list[Any] = []
     numbers: set[str] = set()
-    for path in wanted.leaf_paths():
-        leaf = found.get(path)
+    for place in wanted.leaf_places():
+        leaf = found.get(place)
         if leaf is None:
-            if type(statics.get(path)) not in (bool, int, float, complex):
+            if place not in statics:
                 return None
-            leaf = np.asarray(statics[path])
-            numbers.add(place_name(path, _RESULT))
+            leaf = np.asarray(statics[place])
+            numbers.add(place_name(place, _RESULT))
         out.append(leaf)
     return out if numbers and all(d.path in numbers for d in differences(wanted, given, _RESULT)) else None

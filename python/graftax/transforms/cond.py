@@ -11,8 +11,9 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import _core
-from .._difference import describe, only_order, place_name
+from .._difference import describe, only_order
 from .._errors import StructureError, rename_leaves
+from .._structure import place_name
 from ._fixpoint import Fixpoint, Retrace
 from ._lift import name_of, named
 from ._once import once
@@ -209,14 +210,10 @@ class Branches:
 
     def _leaf_names(self, first: StateAfter) -> list[str]:
         names = self._names()
-        return [place_name(path, names) for path in first.after.graphdef.leaf_paths()]
+        return [place_name(place, names) for place in first.after.graphdef.leaf_places()]
 
     def _state_leaves(self, after: StateAfter) -> int:
-        paths = after.after.graphdef.leaf_paths()
-        roots, parts = len(self.program.roots), len(elements(after.result))
-        if roots + parts == 1:  # a path begins below the only root
-            return 0 if parts else len(paths)
-        return sum(path[0] < roots for path in paths)
+        return sum(root < len(self.program.roots) for root, _ in after.after.graphdef.leaf_places())
 
     # ---- what the branches agree on
 
@@ -307,14 +304,14 @@ class Branches:
         return found
 
     def _same_types(self, first: StateAfter, after: StateAfter, title: str) -> None:
-        paths = first.after.graphdef.leaf_paths()
+        places = first.after.graphdef.leaf_places()
         names = self._names()
-        for path, one, other in zip(paths, first.values, after.values, strict=True):
+        for place, one, other in zip(places, first.values, after.values, strict=True):
             if not same_type(one, other):
                 raise StructureError(
                     BRANCH_TYPES.format(
                         name=self.name,
-                        path=place_name(path, names),
+                        path=place_name(place, names),
                         one=self.titles[0],
                         expected=type_text(one),
                         other=title,

@@ -94,8 +94,8 @@ def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
     graphdef = _core.record(operands, None, [0] * len(operands), None)[1]
     rates: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
     given, of_tangents = _core.record(rates, None, [0] * len(operands), None)
-    at = {path: i for i, path in enumerate(graphdef.leaf_paths())}
-    chosen = [at[path] for path in of_tangents.leaf_paths()]
+    at = {place: i for i, place in enumerate(graphdef.leaf_places())}
+    chosen = [at[place] for place in of_tangents.leaf_places()]
     depends: list[bool] = []
     outputs: list[Output] = []
 

@@ -10,6 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 from .. import _core
 from .._dispatch import is_prefix
+from .._structure import Structure
 from .jvp import _is_none
 
 
@@ -26,8 +27,9 @@ def filter_shard(x: Any, device_or_shardings: Any) -> Any:
     leaves, graphdef = _core.flatten(x)
     if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
         full = jax.tree.map(_everywhere, spec, x, is_leaf=_is_none)
-        at = {path: value for path, op, _, value in _core.flatten(full)[1].instructions() if op == "static"}
-        spec = [at[path] for path in graphdef.leaf_paths()]
+        structure = Structure(_core.flatten(full)[1])
+        at = {structure.place(row): value for row, value in structure.statics()}
+        spec = [at[place] for place in graphdef.leaf_places()]
     return _core.unflatten(graphdef, jax.lax.with_sharding_constraint(leaves, spec))
 
 
