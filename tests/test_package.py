@@ -40,7 +40,7 @@ LAYERS = [
         "_structure",
         "_difference",
     },
-    {"graph", "flatform", "tree", "fields", "module", "surgery", "compare"},
+    {"graph", "flatform", "tree", "fields", "module", "surgery", "places", "compare", "_prefix"},
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_jitted"},
     {"_check", "_jit", "export", "transforms"},

@@ -41,13 +41,13 @@ from .packed import Packed as Packed
 from .packed import pack as pack
 from .path import Path as Path
 from .path import Ref as Ref
+from .places import at as at
+from .places import find as find
+from .places import shared as shared
 from .registry import register_static as register_static
-from .surgery import at as at
 from .surgery import combine as combine
 from .surgery import copy as copy
-from .surgery import find as find
 from .surgery import partition as partition
-from .surgery import shared as shared
 from .surgery import update as update
 from .transforms.associative_scan import associative_scan as associative_scan
 from .transforms.callbacks import filter_pure_callback as filter_pure_callback

@@ -22,6 +22,7 @@ from ._difference import Difference, differences
 from ._errors import CHECK_FAILED, CheckError, GraftaxError
 from ._jitted import Jitted
 from ._plan import leaf_names
+from .compare import equal_numbers, numbers_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,17 +152,14 @@ def _array_difference(expected: Any, given: Any) -> tuple[str, str] | None:
     one, other = _kind(expected, weak=both_jax), _kind(given, weak=both_jax)
     if one != other:
         return one, other
-    if jnp.issubdtype(given.dtype, jax.dtypes.prng_key):
-        expected, given = jax.random.key_data(expected), jax.random.key_data(given)
-    a, b = np.asarray(expected), np.asarray(given)
-    if not jnp.issubdtype(b.dtype, jnp.inexact):
-        wrong = a != b
-    else:
-        wide = np.complex128 if jnp.issubdtype(b.dtype, jnp.complexfloating) else np.float64
-        tolerance = _TOLERANCE.get(jnp.finfo(b.dtype).nmant, _COARSE)
+    a, b = numbers_of(expected), numbers_of(given)
+    tolerance, largest = 0.0, 0.0
+    if a.dtype.kind in "fc":
+        wide = np.complex128 if a.dtype.kind == "c" else np.float64
+        tolerance = _TOLERANCE.get(jnp.finfo(given.dtype).nmant, _COARSE)
         a, b = a.astype(wide), b.astype(wide)
-        finite = np.abs(a[np.isfinite(a)])
-        wrong = ~np.isclose(b, a, rtol=tolerance, atol=tolerance * float(finite.max(initial=0.0)), equal_nan=True)
+        largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
+    wrong = ~np.asarray(equal_numbers(b, a, tolerance, tolerance * largest))
     if not wrong.any():
         return None
     at = tuple(int(i) for i in np.argwhere(wrong)[0])

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
+from jax.tree_util import SequenceKey
 
 from . import _core
 from ._donation import Quiet, donated_leaves
-from ._errors import NO_SHARDING, SHARDING_TOO_DEEP
 from ._plan import Layout, Plan, covered_places
+from ._prefix import entry_at, is_prefix
 from ._trace import Flat, flat_function, place_of
 
 _MANY = 32  # leaves
@@ -45,7 +44,7 @@ def build_entry(
             _core.run_active(caller, roots, probed, recording, jax.eval_shape, probe, *leaves)
             outcome = probed[-1]
             places = outcome.leaf_places()[: outcome.result_leaves]
-            spec = tuple(spec_at(spec, path, "the result") for _, path in places)
+            spec = tuple(entry_at(spec, path, "the result") for _, path in places)
         jit_options["out_shardings"] = (spec, None, None)
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
@@ -86,7 +85,7 @@ def leaf_options(
         if options.in_shardings is not None:
             places = sharding_places(plan, layout, [root for root, _ in where])
             out["in_shardings"] = tuple(
-                None if place is None else spec_at(options.in_shardings, (SequenceKey(place), *path), "the arguments")
+                None if place is None else entry_at(options.in_shardings, (SequenceKey(place), *path), "the arguments")
                 for place, (_, path) in zip(places, where, strict=True)
             )
     if options.keep_unused:
@@ -104,30 +103,3 @@ def sharding_places(plan: Plan, layout: Layout, roots: list[int]) -> list[int | 
     skip, arguments = plan.signature.skip, plan.signature.arguments(layout)
     static = plan.signature.flags(layout, plan.options.static)
     return [None if root < skip or root >= arguments else sum(not s for s in static[skip:root]) for root in roots]
-
-
-def is_prefix(spec: Any) -> bool:
-    """Does this sharding argument have a structure, rather than being one for all leaves?"""
-    return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
-
-
-def spec_at(spec: Any, path: Sequence[Any], of: str) -> Any:
-    """The entry of a prefix tree that covers the leaf at `path`."""
-    whole = spec
-    for i, key in enumerate(path):
-        if not is_prefix(spec):
-            return spec
-        try:
-            if isinstance(key, SequenceKey):
-                spec = spec[key.idx]
-            elif isinstance(key, DictKey):
-                spec = spec[key.key]
-            elif isinstance(key, GetAttrKey):
-                spec = getattr(spec, key.name) if not isinstance(spec, dict) else spec[key.name]
-            else:
-                spec = spec[key.key]
-        except (IndexError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(NO_SHARDING.format(spec=whole, of=of, path=keystr(tuple(path[: i + 1])))) from error
-    if is_prefix(spec):
-        raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=of, path=keystr(tuple(path))))
-    return spec

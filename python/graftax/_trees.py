@@ -8,7 +8,7 @@ import enum
 import functools
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -29,6 +29,7 @@ from ._compat import (
 )
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
+from ._difference import Difference, Way, lockstep, short_text, spelled
 from ._errors import TREE_MISMATCH, some
 from .registry import dict_key, layouts
 
@@ -225,58 +226,49 @@ def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
 # ---- why a tree does not match
 
 
-# The last key entry of a path, and what comes before it. A path as a tuple is as long as the tree is deep.
-Way = tuple["Way", Any] | None
-
-
-class Difference(NamedTuple):
-    """Where two structures part, and how: one line."""
-
-    way: Way
-    expected: str
-    found: str
-    more: str = ""
-
-    @property
-    def path(self) -> tuple[Any, ...]:
-        entries: list[Any] = []
-        way = self.way
-        while way is not None:
-            way, entry = way
-            entries.append(entry)
-        return tuple(reversed(entries))
-
-
-def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference]:
+def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[Way]]:
     """Every place where `tree` is not what `treedef` says; below such a place nothing more is looked for."""
     records = treedef._records()
-    found: list[Difference] = []
-    stack: list[tuple[Any, Way]] = [(tree, None)]
-    place = 0
-    while place < len(records):
-        node, arity = records[place]
-        if node is None:
-            del stack[len(stack) - arity :]
-            place += 1
-            continue
-        given, way = stack.pop()
+    below = _children(records)
+
+    def meet(
+        place: int | None, given: Any, way: Way
+    ) -> Generator[Difference[Way], None, list[tuple[int | None, Any, Any]]]:
+        node, arity = (None, 0) if place is None else records[place]
+        if place is None or node is None:  # a leaf may be anything
+            return []
         texts = _of_one_node(*node, arity, given)
         if texts is not None:
-            found.append(Difference(way, *texts))
-            place = _after(records, place)
-            continue
-        pairs = _core.tree_one_level(given, with_keys=True)
-        assert pairs is not None
-        stack.extend(reversed([(child, (way, entry)) for entry, child in pairs[0]]))
-        place += 1
-    return found
+            yield Difference(way, *texts)
+            return []
+        level = _core.tree_one_level(given, with_keys=True)
+        assert level is not None
+        return [(child, value, entry) for child, (entry, value) in zip(below[place], level[0], strict=True)]
+
+    return list(lockstep(meet, 0, tree))
 
 
-def _of_one_node(cls: type, data: Any, arity: int, given: Any) -> tuple[str, str, str] | None:
-    """What was expected in place of a node, what was found there, and a remark; None where it is what it has to be."""
+def _children(records: Records) -> list[list[int | None]]:
+    """For each record of a node those of its children; None for a leaf."""
+    below: list[list[int | None]] = []
+    todo: list[int] = []  # nodes that have children still to come
+    for place, (data, arity) in enumerate(records):
+        below.append([])
+        for child in [None] * arity if data is None else [place]:
+            while todo and len(below[todo[-1]]) == records[todo[-1]][1]:
+                todo.pop()
+            if todo:
+                below[todo[-1]].append(child)
+        if data is not None:
+            todo.append(place)
+    return below
 
-    def texts(more: str = "") -> tuple[str, str, str]:
-        return _shape_text(cls, data, arity), describe_value(given), more
+
+def _of_one_node(cls: type, data: Any, arity: int, given: Any) -> tuple[str, str] | None:
+    """What was expected in place of a node, and what was found there; None where it is what it has to be."""
+
+    def texts(more: str = "") -> tuple[str, str]:
+        return _shape_text(cls, data, arity), describe_value(given) + (f"\n    {more}" if more else "")
 
     if type(given) is not cls:
         none = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
@@ -332,27 +324,16 @@ def _listed(keys: Any) -> str:
     return some([repr(key) for key in keys], 8)
 
 
-def short_text(value: Any) -> str:
-    """The repr of a value, for a message: never long, and no error where there is none."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = object.__repr__(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _path_text(path: tuple[Any, ...]) -> str:
     if len(path) > 40:
         return f"{tree_util.keystr(path[:10])} ... {len(path) - 20} more ... {tree_util.keystr(path[-10:])}"
     return tree_util.keystr(path) or "the root"
 
 
-def mismatch_text(found: list[Difference], name: str) -> str:
+def mismatch_text(found: list[Difference[Way]], name: str) -> str:
     lines: list[str] = []
     for difference in found[:5]:
-        lines.append(f"  {_path_text(difference.path)}: expected {difference.expected}, found {difference.found}")
-        if difference.more:
-            lines.append(f"    {difference.more}")
+        lines.append(f"  {_path_text(spelled(difference.path))}: expected {difference.one}, found {difference.other}")
     if len(found) > 5:
         lines.append(f"  and {len(found) - 5} more places")
     return TREE_MISMATCH.format(name=name, places="\n".join(lines))

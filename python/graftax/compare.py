@@ -5,28 +5,18 @@ from __future__ import annotations
 
 import array
 import types
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from . import _core
+from ._difference import Difference, Way, lockstep, spelled
 from ._errors import UnsupportedValueError, at_path, some
 from ._trees import describe_value
 from .path import Graph, Path, Row
-
-
-class Difference(NamedTuple):
-    """One place where two graphs differ."""
-
-    path: Path
-    one: str  # what the first has there
-    other: str
-
-    def __str__(self) -> str:
-        return f"{self.path!r}: {self.one} and {self.other}"
 
 
 def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
@@ -53,7 +43,7 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
 
 def diff(
     one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True, limit: int | None = None
-) -> list[Difference]:
+) -> list[Difference[Path]]:
     """Every place where two object graphs differ; below such a place nothing more is compared.
 
     Args:
@@ -67,59 +57,39 @@ def diff(
     return list(islice(_differences(one, other, rtol, atol, sharing), limit))
 
 
-def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) -> Iterator[Difference]:
+def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) -> Iterator[Difference[Path]]:
     left, right = Graph(one), Graph(other)
     there: dict[int, int] = {}  # which node of the second graph stands for a node of the first
     here: dict[int, int] = {}
-    pairs: set[tuple[int, int]] = set()
-    stack: list[tuple[int, int, _Way]] = [(0, 0, None)]
-    while stack:
-        a, b, way = stack.pop()
-        x, y = left.rows[a], right.rows[b]
-        if x.is_leaf or y.is_leaf:
-            text = _place_difference(x, y, rtol, atol, way)
-            if text is not None:
-                yield Difference(_path(way), *text)
-            continue
-        if sharing:
-            first, second = there.setdefault(x.target, y.target), here.setdefault(y.target, x.target)
-            if first != y.target or second != x.target or x.what != y.what:
-                yield Difference(_path(way), _sharing_text(left, a), _sharing_text(right, b))
-                continue
-        if (x.target, y.target) in pairs:
-            continue
-        pairs.add((x.target, y.target))
-        text = _place_difference(x, y, rtol, atol, way)
-        if text is not None:
-            yield Difference(_path(way), *text)
-            if type(x.value) is not type(y.value):
-                continue
-        below = dict(right.entries(y.target))
-        children = [(p, below[entry], (way, entry)) for entry, p in left.entries(x.target) if entry in below]
-        stack.extend(reversed(children))
+    met: set[tuple[int, int]] = set()
 
-
-# A key entry, and the way to what it is an entry of.
-_Way = tuple["_Way", Any] | None
-
-
-def _place_difference(x: Row, y: Row, rtol: float, atol: float, way: _Way) -> tuple[str, str] | None:
-    try:
+    def apart(x: Row, y: Row) -> tuple[str, str] | None:
         if not (x.is_leaf or y.is_leaf):
             return node_difference(x.value, y.value)
-        if x.what != y.what:
-            return _both(x.value, y.value)
-        return leaf_difference(x.value, y.value, rtol, atol)
-    except Exception as error:  # an array that is gone, a tracer
-        raise at_path(error, repr(_path(way)))  # noqa: B904 - it is the same one
+        return leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)
 
+    def meet(a: int, b: int, way: Way) -> Generator[Difference[Path], None, list[tuple[int, int, Any]]]:
+        x, y = left.rows[a], right.rows[b]
+        if not (x.is_leaf or y.is_leaf):
+            first, second = there.setdefault(x.target, y.target), here.setdefault(y.target, x.target)
+            if sharing and (first != y.target or second != x.target or x.what != y.what):
+                yield Difference(Path(spelled(way)), _sharing_text(left, a), _sharing_text(right, b))
+                return []
+            if (x.target, y.target) in met:
+                return []
+            met.add((x.target, y.target))
+        try:
+            texts = apart(x, y)
+        except Exception as error:  # an array that is gone, a tracer
+            raise at_path(error, repr(Path(spelled(way))))  # noqa: B904 - it is the same one
+        if texts is not None:
+            yield Difference(Path(spelled(way)), *texts)
+        if x.is_leaf or y.is_leaf or type(x.value) is not type(y.value):
+            return []
+        below = dict(right.entries(y.target))
+        return [(place, below[entry], entry) for entry, place in left.entries(x.target) if entry in below]
 
-def _path(way: _Way) -> Path:
-    entries: list[Any] = []
-    while way is not None:
-        way, entry = way
-        entries.append(entry)
-    return Path(reversed(entries))
+    return lockstep(meet, 0, 0)
 
 
 def _sharing_text(graph: Graph, place: int) -> str:
@@ -161,18 +131,8 @@ def _same_value(x: Any, y: Any) -> bool:
 def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, str] | None:
     if x.dtype != y.dtype or x.shape != y.shape:
         return _both(x, y)
-    if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x, y = jax.random.key_data(x), jax.random.key_data(y)
-    a, b = np.asarray(x), np.asarray(y)
-    if jax.numpy.issubdtype(a.dtype, np.inexact):
-        if a.dtype.kind not in "fc":  # bfloat16 and its like
-            a, b = a.astype(np.float32), b.astype(np.float32)
-        with np.errstate(all="ignore"):
-            same = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-    elif a.dtype.kind in "mM":
-        same = (a == b) | (np.isnat(a) & np.isnat(b))
-    else:
-        same = a == b
+    a, b = numbers_of(x), numbers_of(y)
+    same = equal_numbers(a, b, rtol, atol)
     if np.all(same):
         return None
     count = int(np.size(same) - np.count_nonzero(same))
@@ -182,6 +142,22 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     place = tuple(int(i) for i in np.argwhere(~np.asarray(same))[0])
     where = f"{count} of {np.size(same)} elements differ, the first at {list(place)}"
     return f"{one} {a[place]!s}", f"{b[place]!s} ({where})"
+
+
+def numbers_of(x: Any) -> Any:
+    """An array as NumPy's, of a dtype that NumPy can compare: a random key by its data."""
+    a = np.asarray(jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+    inexact = jax.numpy.issubdtype(a.dtype, np.inexact) and a.dtype.kind not in "fc"  # bfloat16 and its like
+    return a.astype(np.float32) if inexact else a
+
+
+def equal_numbers(a: Any, b: Any, rtol: float, atol: float) -> Any:
+    """Where two arrays of one shape and dtype are equal: nan and NaT equal themselves."""
+    if a.dtype.kind in "fc":
+        with np.errstate(all="ignore"):
+            return np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    same = a == b
+    return same | (np.isnat(a) & np.isnat(b)) if a.dtype.kind in "mM" else same
 
 
 def node_difference(x: Any, y: Any) -> tuple[str, str] | None:

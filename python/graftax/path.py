@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
@@ -327,6 +328,17 @@ class Graph:
 
         walk(pattern.after, [(0, pattern.start)], visit, self.entries)
         return sorted(found)
+
+    def below(self, tops: Iterable[int]) -> set[int]:
+        """All places below some, through references, and these themselves."""
+        reached: set[int] = set()
+        stack = list(tops)
+        while stack:
+            place = self.rows[stack.pop()].target
+            if place not in reached:
+                reached.add(place)
+                stack += self.children(place)
+        return reached
 
     def refers(self) -> dict[int, list[int]]:
         """Where else the nodes stand."""

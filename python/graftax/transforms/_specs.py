@@ -22,6 +22,7 @@ from .._errors import (
     TWO_ENTRIES,
     StructureError,
 )
+from .._prefix import ABSENT, part_of
 from .._structure import Op, Row, Structure, place_name, plain_key
 from ..patterns import Pattern, Places, nearest, of_arguments, root_entries
 
@@ -149,15 +150,8 @@ class Prefix(Rule):
         return self
 
     def step(self, key: Any) -> Rule:
-        spec, plain = self.spec, plain_key(key)
-        try:
-            if isinstance(spec, dict):
-                return self.entries.rule(cast("dict[Any, Any]", spec)[plain])
-            if isinstance(spec, (tuple, list)) and isinstance(plain, int):
-                return self.entries.rule(cast("Sequence[Any]", spec)[plain])
-            return self.entries.rule(getattr(spec, plain))
-        except (LookupError, AttributeError, TypeError):
-            return Silent(self.entries, "silent")
+        part = part_of(self.spec, key)
+        return Silent(self.entries, "silent") if part is ABSENT else self.entries.rule(part)
 
     def entry(self, leaf: Any, here: Here) -> Any:
         if isinstance(self.spec, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.spec)):

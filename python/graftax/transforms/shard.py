@@ -9,8 +9,9 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from .. import _core
-from .._dispatch import is_prefix
+from .._prefix import is_prefix
 from .._structure import Structure
+from ..tree import tree_broadcast
 from .jvp import _is_none
 
 
@@ -26,13 +27,8 @@ def filter_shard(x: Any, device_or_shardings: Any) -> Any:
         spec = SingleDeviceSharding(spec)
     leaves, graphdef = _core.flatten(x)
     if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
-        full = jax.tree.map(_everywhere, spec, x, is_leaf=_is_none)
+        full = tree_broadcast(spec, x, is_leaf=_is_none)
         structure = Structure(_core.flatten(full)[1])
         at = {structure.place(row): value for row, value in structure.statics()}
         spec = [at[place] for place in graphdef.leaf_places()]
     return _core.unflatten(graphdef, jax.lax.with_sharding_constraint(leaves, spec))
-
-
-def _everywhere(value: Any, tree: Any) -> Any:
-    """The tree with `value` for every leaf."""
-    return jax.tree.unflatten(jax.tree.structure(tree), [value] * len(jax.tree.leaves(tree)))

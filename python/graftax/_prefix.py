@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefix trees: one entry for everything below its place. `in_axes`, `in_specs`, shardings; trees of bools."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
+
+from . import _core
+from ._difference import Way, lockstep, short_text
+from ._errors import StructureError
+from ._structure import plain_key
+from .path import Graph, open_node
+
+NO_SHARDING = (
+    "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
+    "entry for each part: None leaves a part to JAX."
+)
+SHARDING_TOO_DEEP = (
+    "the sharding prefix has {spec!r} for {path} of {of}, which is an array. Give one sharding, or None, there."
+)
+NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
+NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or one for all that contains it."
+NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
+
+ABSENT: Any = object()
+
+
+def is_prefix(spec: Any) -> bool:
+    """Has this a structure, rather than being one entry for everything?"""
+    return isinstance(spec, (tuple, list, dict)) and not isinstance(spec, PartitionSpec)
+
+
+def part_of(spec: Any, key: Any) -> Any:
+    """The part of a prefix for the child at a key entry; ABSENT where it has none."""
+    plain = plain_key(key)
+    try:
+        if isinstance(spec, dict):
+            return cast("dict[Any, Any]", spec)[plain]
+        if isinstance(spec, (tuple, list)) and (isinstance(plain, int) or plain not in getattr(spec, "_fields", ())):
+            return cast("Sequence[Any]", spec)[plain]
+        return getattr(spec, plain)
+    except (LookupError, AttributeError, TypeError):
+        return ABSENT
+
+
+def entry_at(spec: Any, path: Sequence[Any], of: str) -> Any:
+    """The entry of a prefix that covers the leaf at `path`.
+
+    Raises:
+        ValueError: where it has none, or is deeper than what it is for.
+    """
+    whole = spec
+    for i, key in enumerate(path):
+        if not is_prefix(spec):
+            return spec
+        spec = part_of(spec, key)
+        if spec is ABSENT:
+            raise ValueError(NO_SHARDING.format(spec=whole, of=of, path=keystr(tuple(path[: i + 1]))))
+    if is_prefix(spec):
+        raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=of, path=keystr(tuple(path))))
+    return spec
+
+
+def chosen(graph: Graph, bools: Any) -> list[int]:
+    """The places of a graph for which a prefix of bools says True: of leaves, and of nodes with all that is below them.
+
+    Any graph may be such a prefix, and has to say something of each part, but of what is structure alone.
+
+    Raises:
+        StructureError: where it does not fit.
+    """
+    above = _above_leaves(graph)
+    seen: dict[tuple[int, int], Any] = {}  # with what was seen: its id is not given to another object meanwhile
+
+    def meet(place: int, wanted: Any, way: Way) -> Generator[int, None, list[tuple[int, Any, Any]]]:
+        if isinstance(wanted, (bool, np.bool_)):
+            if wanted:
+                yield place
+            return []
+        place = graph.rows[place].target
+        nothing = wanted is None and graph.rows[place].value is None  # what a map over the graph leaves there
+        if nothing or (place, id(wanted)) in seen:
+            return []
+        seen[place, id(wanted)] = wanted
+        parts, entries = dict(open_node(wanted)), graph.entries(place)
+        is_value = not parts and (entries or _core.Graph(wanted).rows()[0][0] != "node")
+        if is_value or graph.rows[place].is_leaf:
+            raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(place)))
+        known = {entry for entry, _ in entries}
+        for entry in parts:
+            if entry not in known:
+                raise StructureError(NO_SUCH_BOOL.format(path=graph.path(place) + (entry,)))
+        pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in entries]
+        # Of what is nothing but structure there may be no word.
+        pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in above]
+        for child, part, _ in pairs:
+            if part is ABSENT:
+                raise StructureError(NO_BOOL.format(path=graph.path(child)))
+        return pairs
+
+    return list(lockstep(meet, 0, bools))
+
+
+def _above_leaves(graph: Graph) -> set[int]:
+    """The leaves for JAX, and every node that one is below."""
+    above: set[int] = set()
+    for place, row in enumerate(graph.rows):
+        at = place if row.is_leaf and not row.aux else -1
+        while at >= 0 and at not in above:
+            above.add(at)
+            at = graph.rows[at].parent
+    return above

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places in an object graph: to read them, to change what stands there, to find parts."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+
+from ._errors import StructureError, a_type, at_path, some
+from .path import Graph, Path
+from .patterns import is_pattern, nearest
+
+NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
+NO_POINTING = (
+    "the function given to at() returned the value at {paths}, which stands in several places. To see which one is "
+    "meant, it is called again with other objects there, and failed: {error}. Give it the path instead: "
+    "at(obj)['layers[0].w']"
+)
+NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, or a function of a leaf."
+SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."
+TWO_VALUES = (
+    "{path!r} is given two values: it is one place, named twice or reached through a shared object. Name it once."
+)
+WHERE_ELSEWHERE = (
+    "the function given to at() must return parts of the object it is called with, nothing computed from them. It "
+    "returned {found} that is no part of it. Give a path instead: at(obj)['layers[0].w']"
+)
+
+T = TypeVar("T")
+V = TypeVar("V")
+_Where = str | Path | Callable[[T], Any]
+
+
+def at(obj: T) -> At[T]:
+    """Places in a graph, to read them, or to have a copy with other values there.
+
+    `at(obj)[where]`: `where` is a path or a pattern (`layers[0].w`, `layers[*].w`, `**.bias`), a `Path`, a function
+    that is given the object and returns a part of it or several (`lambda m: m.layers[0].w`), or a tuple of those. What
+    it returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
+
+    Example:
+        >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}
+        >>> graftax.at(model)["layers[*][w]"].apply(lambda w: w / 2)  # a copy; `model` stays as it is
+        {'layers': [{'w': 2.0}, {'w': 3.0}], 'head': 1}
+        >>> graftax.at(model)[lambda m: m["head"]].set(None)
+        {'layers': [{'w': 4}, {'w': 6}], 'head': None}
+    """
+    return At(obj)
+
+
+class At(Generic[T]):
+    """What `at` returns: `at(obj)[where]` are the places."""
+
+    __slots__ = ("_obj",)
+
+    def __init__(self, obj: T) -> None:
+        self._obj = obj
+
+    def __getitem__(self, where: _Where[T] | tuple[_Where[T], ...]) -> Places[T]:
+        return Places(self._obj, where)
+
+
+class Places(Generic[T]):
+    """Some places of a graph."""
+
+    def __init__(self, obj: T, where: Any) -> None:
+        self._graph = Graph(obj)
+        self._several, self._groups = _located(self._graph, where)
+        self._where = where
+
+    @property
+    def paths(self) -> list[Path]:
+        """Where they are. What a function pointed at may stand in several places: then it is one path for each."""
+        return [self._graph.path(place) for place in self._places]
+
+    def get(self) -> Any:
+        """The value, or a list of them for a pattern or several places."""
+        values = [self._graph.rows[group[0]].value for group in self._groups]
+        return values if self._several else values[0]
+
+    def set(self, value: Any) -> T:
+        """A copy with another value there. Only what contains one of the places is copied: the rest is shared.
+
+        Args:
+            value: for several places named one by one, a sequence with a value for each; for a pattern, one for all.
+        """
+        return self._graph.core.build(self._values(value))
+
+    def apply(self, function: Callable[[Any], Any]) -> T:
+        """A copy with `function(value)` in each of the places. It is called once for each object."""
+        return self._graph.core.build(self._applied(function))
+
+    def update(self, value: Any) -> None:
+        """As `set`, in place. Immutable objects on the way are made anew inside the mutable one that holds them."""
+        self._graph.write(self._values(value))
+
+    @property
+    def _places(self) -> list[int]:
+        return list(dict.fromkeys(place for group in self._groups for place in group))
+
+    def _values(self, value: Any) -> dict[int, Any]:
+        if not self._several or isinstance(self._where, (str, Path)):
+            values = [value] * len(self._groups)
+        else:
+            # Not the rows of an array, the letters of a text, or what has no order.
+            values = list(cast("Iterable[Any]", value)) if isinstance(value, (list, tuple, Iterator)) else None
+            given = a_type(value) if values is None else f"{len(values)} values"
+            if values is None or len(values) != len(self._groups):
+                raise ValueError(SET_COUNT.format(given=given, places=len(self._groups)))
+        changes: dict[int, Any] = {}
+        for group, new in zip(self._groups, values, strict=True):
+            for place in group:
+                if changes.setdefault(place, new) is not new:
+                    raise ValueError(TWO_VALUES.format(path=self._graph.path(place)))
+        self._graph.refuse_nested(changes)
+        return changes
+
+    def _applied(self, function: Callable[[Any], Any]) -> dict[int, Any]:
+        rows = self._graph.rows
+        self._graph.refuse_nested(dict.fromkeys(self._places))
+        made: dict[int, Any] = {}
+        changes: dict[int, Any] = {}
+        for place in self._places:
+            target = rows[place].target
+            if target not in made:
+                try:
+                    made[target] = function(rows[place].value)
+                except Exception as error:
+                    raise at_path(error, repr(self._graph.path(place)))  # noqa: B904 - it is the same one
+            changes[place] = made[target]
+        return changes
+
+    def __repr__(self) -> str:
+        return f"<places {some([repr(path) for path in self.paths], 8)}>"
+
+
+def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
+    """(are these several, for each its places: one, or all places of an object that a function pointed at)."""
+    if isinstance(where, Path):
+        return False, [[graph.place(where)]]
+    if isinstance(where, str):
+        return is_pattern(where), [[place] for place in matching(graph, where)]
+    if type(where) in (tuple, list) and where:
+        return True, [group for part in cast("list[Any]", where) for group in _located(graph, part)[1]]
+    if callable(where):
+        return _pointed_at(graph, where)
+    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {where!r}")
+
+
+def matching(graph: Graph, pattern: str | Path) -> list[int]:
+    """The places that a pattern means, each once."""
+    if isinstance(pattern, Path):
+        return [graph.place(pattern)]
+    if not is_pattern(pattern):
+        return [graph.place_of(pattern)]
+    found = graph.matching(pattern)
+    if not found:
+        near = nearest(pattern, (str(graph.path(place)) for place in range(1, len(graph.rows))))
+        text = f"It has {near}." if near else "It has no parts."
+        cls = type(graph.rows[0].value).__qualname__
+        raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=text))
+    return found
+
+
+def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[list[int]]]:
+    """The places of what `where` returns, by identity.
+
+    One immutable value may stand in several places (a small number, None, an array twice): `where` is called again
+    with a graph that has another object in each of these, and all else as it was.
+    """
+    result = where(graph.rows[0].value)
+    several, parts = _parts(graph, result)
+    known: dict[int, list[int]] = {}
+    for place, row in enumerate(graph.rows):
+        if row.what != "ref":
+            known.setdefault(id(row.value), []).append(place)
+    groups = [known.get(id(part), []) for part in parts]
+    if not all(groups):
+        raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[groups.index([])])))
+    doubtful = {place: object() for group in groups if len(group) > 1 for place in group}
+    if doubtful:
+        paths = ", ".join(repr(graph.path(place)) for place in list(doubtful)[:4])
+        whole = {place for place in doubtful if graph.children(place)}  # these are made anew anyway
+        marks = {place: mark for place, mark in doubtful.items() if place not in whole}
+        root, built = graph.core.twin(marks)
+        places = {id(built[place] if place in whole else marks[place]): place for place in doubtful}
+        try:
+            again = where(root)
+        except Exception as error:
+            raise StructureError(NO_POINTING.format(paths=paths, error=f"{type(error).__name__}: {error}")) from error
+        pointed = list(again) if several else [again]
+        if len(pointed) != len(parts):
+            raise StructureError(NO_POINTING.format(paths=paths, error=f"it returned {len(pointed)} parts"))
+        for i, part in enumerate(pointed):
+            if len(groups[i]) > 1:
+                if id(part) not in places:
+                    raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[i])))
+                groups[i] = [places[id(part)]]
+    refers = graph.refers()
+    return several, [[group[0], *refers.get(group[0], ())] for group in groups]
+
+
+def _parts(graph: Graph, result: Any) -> tuple[bool, list[Any]]:
+    """What a function pointed at: one part of the graph, or a tuple or list of such, which is no part itself."""
+    if isinstance(result, (tuple, list)) and result and not any(row.value is result for row in graph.rows):
+        return True, list(cast("list[Any]", result))
+    return False, [result]
+
+
+class Found(NamedTuple, Generic[V]):
+    """A part of a graph, and where it is."""
+
+    path: Path
+    value: V
+
+
+@overload
+def find(obj: Any, what: type[V] | tuple[type[V], ...]) -> list[Found[V]]: ...
+@overload
+def find(obj: Any, what: str | Path | types.UnionType | Callable[[Any], object]) -> list[Found[Any]]: ...
+def find(obj: Any, what: Any) -> list[Found[Any]]:
+    """Every part of a graph that is an instance of a type, or for which a function says True.
+
+    Args:
+        obj: the root, which is looked at too.
+        what: a type or a tuple of types; a key-path pattern; or a function of any part, object or leaf.
+
+    Returns:
+        (path, value) pairs in the order of the walk, each object once.
+
+    Example:
+        >>> [str(path) for path, value in graftax.find({"layers": [2, "x", 3]}, int)]
+        ['[layers][0]', '[layers][2]']
+    """
+    graph = Graph(obj)
+    if isinstance(what, (str, Path)):
+        try:
+            places = list(dict.fromkeys(graph.rows[place].target for place in matching(graph, what)))
+        except StructureError:
+            return []
+    else:
+        parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]
+        if is_types(what):
+            places = [place for place in parts if isinstance(graph.rows[place].value, what)]
+        elif callable(what):
+            places = [place for place in parts if asked(what, graph, place)]
+        else:
+            raise TypeError(f"find() takes a type or several, a pattern, or a function of a part, got {what!r}")
+    return [Found(graph.path(place), graph.rows[place].value) for place in places]
+
+
+class Shared(NamedTuple):
+    """An object that stands in several places of a graph."""
+
+    value: Any
+    paths: list[Path]
+
+
+def shared(obj: Any) -> list[Shared]:
+    """What is reached more than once: mutable objects, and arrays. Cycles are among them.
+
+    Example:
+        >>> layer = ["shared"]
+        >>> [[str(p) for p in paths] for value, paths in graftax.shared({"a": layer, "b": layer})]
+        [['[a]', '[b]']]
+    """
+    graph = Graph(obj)
+    places: dict[int, list[int]] = {}
+    for place, row in enumerate(graph.rows):
+        if row.what == "ref":
+            places.setdefault(id(row.value), [row.target]).append(place)
+        elif row.what == "array":
+            places.setdefault(id(row.value), []).append(place)
+    found = [found for found in places.values() if len(found) > 1]
+    return [Shared(graph.rows[same[0]].value, [graph.path(place) for place in same]) for same in sorted(found)]
+
+
+def is_types(spec: Any) -> bool:
+    """Is it what `isinstance` takes: a type, a union or a tuple of them?
+
+    Raises:
+        TypeError: where it is an annotation that `isinstance` does not take, such as `list[int]`.
+    """
+    if isinstance(spec, tuple):
+        return bool(spec) and all(map(is_types, cast("tuple[Any, ...]", spec)))
+    origin = typing.get_origin(spec)
+    if origin is not None and origin not in (typing.Union, types.UnionType):
+        raise TypeError(NO_TYPE.format(spec=spec, origin=getattr(origin, "__name__", origin)))
+    return origin is not None or isinstance(spec, type)
+
+
+def asked(function: Callable[[Any], Any], graph: Graph, place: int) -> bool:
+    """What a function of the caller's says of a part, as a bool; an error in it gets the path."""
+    try:
+        return bool(function(graph.rows[place].value))
+    except Exception as error:
+        raise at_path(error, repr(graph.path(place)))  # noqa: B904 - it is the same one
