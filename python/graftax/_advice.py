@@ -115,7 +115,7 @@ class Advice:
     def _keeps_changing(
         self, name: str, before: _core.GraphDef, graphdef: _core.GraphDef, root_names: tuple[str, ...]
     ) -> None:
-        if self._row < _PATIENCE or "structure" in self._warned:
+        if self._row < _PATIENCE or "structure" in self._warned or not before._alive():  # pyright: ignore[reportPrivateUsage]
             return
         try:
             found = list(itertools.islice(differences(before, graphdef, root_names), _SHOWN))
