@@ -8,6 +8,7 @@ import re
 import sys
 import types
 import warnings
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ._structure import Op, Structure, place_name
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
 _PATIENCE = 8  # versions that differ from the one before in the same static, or structures in a row
+_ALIKE = 2  # changes before the one in question that have to be in the same place
 _SHOWN = 3  # differences
 _NUMBER = re.compile(r"[-+\d.einfa]+")
 _INSIDE = tuple(str(Path(module.__file__).parent) for module in (_core, jax) if module.__file__)
@@ -65,7 +67,7 @@ class Advice:
         self._values: dict[tuple[object, ...], list[str]] = {}
         self._warned: set[object] = set()
         self._hits = self._row = 0
-        self._changing: set[str] = set()
+        self._changing: deque[set[str]] = deque(maxlen=_ALIKE + 1)
         self._packed: _core.GraphDef | None = None  # the structure in the packed state met last
 
     def captured(
@@ -115,26 +117,25 @@ class Advice:
     def _keeps_changing(
         self, name: str, before: _core.GraphDef, graphdef: _core.GraphDef, root_names: tuple[str, ...]
     ) -> None:
-        if self._row < _PATIENCE or "structure" in self._warned or not before._alive():  # pyright: ignore[reportPrivateUsage]
+        if self._row <= _PATIENCE - _ALIKE or "structure" in self._warned:
             return
         try:
             found = list(itertools.islice(differences(before, graphdef, root_names), _SHOWN))
         except Exception:  # parts that cannot be compared: advice fails no call
             return
-        places = {_without_numbers(d.path) for d in found if not _another_kind(d)}
-        keeps, self._changing = places & self._changing, places
-        if keeps:  # the same place as between the two before: not just many different calls
+        self._changing.append({_without_numbers(d.path) for d in found if not _another_kind(d, root_names)})
+        # The same place each time: not just many different calls.
+        if len(self._changing) > _ALIKE and set.intersection(*self._changing):
             self._warned.add("structure")
             lines = "\n".join(f"  {d.line()}" for d in found)
             message = STRUCTURE_CHANGES.format(name=name, count=self._row, differences=lines)
             warnings.warn(message, RecompileWarning, stacklevel=4)
 
 
-def _another_kind(difference: Difference[str]) -> bool:
+def _another_kind(difference: Difference[str], root_names: tuple[str, ...]) -> bool:
     """Is this an argument of another kind than before, as of a function that takes many kinds?"""
-    if re.search(r"[.\[]", difference.path):
-        return False
-    return not (_NUMBER.fullmatch(difference.one) and _NUMBER.fullmatch(difference.other))
+    numbers = _NUMBER.fullmatch(difference.one) and _NUMBER.fullmatch(difference.other)
+    return difference.path in root_names and not numbers
 
 
 def _without_numbers(path: str) -> str:
