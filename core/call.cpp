@@ -213,8 +213,8 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
       flat_result = direct->run(walk.leaves);
       if (!flat_result) {
         nb::python_error error;
-        bool refused = std::string(error.what()).find("INVALID_ARGUMENT") != std::string::npos;  // nothing has run
-        if (!error.matches(PyExc_Exception) || (direct->donates() && !refused)) {  // what was donated may be gone
+        if (!error.matches(PyExc_Exception) ||
+            (direct->donates() && !nothing_has_run(error.value().ptr()))) {  // what was donated may be gone
           error.restore();
           raise_explained(self, roots);
         }  // else Tier A knows the words for what is wrong

@@ -29,6 +29,7 @@ struct Known {
   PyObject* capture = nullptr;
   PyObject* consume = nullptr;     // the name of the method that makes arrays of results
   PyObject* put = nullptr;         // NumPy array, aval and devices -> a jax.Array with its content
+  PyObject* refused = nullptr;     // error -> had the executable refused its arguments?
   PyObject* semantics = nullptr;   // says to it that the memory is the caller's again when the call returns
   PyTypeObject* scalar = nullptr;  // numpy.generic
   std::vector<Question> required, at_first, surroundings;
@@ -80,6 +81,8 @@ void surroundings_now(OwnedList& out) {
 }
 
 bool direct_takes(size_t leaves) { return known.on && leaves >= known.least; }
+
+bool nothing_has_run(PyObject* error) { return own(PyObject_CallOneArg(known.refused, error)).get() == Py_True; }
 
 int direct_waits(size_t leaves) { return leaves < few_leaves ? known.wait : 0; }
 
@@ -265,7 +268,7 @@ void bind_direct(nb::module_& m) {
   m.def(
       "use_direct",
       [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
-         nb::list required, nb::list at_first, nb::list surroundings, nb::tuple put) {
+         nb::list required, nb::list at_first, nb::list surroundings, nb::tuple put, nb::object refused) {
         auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
         auto question = [&](nb::handle h, bool has_answer) {
           auto parts = nb::cast<nb::tuple>(h);
@@ -290,6 +293,7 @@ void bind_direct(nb::module_& m) {
         known.at_first.clear();
         known.surroundings.clear();
         known.put = keep(put[0]);
+        known.refused = keep(refused);
         known.semantics = keep(put[1]);
         known.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
         for (nb::handle h : required) known.required.push_back(question(h, true));
@@ -297,12 +301,12 @@ void bind_direct(nb::module_& m) {
         for (nb::handle h : surroundings) known.surroundings.push_back(question(h, false));
       },
       nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
-      nb::arg("required"), nb::arg("at_first"), nb::arg("surroundings"), nb::arg("put"),
+      nb::arg("required"), nb::arg("at_first"), nb::arg("surroundings"), nb::arg("put"), nb::arg("refused"),
       nb::sig("def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: "
               "tuple[str, str], "
               "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: "
               "list[tuple[Any, Any]], "
-              "put: tuple[Any, Any, type]) -> None"),
+              "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
       "Hands over, once, what direct calls read of JAX.");
   m.def(
       "direct_from", [](size_t leaves, int wait) { known.on = leaves != 0, known.least = leaves, known.wait = wait; },

@@ -18,6 +18,9 @@ void surroundings_now(OwnedList& out);
 // May a call with so many leaves go this way?
 bool direct_takes(size_t leaves);
 
+// Does this error say that the executable refused its arguments, so that nothing has run?
+bool nothing_has_run(PyObject* error);
+
 // How many calls jax.jit makes before its executable is asked for: with few leaves there is little to gain by each.
 int direct_waits(size_t leaves);
 

@@ -256,6 +256,11 @@ def test_private_jax_names_are_recognised(line: str):
     assert PRIVATE_JAX.search(line)
 
 
+def test_what_jax_says_in_messages_is_read_in_one_place():
+    readers = {path.name for path in PACKAGE.rglob("*.py") if re.search(r"\bin str\((e|error|exc)\)", path.read_text())}
+    assert readers <= {"_compat.py", "path.py"}  # path reads a message of the core's
+
+
 def test_no_file_is_longer_than_600_lines():
     lines = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in source_files(".py", ".h", ".cpp")

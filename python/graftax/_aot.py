@@ -13,9 +13,18 @@ import numpy as np
 from . import _core
 from ._difference import Difference, describe
 from ._dispatch import build_entry, leaf_options
-from ._errors import COMPILED_FOR_OTHERS, NOT_KEPT, GraftaxError, StructureError, UnpicklableError, rename_leaves
+from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._plan import Plan, leaf_names
 from ._trace import flat_function
+
+COMPILED_FOR_OTHERS = (
+    "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
+    "what it is given."
+)
+NOT_KEPT = (
+    "a {what} belongs to this process and cannot be pickled or copied. graftax.export(f)(*args).serialize() makes "
+    "bytes that another process can call; a copy of the jitted function can be lowered again."
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

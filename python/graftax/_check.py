@@ -19,10 +19,16 @@ import numpy as np
 from . import _core
 from ._compat import ref_types
 from ._difference import Difference, differences
-from ._errors import CHECK_FAILED, CheckError, GraftaxError
+from ._errors import CheckError, GraftaxError
 from ._jitted import Jitted
 from ._plan import leaf_names
 from .compare import equal_numbers, numbers_of
+
+CHECK_FAILED = (
+    "{name} does something else when it is compiled:\n{difference}\n(expected is what the plain function did). What is "
+    "read from time, environ, Python's random numbers or a file is read once, when the function is traced; print and "
+    "warn run then only."
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

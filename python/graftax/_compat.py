@@ -345,3 +345,44 @@ def _called_by(callback: Any) -> Any:
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     inner = dict(zip(names, cells, strict=True)).get("callback")
     return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents
+
+
+# ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version
+
+DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begins
+
+
+def is_of_a_traced_value(error: BaseException) -> bool:
+    """Had a traced value to be known? Its message names flat arguments."""
+    return isinstance(error, jax.errors.JAXTypeError) or "The error occurred while tracing the function" in str(error)
+
+
+def is_of_a_deleted_array(error: BaseException) -> bool:
+    return isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error)
+
+
+def is_of_refused_arguments(error: BaseException) -> bool:
+    """Did an executable refuse its arguments, so that nothing has run?"""
+    return "INVALID_ARGUMENT" in str(error)
+
+
+def is_of_reverse_loop(error: ValueError) -> bool:
+    return "Reverse-mode differentiation does not work for lax.while_loop" in str(error)
+
+
+def is_of_differentiated_callback(error: ValueError) -> bool:
+    return "callbacks do not support JVP" in str(error)
+
+
+def is_of_exported_callback(error: NotImplementedError) -> bool:
+    return "callback" in str(error)
+
+
+def is_of_symbolic_zeros(error: NotImplementedError) -> bool:
+    """Has a `shard_map` that is not compiled met the zeros of a derivative rule?"""
+    return "symbolic_zeros support with shard_map" in str(error)
+
+
+def is_of_specs(error: ValueError) -> bool:
+    """Is a spec of `shard_map` not the sharding that its argument has?"""
+    return "does not match the specs of the input" in str(error)

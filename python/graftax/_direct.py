@@ -109,7 +109,17 @@ def _private_names() -> tuple[Any, ...]:
     surroundings: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
     surroundings.append((config.trace_context, None))
     _expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
-    return key, getters, ("_impl", "_base_array"), "consume_with_handlers", required, at_first, surroundings, _put()
+    return (
+        key,
+        getters,
+        ("_impl", "_base_array"),
+        "consume_with_handlers",
+        required,
+        at_first,
+        surroundings,
+        _put(),
+        _compat.is_of_refused_arguments,
+    )
 
 
 def _put() -> tuple[Any, Any, type]:

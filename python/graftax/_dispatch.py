@@ -15,6 +15,14 @@ from ._plan import Layout, Plan, covered_places
 from ._prefix import entry_at, is_prefix
 from ._trace import Flat, flat_function, place_of
 
+NO_SHARDING = (
+    "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
+    "entry for each part: None leaves a part to JAX."
+)
+SHARDING_TOO_DEEP = (
+    "the sharding prefix has {spec!r} for {path} of {of}, which is an array. Give one sharding, or None, there."
+)
+
 _MANY = 32  # leaves
 
 

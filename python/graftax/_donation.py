@@ -11,10 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core
-from ._errors import DONATED_AND_KEPT, StructureError
+from ._compat import DONATION_UNUSED
+from ._errors import StructureError
 from ._handles import is_donated_place
 from ._plan import Layout, Plan, covered_places
 from ._structure import Structure, place_name
+
+DONATED_AND_KEPT = (
+    "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
+    "once), pass a copy (jnp.copy) for one of them, or donate neither."
+)
 
 
 def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
@@ -63,7 +69,7 @@ class Quiet:
         def traced(*leaves: Any) -> Any:
             stack = contextlib.ExitStack()
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            warnings.filterwarnings("ignore", message=DONATION_UNUSED)
             self._local.__dict__.setdefault("stacks", []).append(stack)
             return flat(*leaves)
 

@@ -12,8 +12,14 @@ from typing import Any
 from . import _core
 from ._advice import caller_level
 from ._compat import host_functions
-from ._errors import COPY_CHANGED, GraftaxError, LostChangeWarning
+from ._errors import GraftaxError, LostChangeWarning
 from ._signature import global_names, resolve
+
+COPY_CHANGED = (
+    "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
+    "reaches it too: the change would be lost. Let only the host function name the object: write it as a function of "
+    "its own, outside of {name}. With graftax.io_callback in place of JAX's callbacks a change of a copy is an error."
+)
 
 _Traces = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each running one: the caller's roots, the rebuilt ones
 

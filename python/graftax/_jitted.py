@@ -23,14 +23,20 @@ import jax.core
 from . import _core
 from ._advice import caller_level, note_comparison
 from ._aot import Stageable
+from ._compat import is_of_a_deleted_array
 from ._dispatch import build_entry
-from ._errors import CHANGE_LOST, DELETED, LostChangeWarning
+from ._errors import CHANGE_LOST, LostChangeWarning
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import place_of
+
+DELETED = (
+    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
+    "donated argument: use what that call returned or wrote back, or do not donate it."
+)
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -110,7 +116,7 @@ class Jitted(Stageable[P, R]):
 
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
         """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
-        if isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error):
+        if is_of_a_deleted_array(error):
             recording = self._plan.record(roots, layout)
             for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():

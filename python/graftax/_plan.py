@@ -8,12 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
-from ._errors import NOWHERE, StructureError
+from ._errors import StructureError
 from ._handles import is_donated
 from ._options import Options, split_patterns
 from ._signature import Signature
 from ._structure import Place, place_name
 from .patterns import Covering, Pattern, nearest, of_arguments, tester
+
+NOWHERE = (
+    "{name}: the pattern {pattern!r} of {option} means nothing that is there. There is: {paths}. Name one of these, or "
+    "what they are in, or leave the pattern out. .w is an attribute, [w] a key."
+)
 
 _NUMBERS = (bool, int, float, complex)
 _MOST_LAYOUTS = 64  # each as long as a call has arguments

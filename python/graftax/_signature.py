@@ -14,9 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
-from ._errors import GENERATOR, NO_SUCH_NAME, NO_SUCH_POSITION, NOT_FOR
 from ._handles import with_handles
 from .patterns import of_arguments
+
+GENERATOR = (
+    "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
+    "function and call it from the {what}."
+)
+NO_SUCH_NAME = "{option}={which!r}: {name} has no argument {which!r}; it takes {names}.{hint}"
+NO_SUCH_POSITION = "{option}={which}: {name} has no positional argument {which}; it takes {count}."
+NOT_FOR = (
+    "{option}={which!r}: {name} has no argument {root!r}, with which this pattern of key paths begins. It takes "
+    "{names}."
+)
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()

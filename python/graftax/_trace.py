@@ -13,21 +13,29 @@ from typing import Any
 import jax
 
 from . import _core
-from ._compat import equations
-from ._errors import (
-    ATTRIBUTE_SET,
-    CHANGED_BEHIND,
-    GLOBAL_ASSIGNED,
-    MUTATION_FORBIDDEN,
-    OF_A_TRACE,
-    ConcurrentChangeError,
-    GraftaxError,
-    MutationError,
-    rename_leaves,
-)
+from ._compat import equations, is_of_a_traced_value
+from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
 from ._signature import GlobalAssigned
+
+MUTATION_FORBIDDEN = (
+    "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
+    "mutation='propagate' (the change comes back to the caller) or 'discard'."
+)
+GLOBAL_ASSIGNED = (
+    "{name} assigns the global {names}. A compiled call cannot repeat an assignment to a module's globals: keep the "
+    "value in a list, a dict or an object and change that, or return it."
+)
+ATTRIBUTE_SET = (
+    "{name} sets attributes of the jitted function itself. A compiled call cannot repeat that: keep the value in a "
+    "list, a dict or an object that the function captures or is given."
+)
+CHANGED_BEHIND = (
+    "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
+    "reaches it through its own globals or closure. Pass it to the function as an argument. (Or a registered class "
+    "flattens to something new each time it is asked.)"
+)
 
 _NUMBERING = threading.Lock()
 
@@ -126,7 +134,7 @@ def run_trace(
             outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, jax.errors.JAXTypeError) or OF_A_TRACE in str(error):
+            if is_of_a_traced_value(error):
                 rename_leaves(error, tracing.leaf_names())
             raise
         except GlobalAssigned as error:

@@ -18,19 +18,10 @@ from jax.tree_util import keystr
 
 from . import _core
 from ._aot import matched, own_copies
-from ._compat import is_dimension
+from ._compat import is_dimension, is_of_exported_callback
 from ._difference import describe, short_text
 from ._dispatch import build_entry
 from ._errors import (
-    BY_IDENTITY,
-    CAPTURED_CHANGED,
-    CAPTURED_RETURNED,
-    CAPTURED_SHARED,
-    NO_CALLBACKS,
-    NOT_EXPORTED,
-    NOT_SAVED,
-    PACKED_SHAPE,
-    SYMBOLIC,
     GraftaxError,
     MutationError,
     StructureError,
@@ -44,6 +35,37 @@ from ._plan import Plan, dynamic_in, leaf_names
 from ._signature import Signature
 from ._structure import Op, Structure, place_name
 from .patterns import of_arguments
+
+CAPTURED_CHANGED = (
+    "{name} changes {path}, which it captures. An exported function has only its arguments: pass the object as one "
+    "(for a bound method, export the function of the class and pass the instance)."
+)
+CAPTURED_RETURNED = (
+    "the result of {name}, or what it leaves in an argument, holds {path}, which it captures. An exported function has "
+    "only its arguments: pass the object as one, or return a copy."
+)
+CAPTURED_SHARED = (
+    "{name} is given {one}, which it also captures as {other}: one object now, and two for every call of the exported "
+    "function. Pass a copy, or let the function use its argument."
+)
+PACKED_SHAPE = (
+    "{name} is exported for {path}, a jax.ShapeDtypeStruct inside of packed state, where it is no array. Pack arrays "
+    "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
+)
+SYMBOLIC = (
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. What is no "
+    "array is the same for every shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+)
+NO_CALLBACKS = (
+    "{name} calls a function on the host, which is no part of an exported program. Take callbacks, jax.debug.print and "
+    "progress= out of it, or compile it where it runs."
+)
+NOT_SAVED = (
+    "{name} cannot be saved: {what}: {error}. Functions and classes are saved by name: define them at the "
+    "top of a module."
+)
+BY_IDENTITY = "it counts by identity, and a copy that is loaded would be another object"
+NOT_EXPORTED = "these are not the bytes of an exported function, or they were damaged: {error}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -237,7 +259,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
         rename_leaves(error, leaf_names(own_graphdef, given_names), flat="args")
         raise
     except NotImplementedError as error:
-        if "callback" in str(error):
+        if is_of_exported_callback(error):
             error.add_note(NO_CALLBACKS.format(name=plan.name))
         raise
     outcome, returned = found[-1]

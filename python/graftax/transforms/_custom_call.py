@@ -14,6 +14,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.tree_util import keystr
 
 from .. import _core
+from .._compat import is_of_differentiated_callback, is_of_symbolic_zeros
 from .._difference import describe
 from .._errors import MutationError, StructureError
 from .._structure import place_name
@@ -219,7 +220,7 @@ class CustomCall:
             try:
                 out = flat(*program.leaves)
             except NotImplementedError as error:
-                if "symbolic_zeros support with shard_map" not in str(error):
+                if not is_of_symbolic_zeros(error):
                     raise
                 out = jax.jit(flat)(
                     *program.leaves
@@ -369,7 +370,7 @@ class CustomCall:
                 return tuple(run(*given))
             except ValueError as error:
                 known = self._value
-                if known is None or "callbacks do not support JVP" not in str(error):
+                if known is None or not is_of_differentiated_callback(error):
                     raise
                 paths = ", ".join(known.changed)
                 raise ValueError(WRITTEN_BY_HOST.format(name=self.name, paths=paths)) from error

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from jax.tree_util import keystr
 
 from .. import _core
+from .._compat import is_of_reverse_loop
 from ._lift import Make, Output, named
 from ._program import Program
 from ._tangents import TangentType, is_nothing, matched
@@ -56,7 +57,7 @@ def in_reverse() -> Generator[None]:
     try:
         yield
     except ValueError as error:
-        if "Reverse-mode differentiation does not work for lax.while_loop" in str(error):
+        if is_of_reverse_loop(error):
             error.add_note(NO_REVERSE)
         raise
 

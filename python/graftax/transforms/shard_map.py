@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from .._compat import inferred_specs, varying_axes
+from .._compat import inferred_specs, is_of_specs, varying_axes
 from .._errors import MutationError, rename_leaves
 from ._entries import OutputLeaf, Outputs, spread_of
 from ._lift import name_of, named, wraps
@@ -175,9 +175,7 @@ def _name_argument(error: ValueError, program: Program, spread: Spread) -> None:
     """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
     for i, (leaf, entry) in enumerate(zip(program.leaves, spread.entries, strict=True)):
         own = jax.typeof(leaf).sharding.spec
-        if "does not match the specs of the input" in str(error) and _canonical_sharding(own, leaf) != (
-            _canonical_sharding(entry, leaf)
-        ):
+        if is_of_specs(error) and _canonical_sharding(own, leaf) != (_canonical_sharding(entry, leaf)):
             error.args = (str(error).replace("for arg:", f"for {spread.path(i)}:"),)
             return
 
