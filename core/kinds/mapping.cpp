@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dicts, ordered dicts and default dicts: the order of the keys is part of the structure.
+#include "commit.h"
+
 #include <structmember.h>
 
-#include "commit.h"
 #include "exchange.h"
 #include "rebuild.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A function of the core with attributes: `inspect.signature` asks for one, and nanobind's functions take none.
-#include <structmember.h>
-
 #include "walk.h"
+
+#include <structmember.h>
 
 namespace graftax {
 
