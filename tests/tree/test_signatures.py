@@ -17,7 +17,7 @@ FUNCTIONS = {
     f"{module.__name__}.{name}": value
     for module in (graftax, graftax.tree)
     for name, value in vars(module).items()
-    if not name.startswith("_") and callable(value) and not isinstance(value, type)
+    if not name.startswith("_") and inspect.isroutine(value)
 }
 IN_JAX = sorted(name for name in vars(graftax.tree) if hasattr(jax.tree, name) and not name.startswith("_"))
 

@@ -39,7 +39,7 @@ class Fixpoint(Generic[T]):
     @staticmethod
     def of(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint[Any]:
         """That of the loop which is called now. It lives as long as the outermost loop runs."""
-        around: Fixpoint[Any] | None = getattr(_AROUND, "known", None)
+        around: Fixpoint[Any] | None = getattr(_AROUND, "fixpoint", None)
         if around is None:
             return Fixpoint()
         # How many traces are running tells a loop in a jitted function, which may be compiled already the next time.
@@ -54,13 +54,13 @@ class Fixpoint(Generic[T]):
     @contextlib.contextmanager
     def tracing(self, function: int = 0) -> Generator[None]:
         """While this function of the loop is traced: it calls the same inner ones, in the same order, each time."""
-        before = getattr(_AROUND, "known", None)
-        _AROUND.known, self._function = self, function
+        before = getattr(_AROUND, "fixpoint", None)
+        _AROUND.fixpoint, self._function = self, function
         self._met.clear()
         try:
             yield
         finally:
-            _AROUND.known = before
+            _AROUND.fixpoint = before
 
 
 def _code(function: Callable[..., Any]) -> Any:

@@ -95,25 +95,29 @@ class Loop:
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
-        self.known: Fixpoint[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Fixpoint()
+        self.fixpoint: Fixpoint[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Fixpoint()
 
     def run(self, attempt: Callable[[Steps], Any]) -> tuple[Any, Any]:
         """(the carry, built, with what changed written back; what the attempt that went through returned)."""
-        known = self.known = Fixpoint.of(self.name, self.functions)
-        guessed = known.found is not None
+        fixpoint = self.fixpoint = Fixpoint.of(self.name, self.functions)
+        guessed = fixpoint.found is not None
         while True:
-            if known.found is not None:
-                self.carried, self.dynamic, self.copied = (set(known.found[0]), set(known.found[1]), known.found[2])
+            if fixpoint.found is not None:
+                self.carried, self.dynamic, self.copied = (
+                    set(fixpoint.found[0]),
+                    set(fixpoint.found[1]),
+                    fixpoint.found[2],
+                )
             steps = Steps(self)
             try:
                 value = attempt(steps)
             except Retrace:
-                known.found = (frozenset(self.carried), frozenset(self.dynamic), self.copied)
+                fixpoint.found = (frozenset(self.carried), frozenset(self.dynamic), self.copied)
                 continue
             except Exception as error:
                 if guessed and (self.dynamic or self.copied):  # it may be no trace of the same code
                     guessed = False
-                    known.forget()
+                    fixpoint.forget()
                     self.carried, self.dynamic, self.copied = set(), set(), frozenset()
                     continue
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
@@ -182,7 +186,7 @@ class Steps:
             return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
 
         leaves = self._leaves(carry)
-        with loop.known.tracing():
+        with loop.fixpoint.tracing():
             outcome, out = program.trace(leaves, run, arrays=True)
         looked = state_after(program, leaves, outcome, out, roots_after)
         after = looked.aligned(looked.before)
@@ -241,7 +245,7 @@ class Steps:
 
     def test(self, carry: Sequence[Any], body: Body) -> Any:
         """What the condition says; it must not change anything."""
-        with self.loop.known.tracing(1):
+        with self.loop.fixpoint.tracing(1):
             found = call_pure(self.program, self._leaves(carry), body, "cond_fun")
         if isinstance(found, bool):
             return jnp.asarray(found)

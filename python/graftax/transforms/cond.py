@@ -138,12 +138,12 @@ class Branches:
         titles: tuple[str, ...],
         branches: Sequence[Callable[..., Any]],
         operands: Sequence[Any],
-        known: Fixpoint[tuple[frozenset[str], frozenset[int], bool]] | None = None,
+        fixpoint: Fixpoint[tuple[frozenset[str], frozenset[int], bool]] | None = None,
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
         self.program = Program(name, branches, operands)
-        self.known = known or Fixpoint.of(name, branches)
+        self.fixpoint = fixpoint or Fixpoint.of(name, branches)
         self.traced = False  # are the operands' Python numbers traced?
         self.error: StructureError | None = None  # how they differed before the operands' Python numbers were traced
         self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
@@ -151,10 +151,10 @@ class Branches:
         self.seen: dict[int, StateAfter] = {}
 
     def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
-        known = self.known
-        guessed = known.found is not None
-        if known.found is not None:
-            self.carried, self.copied, traced = known.found
+        fixpoint = self.fixpoint
+        guessed = fixpoint.found is not None
+        if fixpoint.found is not None:
+            self.carried, self.copied, traced = fixpoint.found
             if traced:
                 self._trace_numbers()
         while True:
@@ -164,12 +164,12 @@ class Branches:
             try:
                 out = choose(flats, program.leaves)
             except Retrace:
-                known.found = (self.carried, self.copied, self.traced)
+                fixpoint.found = (self.carried, self.copied, self.traced)
                 continue
             except Exception as error:
                 if guessed and (self.copied or self.traced):  # it may be no trace of the same code
-                    known.forget()
-                    return Branches(self.name, self.titles, self.branches, self.operands, known).run(choose)
+                    fixpoint.forget()
+                    return Branches(self.name, self.titles, self.branches, self.operands, fixpoint).run(choose)
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
                     raise
                 if self.error is not None and error is not self.error:
@@ -189,7 +189,7 @@ class Branches:
                 parts = elements(result)
                 return (*roots, *parts), len(parts)
 
-            with self.known.tracing(number):
+            with self.fixpoint.tracing(number):
                 outcome, out = program.trace(leaves, body, arrays=True)
             after = state_after(program, leaves, outcome, out, roots_after)
             first = self.seen.get(0, after)  # JAX traces the branches in order
