@@ -11,14 +11,14 @@ namespace {
 // How the three types look whose layout no header tells. A self-test at import says whether it holds.
 struct OrderedDictLayout {
   PyDictObject dict;
-  PyObject* attributes;
-  PyObject* weakrefs;
   void* first;
   void* last;
   void** fast_nodes;
   Py_ssize_t fast_nodes_size;
   void* resize_sentinel;
   size_t state;
+  PyObject* attributes;
+  PyObject* weakrefs;
 };
 
 constexpr size_t deque_state = sizeof(PyVarObject) + 4 * sizeof(void*);  // after the two blocks and their indices

@@ -141,7 +141,7 @@ class Cursor {
   // Kinds whose fields go by name: one field, borrowed; null where it is not there.
   PyObject* named(PyObject* name) const { return dict_get(dict_.get(), name); }
   PyObject* key() const { return key_; }  // of the child returned last; borrowed
-  bool started() const { return key_ || stage_ != Stage::extra || at_ != Stage::extra || index_ >= 0; }
+  bool started() const { return index_ >= 0; }
   PyObject* materialised() const { return items_.get(); }
   PyObject* extra() const { return extra_.get(); }
   // Is the node its own instance dictionary? Then it has no fields but its items.
