@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
-from . import _core
 from ._difference import Way, lockstep, short_text
 from ._errors import StructureError
 from ._structure import plain_key
@@ -88,7 +87,7 @@ def chosen(graph: Graph, bools: Any) -> list[int]:
             return []
         seen[place, id(wanted)] = wanted
         parts, entries = dict(open_node(wanted)), graph.entries(place)
-        is_value = not parts and (entries or _core.Graph(wanted).rows()[0][0] != "node")
+        is_value = not parts and (entries or Graph(wanted).rows[0].is_leaf)
         if is_value or graph.rows[place].is_leaf:
             raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(place)))
         known = {entry for entry, _ in entries}
