@@ -261,6 +261,19 @@ def test_what_jax_says_in_messages_is_read_in_one_place():
     assert readers <= {"_compat.py", "path.py"}  # path reads a message of the core's
 
 
+def test_a_message_that_one_file_raises_stands_in_that_file():
+    messages = {
+        n.targets[0].id for n in ast.parse((PACKAGE / "_errors.py").read_text()).body if isinstance(n, ast.Assign)
+    }
+    users = dict.fromkeys(messages, 0)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_errors"):
+                for alias in node.names:
+                    users[alias.name] = users.get(alias.name, 0) + 1
+    assert {name for name in messages if users[name] < 2} == set()
+
+
 def test_no_file_is_longer_than_600_lines():
     lines = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in source_files(".py", ".h", ".cpp")

@@ -17,16 +17,28 @@ import numpy as np
 
 from . import _core
 from ._difference import Difference, differences
-from ._errors import (
-    BIG_CAPTURED,
-    STATIC_CHANGES,
-    STATIC_CHANGES_IN_PACK,
-    STRUCTURE_CHANGES,
-    CapturedArrayWarning,
-    RecompileWarning,
-)
+from ._errors import CapturedArrayWarning, RecompileWarning
 from ._handles import HandleLayout
 from ._structure import Op, Structure, place_name
+
+STRUCTURE_CHANGES = (
+    "{name} compiles anew on most calls: {count} structures in a row, each another than the one before. Between the "
+    "last two:\n{differences}\nWhat is no array is compared, and a list that grows is a new structure each time: keep "
+    "counters and logs outside of what the function is given, or make them jax.Arrays of a fixed shape."
+)
+STATIC_CHANGES = (
+    "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "
+    "numbers are static: to compile once, trace it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or "
+    "make it a jax.Array."
+)
+STATIC_CHANGES_IN_PACK = (
+    "{name} compiles anew because {path} keeps changing (last values: {values}); {count} versions so far. Python "
+    "numbers are static, in packed state too: to compile once, pack a jax.Array or graftax.Dynamic(value) there."
+)
+BIG_CAPTURED = (
+    "{name} captures the NumPy array {path} ({size} MB), which is copied on every call, so that changing it is seen. "
+    "Make it a jax.Array once: jnp.asarray(...)."
+)
 
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))

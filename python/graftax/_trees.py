@@ -30,8 +30,10 @@ from ._compat import (
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import tree_registry as jax_registry
 from ._difference import Difference, Way, lockstep, short_text, spelled
-from ._errors import TREE_MISMATCH, some
+from ._errors import some
 from .registry import dict_key, layouts
+
+TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
 
 # What the core reads here besides the functions below.
 __all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_first", "open_with_keys"]

@@ -16,9 +16,19 @@ from jax.tree_util import GetAttrKey
 
 from . import _core
 from ._compat import is_tree_node
-from ._errors import REGISTERED_ALREADY, REGISTERED_CHILDREN, REGISTERED_ITEMS, REGISTERED_NAMES
 from .marks import Static
 from .registry import Description, by_fields, child_names, is_frozen, layouts
+
+REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
+REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."
+REGISTERED_ITEMS = (
+    "{cls} holds items besides its attributes, which would be lost. "
+    "Give register() flatten= and unflatten= that keep them."
+)
+REGISTERED_CHILDREN = (
+    "register({cls}, flatten=..., names=...) names {wanted} children ({names}), and flatten gave {count}. "
+    "Give a name for each child, or leave out names= where their number varies."
+)
 
 C = TypeVar("C", bound=type)
 

@@ -10,8 +10,12 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
-from ._errors import DATACLASS_ALREADY
 from .fields import field, given, register_by_fields
+
+DATACLASS_ALREADY = (
+    "{cls} is a dataclass already, as every subclass of graftax.Module: leave dataclass(slots=True) off, which would "
+    "make it anew without what its fields are declared with. A class may write its own __slots__ and __init__."
+)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field, field))

@@ -13,16 +13,20 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 
 from . import _core
 from ._compat import one_level_with_keys
-from ._errors import (
-    CHANGED_SINCE,
-    INSIDE_ANOTHER,
-    NOT_MUTABLE,
-    ConcurrentChangeError,
-    StructureError,
-    some,
-    type_name,
-)
+from ._errors import ConcurrentChangeError, StructureError, some, type_name
 from .patterns import NAME, QUOTED, Pattern, Places, unquoted, walk
+
+NOT_MUTABLE = (
+    "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "
+    "graftax.at(obj)[path].set(value) returns a copy with the new value."
+)
+INSIDE_ANOTHER = (
+    "{path!r} lies in {other!r}, which is replaced as well: the one value would be lost. Set the two one after the "
+    "other, or make the pattern mean one of them."
+)
+CHANGED_SINCE = (
+    "{cls} changed while it was read, in another thread or in a function that was given a part of the graph."
+)
 
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
 

@@ -49,10 +49,12 @@ from ._compat import (
     treedef_of_node,
     typed_array_types,
 )
-from ._errors import CLASS_GONE, UnpicklableError, UnsupportedValueError
+from ._errors import UnpicklableError, UnsupportedValueError
 from ._handles import HandleLayout, handle_classes
 from ._structure import Structure
 from .marks import Dynamic, Static
+
+CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
 
 C = TypeVar("C", bound=type)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from .._advice import caller_level
-from .._errors import KEYWORD_ONLY, MutationError
+from .._errors import MutationError
 from ._custom_call import CustomCall
 from ._lift import Make, name_of
 from ._program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
@@ -35,6 +35,7 @@ OLD_RULE = (
     "{title}.{old} is the old form of {new}, in which None stands for a {of} that is not there; with {old} arrays of "
     "zeros are made for it."
 )
+KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
 
 
 class CustomRule:

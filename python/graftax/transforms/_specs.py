@@ -11,20 +11,37 @@ from typing import Any, NamedTuple, cast
 from jax.tree_util import DictKey, GetAttrKey
 
 from .. import _core
-from .._errors import (
-    AMBIGUOUS_ENTRY,
-    ENTRY_TOO_DEEP,
-    NO_ENTRY,
-    NO_TEXT,
-    NOT_AN_ENTRY,
-    OTHER_PARTS,
-    PATTERN_UNUSED,
-    TWO_ENTRIES,
-    StructureError,
-)
+from .._errors import StructureError
 from .._prefix import ABSENT, part_of
 from .._structure import Op, Row, Structure, place_name, plain_key
 from ..patterns import Pattern, Places, nearest, of_arguments, root_entries
+
+NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, or a tree of them like the argument."
+NO_ENTRY = (
+    "{name}: {option} says nothing of {path}. Add an entry for it; the last of several patterns can be '**', which "
+    "covers what no other does."
+)
+NO_TEXT = (
+    "{name}: a dict for {option} as a whole has patterns of key paths as its keys, such as 'x' or '**.w', and "
+    "{given!r} is none. For one entry an argument, give a tuple."
+)
+ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
+OTHER_PARTS = (
+    "{name}: {option} has {entry!r} for {path}: that {found}, and {path} does not. Give {what} for all of it, or one "
+    "for each of its parts."
+)
+PATTERN_UNUSED = (
+    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
+    "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
+)
+TWO_ENTRIES = (
+    "{name}: {one} and {other} are one array, in an object that is reached twice, and {option} gives {a} for the first "
+    "place and {b} for the second. Give both places the same, or pass a copy of the object in one of them."
+)
+AMBIGUOUS_ENTRY = (
+    "{name} puts a new array at {path}, where {option} could mean {entries}. Say which with an entry for that place, "
+    "or return the array as part of the result."
+)
 
 UNKNOWN = object()
 

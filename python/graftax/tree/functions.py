@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 from .. import _core
 from .._core import PyTreeDef
-from .._errors import NO_IDENTITY, NOT_TRANSPOSABLE
 from .._trees import from_jax
+
+NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, the result for that."
+NOT_TRANSPOSABLE = "the tree is not what the two structures say.\nfound    {found}\nexpected {expected}"
 
 T = TypeVar("T")
 IsLeaf = Callable[[Any], bool]
