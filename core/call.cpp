@@ -396,21 +396,6 @@ void bind_call(nb::module_& m) {
       nb::sig("def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]"),
       "(the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first.");
   m.def(
-      "walk",
-      [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {
-        Walk walk;
-        std::vector<PyObject*> values;
-        for (nb::handle h : roots) values.push_back(h.ptr());
-        if (!replay(graphdef.program, values.data(), values.size(), walk)) return nb::none();
-        nb::list leaves, nodes;
-        for (size_t i = 0; i < walk.leaves.size(); ++i) leaves.append(nb::borrow(walk.leaves[i]));
-        for (size_t i = 0; i < walk.nodes.size(); ++i) nodes.append(nb::borrow(walk.nodes[i]));
-        return nb::make_tuple(leaves, nodes);
-      },
-      nb::arg("graphdef"), nb::arg("roots"),
-      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None"),
-      "The leaves and tracked nodes of roots that match, else None.");
-  m.def(
       "decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
       nb::sig("def decode(code: tuple[object, ...]) -> int"),
       "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");

@@ -5,6 +5,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "hooks.h"
 #include "kinds/function.h"
 #include "path.h"
 #include "rows.h"
@@ -373,7 +374,7 @@ void bind_graphdef(nb::module_& m) {
       .def("__hash__", [](const GraphDef& g) { return g.program.hash; })
       .def("__repr__", [](const GraphDef& g) { return program_repr(g.program); })
       .def(
-          "__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_graphdef")(self); },
+          "__reduce__", [](nb::handle self) { return hooks::reduce_graphdef.object()(self); },
           nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def(
           "_state", [](const GraphDef& g) { return nb::steal(program_state(g.program).release()); },
@@ -426,16 +427,19 @@ void bind_graphdef(nb::module_& m) {
           [](const GraphDef& g, uint32_t track) { return nb::steal(node_place(g.program, track).release()); },
           nb::arg("track"), nb::sig("def _node_place(self, track: int) -> tuple[int, tuple[Any, ...]]"))
       .def(
-          "fingerprint", [](nb::handle self) { return nb::borrow(runtime.registry).attr("fingerprint")(self); },
+          "fingerprint", [](nb::handle self) { return hooks::fingerprint.object()(self); },
           nb::sig("def fingerprint(self) -> str"),
           "A text that equal structures share in every process: classes and functions count by qualified name.")
       .def(
-          "children", [](nb::handle self) { return nb::borrow(runtime.registry).attr("graphdef_children")(self); },
+          "children", [](nb::handle self) { return hooks::graphdef_children.object()(self); },
           nb::sig("def children(self) -> list[GraphDef]"),
           "The GraphDef of each child of the root by itself: a reference that leads out of a child is spelled out "
           "there.")
       .def("rows", &rows_of<GraphDef>, nb::sig("def rows(self) -> list[Row]"),
            "The structure as records: one a node, leaf, static or reference.");
+  m.def(
+      "weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),
+      "An equal GraphDef that holds its identity statics weakly, where their type allows it.");
 }
 
 }  // namespace graftax

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Program as plain tuples for pickle, and back: every index of a state is checked, so that a damaged one raises.
 #include "graphdef.h"
+#include "hooks.h"
 #include "kinds/function.h"
 #include "static_key.h"
 
@@ -166,7 +167,7 @@ Owned program_state(const Program& p) {
     if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
     if (s.how == How::function) {  // pickled by name, where its name leads to it
       if (s.snapshot && !s.weak) value = Owned::borrow(s.snapshot);
-      Owned named = own(PyObject_CallMethod(runtime.registry, "named_function", "O", value.get()));
+      Owned named = hooks::named_function(value.get());
       if (named.get() != Py_None) value = std::move(named);
     }
     statics.append(nb::make_tuple(static_cast<int>(s.how), borrowed(value.get()), s.first, s.count));

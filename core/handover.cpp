@@ -3,6 +3,7 @@
 // rebuilt, and which objects are keys.
 #include <algorithm>
 
+#include "hooks.h"
 #include "path.h"
 #include "record.h"
 #include "static_key.h"
@@ -137,7 +138,7 @@ void Recorder::keep_functions() {
     if (n.op != Op::node) continue;
     open.push_back(pc);
     if (n.kind->node->is_function && (n.flags & HANDED)) {
-      Owned writes = own(PyObject_CallMethod(runtime.registry, "writes_its_cells", "O", out_.live[pc]));
+      Owned writes = hooks::writes_its_cells(out_.live[pc]);
       if (writes.get() != Py_True) part[track] = Part::function;
       uint32_t keywords = p.after(pc + 1);
       if (p.code[keywords].op == Op::node && p.code[keywords].track != NONE) part[p.code[keywords].track] = Part::inner;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "hooks.h"
 #include "tree/treekind.h"
 #include "type_table.h"
 
@@ -96,26 +97,34 @@ bool resolve_builtin(Kind& kind) {
   return true;
 }
 
-std::string text_at(PyObject* tuple, Py_ssize_t i) {
-  PyObject* item = PyTuple_GetItem(tuple, i);
-  return item && PyUnicode_Check(item) ? utf8(item) : std::string();
-}
+// What `describe` says of a type, read by the names of its fields.
+class Description {
+ public:
+  Description(PyObject* obj, PyTypeObject* solid) : of_(hooks::describe(obj, reinterpret_cast<PyObject*>(solid))) {}
 
-// Asks _registry.describe for (role, frozen, handed, static field names, reduce, reason, sentinel,
-// order of fields, absent value, expires, whether fields go by name).
-void resolve_with_registry(Kind& kind, PyObject* obj) {
+  Owned field(const char* name) const { return own(PyObject_GetAttrString(of_.get(), name)); }
+  bool is_true(const char* name) const { return field(name).get() == Py_True; }
+  std::string text(const char* name) const { return utf8(field(name).get()); }
+  // A new reference that is kept for ever, or null where the field is None.
+  PyObject* kept(const char* name) const {
+    Owned value = field(name);
+    return value.get() == Py_None ? nullptr : value.release();
+  }
+
+ private:
+  Owned of_;
+};
+
+void resolve_by_description(Kind& kind, PyObject* obj) {
   PyTypeObject* solid = solid_base(kind.type);
-  Owned answer = own(PyObject_CallMethod(runtime.registry, "describe", "OO", obj, reinterpret_cast<PyObject*>(solid)));
-  if (!PyTuple_Check(answer.get()) || PyTuple_GET_SIZE(answer.get()) != 11)
-    raise_error(PyExc_TypeError, "describe() must return a tuple of eleven");
-  std::string role = text_at(answer.get(), 0);
-  bool frozen = PyTuple_GET_ITEM(answer.get(), 1) == Py_True;
-  kind.handed = PyTuple_GET_ITEM(answer.get(), 2) == Py_True;
-  PyObject* names = PyTuple_GET_ITEM(answer.get(), 3);
-  PyObject* reduce = PyTuple_GET_ITEM(answer.get(), 4);
-  kind.reason = text_at(answer.get(), 5);
-  kind.sentinel = PyTuple_GET_ITEM(answer.get(), 6) == Py_True;
-  kind.expires = PyTuple_GET_ITEM(answer.get(), 9) == Py_True;
+  Description answer(obj, solid);
+  std::string role = answer.text("role");
+  bool frozen = answer.is_true("frozen");
+  kind.handed = answer.is_true("handed");
+  kind.reason = answer.text("reason");
+  kind.sentinel = answer.is_true("sentinel");
+  kind.expires = answer.is_true("expires");
+  kind.reduce = answer.kept("reduce");
   if (role == "array") {
     kind.leaf = Leaf::array;
   } else if (role == "ref") {  // mutable: has an identity
@@ -126,7 +135,6 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     kind.how = How::reduce;
     kind.tracked = !frozen;
     kind.solid = kind.type;
-    kind.reduce = Py_NewRef(reduce);
   } else if (role == "identity") {
     make_static(kind, How::identity, false);
   } else if (role == "equal" || role == "shape") {
@@ -134,10 +142,8 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
     kind.shape = role == "shape";
   } else if (role == "reduce") {
     make_static(kind, How::reduce, frozen);
-    kind.reduce = Py_NewRef(reduce);
   } else if (role == "context") {
     make_static(kind, How::context, false);
-    kind.reduce = Py_NewRef(reduce);
   } else if (role == "refused") {
     kind.leaf = Leaf::refused;
   } else {
@@ -148,25 +154,21 @@ void resolve_with_registry(Kind& kind, PyObject* obj) {
                                              : "describe() returned the unknown role '" + role + "'");
     make_node(kind, *node);
     kind.dynamic = role == "dynamic";
-    if (reduce != Py_None) {
-      kind.how = How::reduce;
-      kind.reduce = Py_NewRef(reduce);
-    }
+    if (kind.reduce) kind.how = How::reduce;
     kind.solid = solid;
     kind.has_dict = kind.type->tp_dictoffset != 0;
-    if (names != Py_None && PyObject_IsTrue(names)) kind.static_fields = Py_NewRef(names);
-    PyObject* order = PyTuple_GET_ITEM(answer.get(), 7);
-    for (Py_ssize_t i = 0; PyTuple_Check(order) && i < PyTuple_GET_SIZE(order); ++i) {
-      PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order, i));
+    Owned names = answer.field("static_fields"), order = answer.field("order");
+    if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
+    for (Py_ssize_t i = 0; PyTuple_Check(order.get()) && i < PyTuple_GET_SIZE(order.get()); ++i) {
+      PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order.get(), i));
       PyUnicode_InternInPlace(&name);
       bool items = node->is_registered || node->items == Items::tuple;
       (items ? kind.item_names : kind.order).push_back(name);
     }
-    PyObject* absent = PyTuple_GET_ITEM(answer.get(), 8);
-    if (absent != Py_None) kind.absent = Py_NewRef(absent);
+    kind.absent = answer.kept("absent");
     collect_slots(kind);
     bool fields_alone = node->items == Items::none && !node->has_content;
-    kind.by_name = PyTuple_GET_ITEM(answer.get(), 10) == Py_True && fields_alone && kind.has_dict && kind.slots.empty();
+    kind.by_name = answer.is_true("by_name") && fields_alone && kind.has_dict && kind.slots.empty();
     // A tuple cannot change, but the attributes of a subclass can.
     kind.tracked = !frozen && (!node->is_whole || (kind.has_fields() && !node->is_weak));
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
@@ -203,7 +205,7 @@ const Kind& kind_of(PyObject* obj) {
   follow_registry();  // a kind is never older than what the registry was looked at for
   auto kind = std::make_shared<Kind>();
   kind->type = Py_TYPE(obj);
-  if (!resolve_builtin(*kind)) resolve_with_registry(*kind, obj);
+  if (!resolve_builtin(*kind)) resolve_by_description(*kind, obj);
   return remember(std::move(kind));
 }
 
@@ -305,6 +307,28 @@ void init_kinds() {
   scope["__builtins__"] = nb::module_::import_("builtins");
   nb::exec("class Probe: pass", scope);
   runtime.python_dealloc = reinterpret_cast<PyTypeObject*>(nb::object(scope["Probe"]).ptr())->tp_dealloc;
+}
+
+void bind_kinds(nb::module_& m) {
+  m.def(
+      "forget_kind",
+      [](nb::handle type) {
+        if (PyType_Check(type.ptr())) forget_kind(reinterpret_cast<PyTypeObject*>(type.ptr()));
+      },
+      nb::arg("type"), nb::sig("def forget_kind(type: type) -> None"), "Looks at the next instance of a class anew.");
+  m.def(
+      "kind_info",
+      [](nb::handle type) {
+        static const char* leaves[] = {"", "array", "numpy", "static", "refused"};
+        auto* cls = reinterpret_cast<PyTypeObject*>(type.ptr());
+        const Kind& kind = cls == runtime.ndarray_type ? text_array_kind() : kind_of_type(cls);
+        nb::list slots;
+        for (const Slot& s : kind.slots) slots.append(nb::borrow(s.name));
+        return nb::make_tuple(kind.is_node() ? kind.node->name : leaves[static_cast<int>(kind.leaf)], kind.tracked,
+                              slots);
+      },
+      nb::arg("type"), nb::sig("def kind_info(type: type) -> tuple[str, bool, list[str]]"),
+      "(base, has an identity, slot names) of a class.");
 }
 
 }  // namespace graftax

@@ -111,6 +111,7 @@ using KindHold = TypeTable<Kind>::Hold;
 void forget_kind(PyTypeObject* type);
 
 void init_kinds();
+void bind_kinds(nb::module_& m);
 
 // An empty mutable node of this kind (or an immutable one with fields only), without running user code.
 Owned make_shell(const Kind& kind, PyTypeObject* type);

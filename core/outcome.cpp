@@ -2,6 +2,7 @@
 // The Outcome: applied to the caller's objects, pickled, shown to Python.
 #include <algorithm>
 
+#include "hooks.h"
 #include "kinds/function.h"
 #include "path.h"
 #include "rows.h"
@@ -260,7 +261,7 @@ void bind_outcome(nb::module_& m) {
           nb::sig("def identities(self) -> list[Any]"), "The statics that count by identity, keys among them.")
       .def("rows", &rows_of<Outcome>, nb::sig("def rows(self) -> list[Row]"))
       .def(
-          "__reduce__", [](nb::handle self) { return nb::borrow(runtime.registry).attr("reduce_outcome")(self); },
+          "__reduce__", [](nb::handle self) { return hooks::reduce_outcome.object()(self); },
           nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def("_state", &outcome_state, nb::sig("def _state(self) -> tuple[Any, ...]"))
       .def_static("_from_state", &outcome_from_state, nb::arg("state").none(),

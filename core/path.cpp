@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "path.h"
 
+#include "hooks.h"
 #include "kinds/function.h"
 #include "static_key.h"
 
 namespace graftax {
 
 namespace {
-
-PyObject* key_class(const char* name) {
-  nb::object cls = nb::module_::import_("jax.tree_util").attr(name);
-  return cls.release().ptr();
-}
 
 Step to_named_item(const Kind& kind, Py_ssize_t i) {
   return {Cursor::Stage::fields, kind.node, i, kind.item_names[static_cast<size_t>(i)], {}};
@@ -92,18 +88,14 @@ Step step_of(const Cursor& cursor) {
 }
 
 Owned key_entry(const Step& s) {
-  static PyObject* sequence = key_class("SequenceKey");
-  static PyObject* dict = PyObject_GetAttrString(runtime.registry, "dict_key");
-  static PyObject* attribute = key_class("GetAttrKey");
-  static PyObject* flat = key_class("FlattenedIndexKey");
   bool item = s.stage == Cursor::Stage::items;
   std::string name = item ? s.node->item_name(s.index, s.key) : "";
-  PyObject* cls = attribute;
+  PyObject* cls = hooks::attribute_key.get();
   nb::object arg;
   if (s.stage == Cursor::Stage::extra) arg = nb::str(s.node->extra);
   else if (!name.empty()) arg = nb::str(name.c_str());
-  else if (s.key) cls = item ? dict : attribute, arg = nb::borrow(s.key);
-  else cls = s.node->is_registered ? flat : sequence, arg = nb::int_(s.index);
+  else if (s.key) cls = item ? hooks::dict_key.get() : cls, arg = nb::borrow(s.key);
+  else cls = (s.node->is_registered ? hooks::flat_index_key : hooks::sequence_key).get(), arg = nb::int_(s.index);
   return own(PyObject_CallOneArg(cls, arg.ptr()));
 }
 

@@ -234,12 +234,8 @@ inline std::string short_repr(PyObject* obj, size_t limit = 60) {
   return s;
 }
 
-// Names and helpers that the Python side hands over once, at import. They live as long as the process.
+// Types and objects that are looked up once, at import. They live as long as the process.
 struct Runtime {
-  PyObject* registry = nullptr;           // graftax._registry: what only Python knows of a type
-  PyObject* statics = nullptr;            // graftax.statics: values of known types
-  PyObject* errors = nullptr;             // graftax._errors
-  PyObject* trees = nullptr;              // graftax._trees: what JAX knows of trees
   PyObject* flatten_one_level = nullptr;  // jax.tree_util.default_registry.flatten_one_level
   PyObject* empty_tuple = nullptr;
   PyTypeObject* array_type = nullptr;  // the concrete class behind jax.Array
@@ -256,9 +252,7 @@ struct Runtime {
 };
 extern Runtime runtime;
 
-[[noreturn]] inline void raise_graftax(const char* name, const std::string& message) {
-  Owned type = own(PyObject_GetAttrString(runtime.errors, name));
-  raise_error(type.get(), message);
-}
+// Raises one of graftax's own exceptions, by name.
+[[noreturn]] void raise_graftax(const char* name, const std::string& message);
 
 }  // namespace graftax

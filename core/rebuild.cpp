@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rebuild.h"
 
+#include "hooks.h"
 #include "static_key.h"
 
 namespace graftax {
@@ -85,8 +86,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
                      (sources_.live && sources_.live[pc + 1] == values[0]));
     if (recorded) return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
     Owned treedef =
-        own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn", reinterpret_cast<PyObject*>(n.type),
-                                values[0], static_cast<Py_ssize_t>(n.items)));
+        hooks::one_level_treedef(reinterpret_cast<PyObject*>(n.type), values[0], own(PyLong_FromSize_t(n.items)).get());
     return own(PyObject_CallMethodOneArg(treedef.get(), unflatten, children.get()));
   }
   if (kind.node->is_whole) {
@@ -132,7 +132,7 @@ bool Builder::dropped(uint32_t pc) const {
     const Kind* kind = known_kind(s.type);
     if ((kind && kind->immortal_value) || !s.obj) return true;
     Owned obj = static_object(s);
-    return !obj || PyObject_IsTrue(own(PyObject_CallMethod(runtime.registry, "is_leaf", "O", obj.get())).get()) == 1;
+    return !obj || hooks::is_leaf(obj.get()).get() == Py_True;
   }
   const NodeKind& kind = *n.kind->node;
   if (n.own != NONE || kind.is_leaf_for_jax) return true;
@@ -291,6 +291,29 @@ void Builder::drain() {
     frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), NONE, true});
     run(frames_.size() - 1);
   }
+}
+
+void bind_rebuild(nb::module_& m) {
+  m.def(
+      "unflatten",
+      [](const GraphDef& g, nb::sequence leaves, bool leaves_only) {
+        OwnedList values;
+        for (nb::handle h : leaves) values.push(h.ptr());
+        if (values.size() != g.program.leaves)
+          raise_graftax("StructureError", "this GraphDef has " + std::to_string(g.program.leaves) + " leaves, but " +
+                                              std::to_string(values.size()) + " were given");
+        Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr, leaves_only});
+        nb::list roots;
+        uint32_t pc = 0;
+        for (uint32_t r = 0; r < g.program.roots; ++r, pc = g.program.after(pc))
+          roots.append(nb::steal(builder.build(pc).release()));
+        builder.drain();
+        return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(nb::tuple(roots));
+      },
+      nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
+      nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any"),
+      "Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) "
+      "is None.");
 }
 
 }  // namespace graftax

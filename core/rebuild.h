@@ -95,4 +95,6 @@ void move_fields(PyObject* from, PyObject* to, const Kind& kind);
 // One attribute below any user __getattribute__; empty where it is not there.
 Owned field_value(PyObject* obj, const Kind& kind, PyObject* name);
 
+void bind_rebuild(nb::module_& m);
+
 }  // namespace graftax

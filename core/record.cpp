@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hooks.h"
 #include "kinds/function.h"
 #include "path.h"
 #include "static_key.h"
@@ -16,17 +17,12 @@ constexpr size_t max_expanded = 100000;  // nodes below immutable nodes that are
 
 std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
 
-// The function of the same code that its module and qualified name lead to, or None.
-Owned named_function(PyObject* function) {
-  return own(PyObject_CallMethod(runtime.registry, "named_function", "O", function));
-}
-
 // Puts the path into an error on its way out: ours get it in their message, a user's exception gets a note.
 [[noreturn]] void raise_at_path(nb::python_error& e, const std::string& path) {
   nb::object exc = nb::borrow(e.value());
   e.restore();
   PyErr_Clear();
-  Owned raised = own(PyObject_CallMethod(runtime.errors, "at_path", "Os", exc.ptr(), path.c_str()));
+  Owned raised = hooks::at_path(exc.ptr(), own(PyUnicode_FromString(path.c_str())).get());
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
   raise_python();
 }
@@ -40,7 +36,7 @@ bool numpy_is_dynamic(PyObject* obj, bool refuse) {
   Owned dtype = own(PyObject_GetAttr(obj, name));
   for (PyObject* known : numeric)
     if (known == dtype.get()) return true;
-  Owned answer = own(PyObject_CallMethod(runtime.registry, "numpy_role", "O", dtype.get()));
+  Owned answer = hooks::numpy_role(dtype.get());
   if (refuse && PyUnicode_Check(answer.get())) raise_graftax("UnsupportedValueError", utf8(answer.get()));
   if (answer.get() != Py_True) return false;
   if (numeric.size() < 64) numeric.push_back(Py_NewRef(dtype.get()));
@@ -126,7 +122,7 @@ bool Recorder::is_value(PyObject* obj, const Kind& kind) const {
     default: return true;
   }
   if (!kind.node->is_function) return kind.node->is_itself(obj);
-  return is_plain_function(obj) || named_function(obj).get() == obj;
+  return is_plain_function(obj) || hooks::named_function(obj).get() == obj;
 }
 
 void Recorder::add_value(PyObject* obj) {
@@ -169,7 +165,7 @@ void Recorder::check_opaque(PyObject* obj) {
       if (s.how == How::identity) given_.insert(s.obj);
   }
   made = made && given_.count(obj) == 0;
-  Owned(own(PyObject_CallMethod(runtime.registry, "check_opaque", "OO", obj, made ? Py_True : Py_False)));
+  hooks::check_opaque(obj, made ? Py_True : Py_False);
 }
 
 void Recorder::visit(PyObject* obj, Below below) {
@@ -199,15 +195,14 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Leaf::none: break;
   }
   auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
-  if (kind.node->is_function && is_new() && !seen_->find(obj) && named_function(obj).get() == obj)
+  if (kind.node->is_function && is_new() && !seen_->find(obj) && hooks::named_function(obj).get() == obj)
     return add_static_leaf(obj, kind);  // a module's or a class's own function
   if (kind.node->is_itself(obj)) {
     check_opaque(obj);
     return emit(Op::stat, add_identity(out_.program, obj), obj);
   }
   if (kind.sentinel && is_new() && is_bare(obj, kind)) {
-    Owned named = own(PyObject_CallMethod(runtime.registry, "is_module_level", "O", obj));
-    if (named.get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
+    if (hooks::is_module_level(obj).get() == Py_True) return add_static_leaf(obj, kind);  // returned as itself
   }
   open(obj, kind, below, true);
 }
@@ -279,9 +274,8 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   n.fields = static_cast<uint32_t>(cursor.fields());
   n.has_extra = kind.node->extra != nullptr;
   if (kind.node->is_registered)
-    n.treedef =
-        p.keep(own(PyObject_CallMethod(runtime.registry, "one_level_treedef", "OOn",
-                                       reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(), cursor.items())));
+    n.treedef = p.keep(hooks::one_level_treedef(reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(),
+                                                own(PyLong_FromSsize_t(cursor.items())).get()));
   n.payload = kind.node->add_payload(p, obj, kind);
   if (kind.node->is_function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
     n.flags |= ITSELF;

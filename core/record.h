@@ -140,4 +140,6 @@ bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk
 // Is this NumPy array or scalar traced (numeric), rather than static by value? What is refused raises, or is false.
 bool numpy_is_dynamic(PyObject* obj, bool refuse);
 
+void bind_replay(nb::module_& m);
+
 }  // namespace graftax

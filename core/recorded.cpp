@@ -55,6 +55,18 @@ void init_recorded(Recorded* self, nb::tuple roots, nb::tuple names, const std::
   new (self) Recorded{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves)};
 }
 
+// (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
+nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout,
+                 bool aliases, bool shapes, nb::object dynamic) {
+  Recorder recorder({names.is_none() ? nullptr : names.ptr(), &root_flags, nullptr, aliases, shapes,
+                     dynamic.is_none() ? nullptr : dynamic.ptr()});
+  for (nb::handle r : roots) recorder.root(r.ptr());
+  Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  nb::list leaves;
+  for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
+  return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
+}
+
 }  // namespace
 
 const Program& Recorded::program() const {
@@ -104,6 +116,23 @@ void bind_recorded(nb::module_& m) {
             return out;
           },
           nb::sig("def leaves(self) -> list[Any]"));
+  m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("root_flags"), nb::arg("layout").none(),
+        nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
+        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], "
+                "layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, "
+                "dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]"),
+        "Walks the roots together and returns (leaves, GraphDef).");
+  m.def(
+      "flatten",
+      [](nb::handle obj) {
+        Recorder recorder({});
+        recorder.root(obj.ptr());
+        Recording rec = recorder.finish(nullptr);
+        nb::list leaves;
+        for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
+        return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
+      },
+      nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
 }
 
 }  // namespace graftax

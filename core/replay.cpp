@@ -183,4 +183,32 @@ bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk
   return false;
 }
 
+namespace {
+
+// A list that takes the references over; None for null.
+nb::object handed_over(OwnedList& items) {
+  auto n = static_cast<Py_ssize_t>(items.size());
+  Owned out = own(PyList_New(n));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* item = items.release(static_cast<size_t>(i));
+    PyList_SET_ITEM(out.get(), i, item ? item : Py_NewRef(Py_None));
+  }
+  return nb::steal(out.release());
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+  m.def(
+      "walk",
+      [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {
+        Walk walk;
+        if (!replay(graphdef.program, PySequence_Fast_ITEMS(roots.ptr()), roots.size(), walk)) return nb::none();
+        return nb::make_tuple(handed_over(walk.leaves), handed_over(walk.nodes));
+      },
+      nb::arg("graphdef"), nb::arg("roots"),
+      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None"),
+      "The leaves and tracked nodes of roots that match, else None.");
+}
+
 }  // namespace graftax

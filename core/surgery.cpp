@@ -254,6 +254,21 @@ void bind_surgery(nb::module_& m) {
            nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
            "A copy with other values in some places, and the object at each place of it.");
   m.def(
+      "children",
+      [](nb::handle obj) {
+        KindHold kinds;
+        const Kind& kind = kind_of(obj.ptr());
+        nb::list out;
+        if (!kind.is_node()) return out;
+        Cursor cursor(obj.ptr(), kind);
+        PyObject *child = nullptr, *key = nullptr;
+        while (cursor.next(child, key))
+          if (cursor.stage() != Cursor::Stage::extra) out.append(nb::borrow(child));
+        return out;
+      },
+      nb::arg("obj").none(), nb::sig("def children(obj: object) -> list[Any]"),
+      "The children of a node, one level down.");
+  m.def(
       "children_with_keys",
       [](nb::handle obj) {
         KindHold kinds;

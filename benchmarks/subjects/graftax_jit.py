@@ -28,7 +28,7 @@ def in_place(form: Form, change: Callable[[Any], None]) -> Callable[[Any], None]
 
 
 def replay(structure: Any, obj: Any) -> list[Any]:
-    leaves = _core.replay(structure, obj)
-    if leaves is None:
+    walked = _core.walk(structure, (obj,))
+    if walked is None:
         raise ValueError("replay did not recognise the structure it was recorded from")
-    return leaves
+    return walked[0]

@@ -5,6 +5,7 @@
 
 #include "commit.h"
 #include "exchange.h"
+#include "hooks.h"
 #include "rebuild.h"
 #include "static_key.h"
 
@@ -145,11 +146,9 @@ struct TextArrayKind final : BufferKind {
   }
 
   Owned shell(const Program& p, const Instr& n, PyObject*) const override {
-    return own(PyObject_CallMethod(runtime.statics, "text_array", "(O)", p.statics[n.payload].obj));
+    return hooks::text_array(p.statics[n.payload].obj);
   }
-  static void write_array(PyObject* array, PyObject* content) {
-    Owned(own(PyObject_CallMethod(runtime.statics, "write_text_array", "OO", array, content)));
-  }
+  static void write_array(PyObject* array, PyObject* content) { hooks::write_text_array(array, content); }
   void fill(const Content& c, PyObject* shell) const override {
     write_array(shell, c.program.statics[c.n.payload].obj);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Instances of a subclass of str, int, a date, a path... that have attributes: an immutable value, and fields. The
 // payload is the plain value.
+#include "hooks.h"
 #include "rebuild.h"
 #include "static_key.h"
 
@@ -34,9 +35,10 @@ struct ValueKind final : NodeKind {
     Owned plain = plain_value(obj, kind);
     uint32_t id = add_static(p, plain.get(), kind_of(plain.get()));
     if (!has_plain_base(kind)) {  // to rebuild with: not `obj`, whose attributes may hold arrays
-      Owned bare = Owned::steal(PyObject_CallMethod(runtime.statics, "remade", "O", obj));
-      if (bare) p.statics[id].snapshot = p.keep(std::move(bare));
-      else PyErr_Clear();
+      try {
+        p.statics[id].snapshot = p.keep(hooks::remade(obj));
+      } catch (nb::python_error&) {  // one that cannot be made anew is rebuilt from the live object only
+      }
     }
     return id;
   }
@@ -54,7 +56,7 @@ struct ValueKind final : NodeKind {
       return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
     }
     PyObject* original = live ? live : p.statics[n.payload].snapshot;
-    if (original) return own(PyObject_CallMethod(runtime.statics, "remade", "O", original));
+    if (original) return hooks::remade(original);
     raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
                                                " cannot be rebuilt from a pickle. Flatten it in this process.");
   }

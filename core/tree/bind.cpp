@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of `graftax.tree`.
+#include "hooks.h"
 #include "tree/build.h"
 #include "tree/cache.h"
 #include "tree/walk.h"
@@ -27,7 +28,7 @@ void flatten_up_to(const TreeDef& prefix, nb::handle tree, OwnedList& out, const
   try {
     take_up_to(prefix.tree, tree.ptr(), out);
   } catch (Mismatch&) {
-    nb::borrow(runtime.trees).attr("refuse_mismatch")(nb::cast(&prefix, nb::rv_policy::reference), tree, name);
+    hooks::refuse_mismatch.object()(nb::cast(&prefix, nb::rv_policy::reference), tree, name);
     raise_error(PyExc_SystemError, "a mismatch that cannot be found again");
   }
 }

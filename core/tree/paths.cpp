@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tree/paths.h"
 
+#include "hooks.h"
 #include "tree/build.h"
 #include "tree/cache.h"
 
 namespace graftax {
 
 namespace {
-
-PyObject* key_class(const char* name) { return PyObject_GetAttrString(runtime.trees, name); }
 
 // SequenceKey(i) and FlattenedIndexKey(i): small ones are kept.
 Owned index_entry(PyObject* cls, std::vector<PyObject*>& kept, uint32_t i) {
@@ -36,7 +35,7 @@ Owned named_entry(PyObject* cls, PyObject* kept, PyObject* key) {
 }
 
 Owned attribute_entry(PyObject* name) {
-  static PyObject* cls = key_class("GetAttrKey");
+  static PyObject* cls = hooks::attribute_key.get();
   static PyObject* kept = check(PyDict_New());
   return named_entry(cls, kept, name);
 }
@@ -44,8 +43,8 @@ Owned attribute_entry(PyObject* name) {
 }  // namespace
 
 void child_entries(const TreeNode& n, OwnedList& entries) {
-  static PyObject *sequence = key_class("SequenceKey"), *dict_key = key_class("dict_key"),
-                  *flat = key_class("FlattenedIndexKey");
+  static PyObject *sequence = hooks::sequence_key.get(), *dict_key = hooks::dict_key.get(),
+                  *flat = hooks::flat_index_key.get();
   static PyObject* kept_keys = check(PyDict_New());
   static std::vector<PyObject*> kept_sequence, kept_flat;
   entries.reserve(n.arity);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hooks.h"
 #include "tree/walk.h"
 
 namespace graftax {
@@ -200,7 +201,7 @@ nb::object node_data(const TreeNode& n) {
 
 nb::object as_treedef(nb::handle given) {
   if (nb::isinstance<TreeDef>(given)) return nb::borrow(given);
-  return nb::borrow(runtime.trees).attr("from_jax")(given);
+  return hooks::from_jax.object()(given);
 }
 
 namespace {
@@ -298,10 +299,9 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
 Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
   if (!data) return Owned::borrow(Py_None);
   if (kind.shape != Shape::fields || !kind.absent) return Owned::borrow(data);
-  nb::object trees = nb::borrow(runtime.trees), mark = trees.attr("Mark").attr("ABSENT");
+  nb::object replaced = hooks::replaced.object(), mark = hooks::absent_mark.object().attr("ABSENT");
   nb::object absent = nb::borrow(kind.absent.get());
-  nb::object out = back ? trees.attr("replaced")(nb::handle(data), mark, absent)
-                        : trees.attr("replaced")(nb::handle(data), absent, mark);
+  nb::object out = back ? replaced(nb::handle(data), mark, absent) : replaced(nb::handle(data), absent, mark);
   return Owned::steal(out.release().ptr());
 }
 
@@ -471,7 +471,7 @@ void bind_treedef(nb::module_& m) {
       .def(
           "__reduce__",
           [](const TreeDef& d) {
-            return nb::make_tuple(nb::borrow(runtime.trees).attr("treedef_from_state"), nb::make_tuple(state_of(d)));
+            return nb::make_tuple(hooks::treedef_from_state.object(), nb::make_tuple(state_of(d)));
           },
           nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
       .def_static("_from_state", &from_state, nb::arg("state"),
@@ -496,22 +496,16 @@ void bind_treedef(nb::module_& m) {
           "Each leaf replaced by the structure `inner`.")
       .def(
           "from_iterable_tree",
-          [](nb::handle self, nb::handle tree) {
-            return nb::borrow(runtime.trees).attr("from_iterable_tree")(self, tree);
-          },
+          [](nb::handle self, nb::handle tree) { return hooks::from_iterable_tree.object()(self, tree); },
           nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),
           "Builds the tree from one of the same shape in which any iterable may stand for a node.")
       .def(
           "serialize_using_proto",
-          [](nb::handle self) {
-            return nb::borrow(runtime.trees).attr("to_jax")(self).attr("serialize_using_proto")();
-          },
+          [](nb::handle self) { return hooks::to_jax.object()(self).attr("serialize_using_proto")(); },
           nb::sig("def serialize_using_proto(self) -> bytes"), "As JAX's own: containers of Python only.")
       .def_static(
           "deserialize_using_proto",
-          [](nb::handle registry, nb::handle data) {
-            return nb::borrow(runtime.trees).attr("deserialize_using_proto")(registry, data);
-          },
+          [](nb::handle registry, nb::handle data) { return hooks::deserialize_using_proto.object()(registry, data); },
           nb::arg("registry"), nb::arg("data"),
           nb::sig("def deserialize_using_proto(registry: object, data: bytes) -> PyTreeDef"))
       .def(

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "hooks.h"
 #include "tree/plan.h"
 
 namespace graftax {
@@ -36,23 +37,21 @@ bool found_in_dict(PyTypeObject* type, const TreeKind& kind) {
   return true;
 }
 
-// Asks _trees.describe for (shape, flatten, unflatten, names of children, names of the rest, order of
-// assignment, absent value, number of attributes, flatten with keys, what gives the layout of instances).
 std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   auto kind = std::make_shared<TreeKind>();
   kind->type = type;
   auto* cls = reinterpret_cast<PyObject*>(type);
-  Owned describe = own(PyObject_GetAttrString(runtime.trees, "describe"));
-  Owned answer = own(PyObject_CallOneArg(describe.get(), cls));
-  PyObject* a = answer.get();
-  if (!PyTuple_Check(a) || PyTuple_GET_SIZE(a) != 10)
-    raise_error(PyExc_TypeError, "_trees.describe() must return a tuple of ten");
-  auto at = [a](Py_ssize_t i) { return PyTuple_GET_ITEM(a, i); };
-  std::string shape = utf8(at(0));
+  Owned answer = hooks::describe_tree(cls);
+  auto field = [&](const char* name) { return own(PyObject_GetAttrString(answer.get(), name)); };
+  auto if_any = [&](const char* name) {
+    Owned value = field(name);
+    return value.get() == Py_None ? Owned() : value;
+  };
+  std::string shape = utf8(field("shape").get());
   if (shape == "leaf") return kind;
-  kind->flatten = Owned::borrow(at(1));
-  kind->unflatten = Owned::borrow(at(2));
-  if (at(8) != Py_None) kind->with_keys = Owned::borrow(at(8));
+  kind->flatten = field("flatten");
+  kind->unflatten = field("unflatten");
+  kind->with_keys = if_any("with_keys");
   if (shape == "node") {
     if (type == Py_TYPE(Py_None)) kind->shape = Shape::none;
     else if (type == &PyList_Type) kind->shape = Shape::list;
@@ -60,7 +59,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     else if (type == &PyDict_Type) kind->shape = Shape::dict;
     else if (type == runtime.odict_type) kind->shape = Shape::odict;
     else if (type == runtime.defaultdict_type) kind->shape = Shape::defaultdict;
-    else if (at(1) == Py_None) kind->shape = Shape::namedtuple;
+    else if (kind->flatten.get() == Py_None) kind->shape = Shape::namedtuple;
     else kind->shape = Shape::registered;
     if (kind->shape < Shape::namedtuple) {  // one for ever: structures do not hold it
       static std::array<std::shared_ptr<TreeKind>, static_cast<size_t>(Shape::namedtuple)> builtin;
@@ -68,28 +67,30 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
       if (!known) known = std::move(kind);
       return known;
     }
-    kind->children = interned(at(3));
-    if (at(9) != Py_None && type->tp_dictoffset != 0) {
+    kind->children = interned(field("children").get());
+    Owned layout = if_any("layout");
+    if (layout && type->tp_dictoffset != 0) {
       _PyType_Lookup(type,
                      runtime.tables);  // a type has no version before; one that was changed too often, none any more
       kind->version = type->tp_version_tag;
       kind->by_version = kind->version != 0;
       if (kind->by_version) {
         kind->plans = std::make_shared<TreePlans>();
-        kind->plans->layout = Owned::borrow(at(9));
+        kind->plans->layout = std::move(layout);
       }
     }
     return kind;
   }
   kind->shape = Shape::fields;
-  kind->children = interned(at(3));
-  kind->others = interned(at(4));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(at(5)); ++i)
-    kind->order.push_back(static_cast<uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(at(5), i))));
-  if (at(6) != Py_None) kind->absent = Owned::borrow(at(6));
+  kind->children = interned(field("children").get());
+  kind->others = interned(field("others").get());
+  Owned order = field("order");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order.get()); ++i)
+    kind->order.push_back(static_cast<uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(order.get(), i))));
+  kind->absent = if_any("absent");
   if (kind->others.empty())
     kind->no_data = kind->absent ? own(PyTuple_Pack(1, kind->absent.get())) : Owned::borrow(runtime.empty_tuple);
-  kind->size = PyLong_AsSsize_t(at(7));
+  kind->size = PyLong_AsSsize_t(field("size").get());
   if (PyErr_Occurred()) raise_python();
   // Where a field may be absent, it is the instance dictionary that says so.
   kind->in_dict = kind->absent ? type->tp_dictoffset != 0 : found_in_dict(type, *kind);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "hooks.h"
 #include "tree/build.h"
 #include "tree/cache.h"
 #include "tree/keys.h"
@@ -424,20 +425,18 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
 void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
 
 Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children) {
-  static PyObject* open = check(PyObject_GetAttrString(runtime.trees, "open_with_keys"));
-  if (open == Py_None) return {};
+  if (hooks::open_with_keys.get() == Py_None) return {};
   Owned opened;
   if (kind.with_keys) {
     opened = own(PyObject_CallOneArg(kind.with_keys.get(), obj));
   } else if (kind.names == Names::unknown) {
-    static PyObject* open_first = check(PyObject_GetAttrString(runtime.trees, "open_first"));
-    Owned answer = own(PyObject_CallFunctionObjArgs(open_first, kind.flatten.get(), obj, nullptr));
+    Owned answer = hooks::open_first(kind.flatten.get(), obj);
     opened = Owned::borrow(PyTuple_GET_ITEM(answer.get(), 0));
     PyObject* who = PyTuple_GET_ITEM(answer.get(), 1);
     if (who != Py_None) kind.names = who == Py_False ? Names::flat : Names::asked;
     if (who != Py_None && !PyBool_Check(who)) kind.with_keys = Owned::borrow(who);
   } else {
-    opened = own(PyObject_CallOneArg(open, obj));
+    opened = hooks::open_with_keys(obj);
   }
   auto is_pair = [](PyObject* p) { return PyTuple_Check(p) && PyTuple_GET_SIZE(p) == 2; };
   auto refuse = [&](PyObject* shown) {

@@ -30,6 +30,7 @@ from .export import Exported as Exported
 from .export import export as export
 from .fields import field as field
 from .fields import register as register
+from .fields import register_static as register_static
 from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten
@@ -44,7 +45,6 @@ from .path import Ref as Ref
 from .places import at as at
 from .places import find as find
 from .places import shared as shared
-from .registry import register_static as register_static
 from .surgery import combine as combine
 from .surgery import copy as copy
 from .surgery import partition as partition

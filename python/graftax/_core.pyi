@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-def setup(registry: object, errors: object, trees: object, flatten_one_level: object, array_type: object) -> None:
+def setup(hooks: object, jax_registry: object | None, flatten_one_level: object, array_type: object) -> None:
     """Hands over, once, what the core asks Python for."""
 
 def forget_kind(type: type) -> None:
@@ -177,25 +177,9 @@ class GraphDef:
     def rows(self) -> list[Row]:
         """The structure as records: one a node, leaf, static or reference."""
 
-def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]:
-    """Walks the roots together and returns (leaves, GraphDef)."""
-
 def weaken(graphdef: GraphDef) -> GraphDef:
     """
     An equal GraphDef that holds its identity statics weakly, where their type allows it.
-    """
-
-def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
-
-def children(obj: object) -> list[Any]:
-    """The children of a node, one level down."""
-
-def replay(graphdef: GraphDef, obj: object) -> list[Any] | None:
-    """The leaves of `obj` when its structure is `graphdef`, else None."""
-
-def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
-    """
-    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
     """
 
 class Opened:
@@ -220,6 +204,19 @@ class Recording:
 
     @property
     def leaves(self) -> list[Any]: ...
+
+def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]:
+    """Walks the roots together and returns (leaves, GraphDef)."""
+
+def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
+
+def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None:
+    """The leaves and tracked nodes of roots that match, else None."""
+
+def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
+    """
+    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
+    """
 
 class Outcome:
     """
@@ -303,6 +300,9 @@ class Graph:
         """
         A copy with other values in some places, and the object at each place of it.
         """
+
+def children(obj: object) -> list[Any]:
+    """The children of a node, one level down."""
 
 def children_with_keys(obj: object) -> list[tuple[Any, Any]]:
     """The children of a node with their key path entries, one level down."""
@@ -540,9 +540,6 @@ def running_traces() -> list[tuple[tuple[Any, ...], list[Any]]]:
     """
     (the caller's roots, the rebuilt ones) of each trace that this thread is in, the outermost first.
     """
-
-def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None:
-    """The leaves and tracked nodes of roots that match, else None."""
 
 def decode(code: tuple[object, ...]) -> int:
     """

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from jax import tree_util
 
-from . import _compat, _core, _direct, _errors, _trees, registry
+from . import _compat, _core, _direct, _hooks
 
 
 def setup() -> None:
-    _core.setup(registry, _errors, _trees, tree_util.default_registry.flatten_one_level, _compat.array_class())
+    registry = _compat.tree_registry()
+    _core.setup(_hooks, registry, tree_util.default_registry.flatten_one_level, _compat.array_class())
     _core.use_settings(
         disable_jit=_compat.config_state("disable_jit", False),
         prng_impl=_compat.config_state("default_prng_impl", "threefry2x32"),

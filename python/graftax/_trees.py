@@ -9,11 +9,10 @@ import functools
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax import tree_util
-from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core, interop
 from ._compat import (
@@ -21,44 +20,19 @@ from ._compat import (
     data_fields,
     is_tree_node,
     names_function,
-    open_first,
     tree_functions,
     treedef_of_node,
     treedef_of_records,
     treedef_records,
 )
-from ._compat import one_level_with_keys as open_with_keys
-from ._compat import tree_registry as jax_registry
+from ._describe import layouts
+from ._description import TreeDescription
 from ._difference import Difference, Way, lockstep, short_text, spelled
 from ._errors import some
-from .registry import dict_key, layouts
 
 TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
 
-# What the core reads here besides the functions below.
-__all__ = ["FlattenedIndexKey", "GetAttrKey", "SequenceKey", "dict_key", "jax_registry", "open_first", "open_with_keys"]
-
 _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
-
-
-class TreeDescription(NamedTuple):
-    """How trees see one type.
-
-    Shapes: leaf; node (a builtin container, a named tuple, or through the functions that JAX has); fields (children and
-    the rest read by name).
-    """
-
-    shape: str
-    flatten: Callable[[Any], Any] | None = None
-    unflatten: Any = None  # a named tuple: True where its class makes instances as `collections.namedtuple` does
-    children: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    order: tuple[int, ...] = ()  # in which to assign, children first counted; empty: through unflatten
-    absent: Any = None  # stands for a field that is not there
-    size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
-    with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked
-    # Node: says what flatten and unflatten do with an instance that has attributes of these names.
-    layout: Callable[[tuple[str, ...]], Any] | None = None
 
 
 def describe(cls: Any) -> TreeDescription:

@@ -16,8 +16,9 @@ from jax.tree_util import GetAttrKey
 
 from . import _core
 from ._compat import is_tree_node
+from ._describe import by_fields, child_names, is_frozen, layouts, static_classes
+from ._description import Description
 from .marks import Static
-from .registry import Description, by_fields, child_names, is_frozen, layouts
 
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
 REGISTERED_NAMES = "{cls} has no field {names}. It has {known}."
@@ -333,3 +334,27 @@ class _Aux:
     def __repr__(self) -> str:
         shown = [f"{name}={value!r}" for name, value in zip(self.plan.others, self.values, strict=True)]
         return ", ".join([*self.plan.children, *shown])
+
+
+def register_static(cls: C) -> C:
+    """Makes every instance of a class one static value, which is never opened.
+
+    Instances are compared with the class's own `__eq__` and `__hash__`, or by identity where it has none; a change in
+    place is not seen. The class is registered with JAX too (`jax.tree_util.register_static`). A decorator.
+
+    Args:
+        cls: a class that is not registered with JAX yet.
+
+    Returns:
+        the class.
+
+    Raises:
+        ValueError: where the class is registered with JAX already.
+        TypeError: where it is no class.
+    """
+    if not isinstance(cast("object", cls), type):
+        raise TypeError(f"register_static expects a class, got {cls!r}. For one value, use graftax.Static(value).")
+    tree_util.register_static(cls)
+    static_classes.add(cls)
+    _core.forget_kind(cls)
+    return cls

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from jax.tree_util import DictKey, GetAttrKey
 
-from . import _core, registry
+from . import _core, _describe
 from ._core import How
 from ._errors import StructureError
+from ._jax_nodes import NoneKey, one_level_treedef
 from ._structure import Op, Row, Structure
 from .path import Path, Ref
 
@@ -94,9 +95,9 @@ def from_dict(flat: dict[Path, Any]) -> Any:
 def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
     """The names of the items of a node whose items have names."""
     if base == "registered":
-        return registry.names_of_children(cls) or ()
+        return _describe.names_of_children(cls) or ()
     if base == "tuple":
-        return registry.item_names(cls)
+        return _describe.item_names(cls)
     if base == "function":
         return ("__defaults__", "__kwdefaults__", *(f"__closure__[{n!r}]" for n in detail.__code__.co_freevars))
     return {
@@ -185,7 +186,7 @@ class _Assembly:
             ids = [self._key(e) for e in detail or ()]
             elements = len(ids)
         else:
-            ids = [self._key(k.key) for k in items if isinstance(k, (DictKey, registry.NoneKey))]
+            ids = [self._key(k.key) for k in items if isinstance(k, (DictKey, NoneKey))]
         if base in ("deque", "buffer", "value") and detail is not None:
             payload = self._key(detail)
         if base == "function":
@@ -193,7 +194,7 @@ class _Assembly:
             self.statics.append((How.function, detail, 0, 0))
         if base == "registered":
             _, aux = cast(Any, detail).node_data()
-            treedef = registry.one_level_treedef(cls, aux, len(items))
+            treedef = one_level_treedef(cls, aux, len(items))
         ids += [self._key(n) for n in (*fields, *slots)]
         self.keys += ids
         if tracked or path in self.referenced:

@@ -10,8 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .._trees import TreeDescription
-    from ..registry import Description
+    from .._description import Description, TreeDescription
 
 ADAPTERS = {"equinox": ".equinox", "flarejax": ".flarejax", "flax.nnx": ".nnx"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from flarejax import Module
 
-from ..registry import Description
+from .._description import Description
 
 _READ_BY = ("tree_flatten", "tree_unflatten", "__getattribute__")
 _THEIRS = [inspect.getattr_static(Module, name) for name in _READ_BY]

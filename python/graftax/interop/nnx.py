@@ -20,7 +20,7 @@ from flax.nnx.tracers import TraceState
 from flax.nnx.variablelib import HijaxVariable, Variable
 from flax.typing import HashableMapping
 
-from ..registry import Description
+from .._description import Description
 
 # Flax before 0.12.8 has a type alias where it has a class now.
 _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))

@@ -22,7 +22,7 @@ from .._options import Options
 from .._signature import Signature, call_opaque, call_partial, refuse_generators, resolve
 from .._table import FunctionTable
 from .._trace import Flat, encode, place_of, run_trace
-from ..registry import register_static
+from ..fields import register_static
 from ._reads import Reads
 
 Run = Callable[[list[Callable[..., Any]], list[Any], list[Any]], Any]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only Python knows of a type: asked once per type by the core, which caches the answer."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import concurrent.futures
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import inspect
+import io
+import logging
+import multiprocessing.process
+import pathlib
+import queue
+import random
+import socket
+import threading
+import types
+import uuid
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+import jax
+import jax.core
+import jax.custom_batching
+import jax.extend.core
+import numpy as np
+from jax import tree_util
+
+from . import _core, _statics, interop
+from ._compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
+from ._description import Description
+from ._handles import HandleLayout, handle_classes
+from .marks import Dynamic, Static
+
+_BY_PICKLE = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    pathlib.PurePath,
+)
+
+# A new one for every call is what plain Python gives; nobody can make it again.
+MUTABLE_OPAQUE = (
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.Barrier,
+    threading.Thread,
+    queue.Queue,
+)
+
+# Never entered, whatever their fields hold: they stand for something outside the program.
+_OPAQUE = (
+    *MUTABLE_OPAQUE,
+    logging.Logger,
+    logging.Handler,
+    logging.LoggerAdapter,
+    threading.local,
+    concurrent.futures.Executor,
+    concurrent.futures.Future,
+    socket.socket,
+    asyncio.AbstractEventLoop,
+    multiprocessing.process.BaseProcess,
+    inspect.Signature,
+    inspect.Parameter,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    jax.extend.core.Jaxpr,
+    jax.extend.core.ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]
+    TypeVar,
+    ParamSpec,
+    TypeVarTuple,
+    staticmethod,
+    classmethod,
+    property,
+    _core.GraphDef,
+    _core.Caller,
+    HandleLayout,
+    jax.custom_batching.custom_vmap,
+)
+
+_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
+
+_NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
+_SUBCLASS_OF_ARRAY = (
+    "inside a compiled program it would be a plain array, without what the subclass adds. "
+    "Pass numpy.asarray(...) of it."
+)
+_HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
+_REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((random.Random,), _HIDDEN_STATE + "Use jax.random with an explicit key."),
+    (
+        (np.random.Generator, np.random.RandomState, np.random.BitGenerator),
+        _HIDDEN_STATE + "Use jax.random with an explicit key.",
+    ),
+    ((io.IOBase,), _HIDDEN_STATE + "Read the data first and pass that."),
+    (
+        (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
+        _HIDDEN_STATE + "Turn it into a list first.",
+    ),
+    ((memoryview,), "it shows memory that others may change. Pass bytes(...) or numpy.asarray(...) of it."),
+    ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
+    ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
+)
+
+
+def describe(obj: Any, solid: type) -> Description:
+    """Says how the core is to treat the type of `obj`.
+
+    Args:
+        obj: the first instance met of a type.
+        solid: the nearest base class that no class statement made.
+    """
+    cls = type(obj)
+    if cls in static_classes:
+        by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
+        return Description("equal" if by_value else "identity")
+    if cls in by_fields:
+        return by_fields[cls]
+    adapted = interop.describe(cls)
+    if adapted is not None:
+        return adapted
+    if isinstance(obj, (type, types.ModuleType, enum.Enum)):
+        return Description("identity")
+    if isinstance(obj, ref_types):
+        return Description("ref")
+    if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
+        return Description("array")
+    if cls in handle_classes():  # whatever JAX knows it as
+        return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
+    if issubclass(cls, Dynamic):
+        return Description("dynamic", frozen=False, handed=True)
+    if issubclass(cls, Static):
+        return Description("node", frozen=False, handed=True, static_fields=frozenset({"value"}))
+    for types_refused, reason in _REFUSED:
+        if isinstance(obj, types_refused):
+            return Description("refused", reason=reason)
+    if isinstance(obj, (np.ndarray, np.generic)):
+        if isinstance(obj, np.ndarray) and cls not in _NUMPY:
+            return Description("refused", reason=_SUBCLASS_OF_ARRAY)
+        return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=_statics.numpy_value)
+    if isinstance(obj, jax.ShapeDtypeStruct):
+        return Description("shape")
+    if isinstance(obj, _BY_EQUALITY):
+        return Description("equal")
+    is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
+    if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
+        return Description("registered", is_frozen(cls), order=names_of_children(cls))
+    if isinstance(obj, _OPAQUE):
+        return Description("identity")
+    if isinstance(obj, tree_util.PyTreeDef):
+        return Description("reduce", reduce=_statics.treedef_value)
+    if isinstance(obj, BaseException):
+        if solid.__basicsize__ == BaseException.__basicsize__:
+            return Description("node", frozen=False, handed=True)
+        return Description("reduce", frozen=False, reduce=_statics.exception_value)
+    reduce = _statics.REDUCE.get(solid) or (_statics.known_value if isinstance(obj, _BY_PICKLE) else None)
+    if reduce is None and _statics.is_structseq(cls):
+        reduce = _statics.structseq_value
+    if reduce is not None:
+        has_state = cls is not solid and (
+            cls.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in cls.__mro__[:-1])
+        )
+        if has_state and cls.__module__ not in _STDLIB:
+            return Description("value", handed=True, frozen=False, reduce=reduce)
+        return Description("reduce", frozen=False, reduce=reduce)
+    if isinstance(obj, Iterator):
+        return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
+    if solid in _NODES and cls is not object:
+        fields_only = solid is object
+        sentinel = fields_only and not _has_methods(cls)
+        order = item_names(cls) if is_namedtuple else None
+        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
+    if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
+        return Description("equal")
+    return Description("identity")
+
+
+def names_of_children(cls: type) -> tuple[str, ...] | None:
+    """Which attributes the children of a registered class are, as `register` or JAX was told; None where unknown."""
+    functions = tree_functions(cls)
+    fields = None if cls in child_names or functions is None else data_fields(functions[0])
+    return child_names.get(cls) if fields is None else fields[0]
+
+
+def item_names(cls: type) -> tuple[str, ...]:
+    """The names of the items of a named tuple."""
+    names: Any = getattr(cls, "_fields", ())
+    return names if isinstance(names, tuple) and all(type(name) is str for name in names) else ()
+
+
+# Given to `register_static`.
+static_classes: weakref.WeakSet[type] = weakref.WeakSet()
+# What was given to `register`: classes without a flatten, and the names of the children of those with one.
+by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()
+child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+layouts: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
+
+
+def is_frozen(cls: type) -> bool:
+    parameters = getattr(cls, "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen:
+        return True
+    return "__attrs_attrs__" in vars(cls) and getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
+
+
+def _has_methods(cls: type) -> bool:
+    ignored = {"__module__", "__doc__", "__dict__", "__weakref__", "__slots__", "__repr__", "__reduce__"}
+    ignored |= {"__qualname__", "__firstlineno__", "__static_attributes__", "__annotations__", "__match_args__"}
+    ignored |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__init__", "__new__", "__bool__"}
+    return any(name not in ignored for base in cls.__mro__[:-1] for name in vars(base))
+
+
+_NODES = {
+    object,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    bytearray,
+    array.array,
+    types.SimpleNamespace,
+    OrderedDict,
+    defaultdict,
+    deque,
+    functools.partial,
+    weakref.ref,
+}
+_STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uuid", "zoneinfo")
+
+
+def numpy_role(dtype: np.dtype[Any]) -> bool | str:
+    """True for a dtype that is traced, False for one that is static by value, a message for one that is refused."""
+    if dtype.kind in "USMm" or dtype == jax.dtypes.float0:
+        return False
+    if dtype.hasobject or dtype.fields is not None:
+        return f"a NumPy array of dtype {dtype} cannot be traced. Pass its columns or elements one by one."
+    if not dtype.isnative:
+        order = dtype.byteorder
+        return f"a NumPy array of byte order {order!r} cannot be traced. Use a.astype(a.dtype.newbyteorder('='))."
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        return f"JAX has no type for a NumPy array of dtype {dtype}. Use a.astype(numpy.float64)."
+    if dtype.kind in "biufc" or jax.numpy.issubdtype(dtype, jax.numpy.number):
+        return True
+    return f"a NumPy array of dtype {dtype} cannot be traced."

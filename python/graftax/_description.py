@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core is told of a type. It reads these records by the names of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """How the core is to treat one type.
+
+    Roles: array, ref, numpy, shape, identity, equal, reduce, context, refused, registered, node, value, dynamic.
+    A context value says where the program is running: it is no part of the key, and a new one is made wherever what
+    holds it is rebuilt.
+    """
+
+    role: str
+    frozen: bool = True  # role reduce: the same object is the same value
+    handed: bool = False  # handed over as itself where no array is below
+    static_fields: Container[str] | None = None
+    reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
+    reason: str = ""  # role refused: why, and the way out
+    sentinel: bool = False  # an instance without fields counts by identity
+    order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items
+    absent: Any = None  # a field with this value counts as not there
+    expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
+    by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDescription:
+    """How trees see one type.
+
+    Shapes: leaf; node (a builtin container, a named tuple, or through the functions that JAX has); fields (children and
+    the rest read by name).
+    """
+
+    shape: str
+    flatten: Callable[[Any], Any] | None = None
+    unflatten: Any = None  # a named tuple: True where its class makes instances as `collections.namedtuple` does
+    children: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()  # in which to assign, children first counted; empty: through unflatten
+    absent: Any = None  # stands for a field that is not there
+    size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
+    with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked
+    # Node: says what flatten and unflatten do with an instance that has attributes of these names.
+    layout: Callable[[tuple[str, ...]], Any] | None = None

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GraphDef does in Python: its fingerprint, its children."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import pickle
+import types
+from typing import Any, cast
+
+import numpy as np
+from jax import tree_util
+
+from . import _core
+from ._pickle import ByName, named
+from ._statics import PLAIN
+
+
+def fingerprint(graphdef: _core.GraphDef) -> str:
+    """A text of 64 hexadecimal digits that equal structures share in every process.
+
+    Classes, functions and modules count by qualified name, other statics by value; one that has neither raises.
+    """
+    digest = hashlib.sha256()
+    for row in graphdef.rows():
+        place = (row.root, row.parent, str(row.entry), row.target, row.leaf)
+        digest.update(repr((place, row.op.name, _stable(row.type), _stable(row.value))).encode())
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> str:
+    if type(value) in PLAIN:
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}"
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return f"name {value.__module__}.{value.__qualname__}"
+    if isinstance(value, (list, tuple)):
+        parts = [_stable(v) for v in cast("list[Any]", value)]
+        # The list is what a set holds: it has no order.
+        return f"{type(value).__name__} {sorted(parts) if isinstance(value, list) else parts}"
+    if isinstance(value, tree_util.PyTreeDef):
+        return f"treedef {value}"
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(_stable, cast('frozenset[Any]', value)))}"
+    if isinstance(value, enum.Enum):
+        return f"enum {_stable(type(value))}.{value.name}"
+    found = named(value)
+    if isinstance(found, ByName):
+        return "name {}.{}".format(*found.place)
+    return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"
+
+
+def children(graphdef: _core.GraphDef) -> list[_core.GraphDef]:
+    """The GraphDef of each child of the root, as if the child had been flattened by itself."""
+    leaf = np.float32(0)  # any dynamic leaf will do: structures do not tell them apart
+    obj = _core.unflatten(graphdef, [leaf] * graphdef.num_leaves)
+    return [_core.flatten(child)[1] for child in _core.children(obj)]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pickle of a GraphDef and of an Outcome. What has no pickle is named by its path."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import types
+from typing import Any
+
+from jax import tree_util
+
+from . import _core
+from ._errors import UnpicklableError
+from ._structure import Structure
+
+CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
+
+_NAMELESS = (
+    types.FunctionType,
+    types.CellType,
+    types.MethodType,
+    types.MappingProxyType,
+)  # by the names of their kinds
+
+
+def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
+    """The pickle of a GraphDef; names the path of what cannot be pickled."""
+    return (graphdef_from_state, (_picklable(graphdef, "GraphDef"),))
+
+
+def reduce_outcome(outcome: _core.Outcome) -> tuple[Any, ...]:
+    """The pickle of an Outcome; names the path of what cannot be pickled."""
+    return (outcome_from_state, (_picklable(outcome, "result"),))
+
+
+class ByName:
+    """Stands in a pickle for an object that its module and qualified name lead to, such as `jax.nn.relu`.
+
+    Its class may have no pickle, or one that makes a copy.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.place = (module, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_find, self.place)
+
+
+def _find(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def named(value: Any) -> Any:
+    """`value`, or what stands for it in a pickle."""
+    if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
+        return value  # pickle does it itself
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return value
+    try:
+        return ByName(module, name) if _find(module, name) is value else value
+    except (ImportError, AttributeError):
+        return value
+
+
+def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The state of a program with `ByName` in its statics."""
+    statics = tuple((how, named(value), *rest) for how, value, *rest in state[5])
+    return (*state[:5], statics, *state[6:])
+
+
+def _picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, ...]:
+    state = program._state()  # pyright: ignore[reportPrivateUsage]
+    state = _with_names(state) if isinstance(program, _core.GraphDef) else (state[0], _with_names(state[1]), *state[2:])
+    try:
+        pickle.dumps(state)
+    except Exception:
+        structure = Structure(program)
+        for row in structure.rows:
+            of_node = row.type if row.type not in _NAMELESS else None
+            for part in (of_node, row.value):
+                try:
+                    pickle.dumps(named(part))
+                except Exception as error:
+                    where = tree_util.keystr(structure.place(row)[1])
+                    message = CLASS_GONE.format(what=what, value=part, path=where or "the root", error=error)
+                    raise UnpicklableError(message) from error
+        raise
+    return state
+
+
+def graphdef_from_state(state: object) -> _core.GraphDef:
+    """Unpickles a GraphDef. Every index is checked: a damaged state raises ValueError."""
+    return _core.GraphDef._from_state(state)  # pyright: ignore[reportPrivateUsage]
+
+
+def outcome_from_state(state: object) -> _core.Outcome:
+    """What a pickled Outcome is loaded through."""
+    return _core.Outcome._from_state(state)  # pyright: ignore[reportPrivateUsage]
