@@ -47,7 +47,7 @@ LAYERS = [
         "_structure",
         "_difference",
     },
-    {"graph", "flatform", "tree", "fields", "module", "surgery", "places", "compare", "_prefix"},
+    {"graph", "flatform", "tree", "fields", "module", "surgery", "places", "compare", "_prefix", "leaves"},
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_jitted"},
     {"_check", "_jit", "export", "transforms"},
@@ -120,6 +120,10 @@ PUBLIC = {
     "diff",
     "find",
     "shared",
+    "map_leaves",
+    "ema",
+    "cast",
+    "count",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -35,6 +35,10 @@ from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten
 from .graph import unflatten as unflatten
+from .leaves import cast as cast
+from .leaves import count as count
+from .leaves import ema as ema
+from .leaves import map_leaves as map_leaves
 from .marks import Dynamic as Dynamic
 from .marks import Static as Static
 from .module import Module as Module

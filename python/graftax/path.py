@@ -398,6 +398,17 @@ class Graph:
             paths = some([repr(self.path(place)) for place in changes], 4)
             raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__)) from None
 
+    def put(self, changes: dict[int, Any]) -> Any:
+        """The root with values written into it, or a new one where no mutable object holds one of the places."""
+        try:
+            if changes:
+                self.core.write(changes)
+        except TypeError as error:
+            if "no mutable object" not in str(error):
+                raise
+            return self.core.build(changes)
+        return self.rows[0].value
+
 
 class Row(NamedTuple):
     """One place of a graph."""

@@ -18,6 +18,7 @@ NO_POINTING = (
     "meant, it is called again with other objects there, and failed: {error}. Give it the path instead: "
     "at(obj)['layers[0].w']"
 )
+NOTHING_OF_TYPE = "nothing in this {cls} is an instance of {where!r}."
 NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, or a function of a leaf."
 SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."
 TWO_VALUES = (
@@ -30,7 +31,7 @@ WHERE_ELSEWHERE = (
 
 T = TypeVar("T")
 V = TypeVar("V")
-_Where = str | Path | Callable[[T], Any]
+_Where = str | Path | type | types.UnionType | Callable[[T], Any]
 
 
 def at(obj: T) -> At[T]:
@@ -100,17 +101,27 @@ class Places(Generic[T]):
     def _places(self) -> list[int]:
         return list(dict.fromkeys(place for group in self._groups for place in group))
 
+    @property
+    def _written(self) -> list[list[int]]:
+        """The groups that are written: `**` at the end means nodes with all that is in them, of which the arrays."""
+        if isinstance(self._where, str) and self._where.endswith("**"):
+            rows = self._graph.rows
+            arrays = [g for g in self._groups if rows[g[0]].what == "array" and not rows[g[0]].aux]
+            return arrays or self._groups
+        return self._groups
+
     def _values(self, value: Any) -> dict[int, Any]:
-        if not self._several or isinstance(self._where, (str, Path)):
-            values = [value] * len(self._groups)
+        groups = self._written
+        if not self._several or isinstance(self._where, (str, Path)) or is_types(self._where):
+            values = [value] * len(groups)
         else:
             # Not the rows of an array, the letters of a text, or what has no order.
             values = list(cast("Iterable[Any]", value)) if isinstance(value, (list, tuple, Iterator)) else None
             given = a_type(value) if values is None else f"{len(values)} values"
-            if values is None or len(values) != len(self._groups):
-                raise ValueError(SET_COUNT.format(given=given, places=len(self._groups)))
+            if values is None or len(values) != len(groups):
+                raise ValueError(SET_COUNT.format(given=given, places=len(groups)))
         changes: dict[int, Any] = {}
-        for group, new in zip(self._groups, values, strict=True):
+        for group, new in zip(groups, values, strict=True):
             for place in group:
                 if changes.setdefault(place, new) is not new:
                     raise ValueError(TWO_VALUES.format(path=self._graph.path(place)))
@@ -119,11 +130,12 @@ class Places(Generic[T]):
 
     def _applied(self, function: Callable[[Any], Any]) -> dict[int, Any]:
         rows = self._graph.rows
-        self._graph.refuse_nested(dict.fromkeys(self._places))
+        places = list(dict.fromkeys(place for group in self._written for place in group))
+        self._graph.refuse_nested(dict.fromkeys(places))
         made: dict[int, Any] = {}
         changes: dict[int, Any] = {}
-        for place in self._places:
-            target = rows[place].target
+        for place in places:
+            target = id(rows[place].value) if rows[place].what == "array" else rows[place].target
             if target not in made:
                 try:
                     made[target] = function(rows[place].value)
@@ -142,11 +154,17 @@ def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
         return False, [[graph.place(where)]]
     if isinstance(where, str):
         return is_pattern(where), [[place] for place in matching(graph, where)]
+    if is_types(where):
+        refers = graph.refers()
+        found = [p for p, row in enumerate(graph.rows) if row.what != "ref" and isinstance(row.value, where)]
+        if not found:
+            raise StructureError(NOTHING_OF_TYPE.format(cls=type(graph.rows[0].value).__qualname__, where=where))
+        return True, [[place, *refers.get(place, ())] for place in found]
     if type(where) in (tuple, list) and where:
         return True, [group for part in cast("list[Any]", where) for group in _located(graph, part)[1]]
     if callable(where):
         return _pointed_at(graph, where)
-    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {where!r}")
+    raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {where!r}; or a type")
 
 
 def matching(graph: Graph, pattern: str | Path) -> list[int]:

@@ -23,8 +23,8 @@ OTHER_STRUCTURE = (
     "{name}: the graphs do not have the same structure at {path!r}: {one} in the first, {other} in another."
 )
 UNSHARED = (
-    " jax.tree makes a tree, in which a shared object is several. For a map over each array once: leaves, graphdef = "
-    "graftax.flatten(obj), then graftax.unflatten(graphdef, new_leaves)."
+    " jax.tree makes a tree, in which a shared object is several. For a map over each array once: "
+    "graftax.map_leaves(f, obj), or the leaves that graftax.flatten(obj) gives."
 )
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def update(obj: T, source: Any) -> T:
     """
     graph, other = Graph(obj), Graph(source)
     changes: dict[int, Any] = {}
-    for place, there in _side_by_side("update", graph, other):
+    for place, there in side_by_side("update", graph, other):
         value = other.rows[there].value
         if value is not None and value is not graph.rows[place].value:
             changes[place] = value
@@ -124,7 +124,7 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
         {'w': 2, 'names': ['x']}
     """
     graph = Graph(obj)
-    chosen = _selection(graph, spec)
+    chosen = selection(graph, spec)
     leaves = [place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
     out = {place: replace for place in leaves if place not in chosen}
     into = {place: replace for place in leaves if place in chosen}
@@ -146,7 +146,7 @@ def combine(*graphs: T) -> T:
     found: dict[int, Any] = {}
     for source in graphs[1:]:
         other = Graph(source)
-        for place, there in _side_by_side("combine", first, other):
+        for place, there in side_by_side("combine", first, other):
             if first.rows[place].value is None and place not in found and other.rows[there].value is not None:
                 found[place] = other.rows[there].value
     nodes = {place: value for place, value in found.items() if not Graph(value).rows[0].is_leaf}
@@ -155,7 +155,7 @@ def combine(*graphs: T) -> T:
     return first.core.build(found, all=True)
 
 
-def _side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
+def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
     """Pairs of places, from the roots on: leaves, and a None in one that stands for a node of the other."""
     seen: dict[int, int] = {}
 
@@ -217,7 +217,8 @@ def _what(graph: Graph, place: int) -> str:
     return "None" if row.value is None else a_type(row.value)
 
 
-def _selection(graph: Graph, spec: Any) -> set[int]:
+def selection(graph: Graph, spec: Any) -> set[int]:
+    """The places of the leaves that a pattern, a type, a predicate or a tree of bools means."""
     leaves = {place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux}
     if is_types(spec):
         parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]

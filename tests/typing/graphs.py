@@ -110,6 +110,11 @@ def surgery(model: Linear, w: jax.Array) -> None:
     assert_type(graftax.at(model)[lambda m: (m.weight, m.bias)].paths, list[graftax.Path])
     assert_type(graftax.at(model)[graftax.Path.parse("weight"), "bias"].get(), Any)
     graftax.at(model)["weight"].update(w)
+    assert_type(graftax.at(model)[jax.Array].apply(lambda x: x * 2), Linear)
+    assert_type(graftax.map_leaves(lambda x, y: x + y, model, params), Linear)
+    assert_type(graftax.ema(model, params, 0.9), Linear)
+    assert_type(graftax.cast(model, "bfloat16").weight, jax.Array)
+    assert_type(graftax.count(model).parameters, int)
     assert_type(graftax.equal(model, rest, rtol=1e-3), bool)
     for difference in graftax.diff(model, rest, limit=3):
         assert_type(difference.path, graftax.Path)
