@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rebuild.h"
 
+#include "commit.h"
 #include "hooks.h"
 #include "static_key.h"
 
@@ -32,12 +33,6 @@ void fill_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* 
 }
 
 }  // namespace
-
-void move_fields(PyObject* from, PyObject* to, const Kind& kind) {
-  OwnedList graveyard;
-  if (kind.has_dict) check(PyDict_Update(instance_dict(to).get(), instance_dict(from).get()));
-  for (const Slot& slot : kind.slots) swap_slot(to, slot, slot_value(from, slot), graveyard);
-}
 
 Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
   for (const Slot& slot : kind.slots)
@@ -241,7 +236,11 @@ void Builder::finish_frame(const Frame& frame) {
   Owned obj = construct(frame.pc, values);
   if (n.track != NONE && nodes_[n.track]) {
     Owned shell = Owned::borrow(nodes_[n.track]);
-    if (Py_TYPE(obj.get()) == n.type) move_fields(obj.get(), shell.get(), *n.kind);
+    if (Py_TYPE(obj.get()) == n.type) {
+      Commit commit;
+      commit.move_fields(obj.get(), shell.get(), *n.kind);
+      commit.run();
+    }
     obj = std::move(shell);
   }
   if (n.track != NONE) {

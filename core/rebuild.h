@@ -89,9 +89,6 @@ class Builder {
 void fill_content(const Program& program, uint32_t pc, PyObject* shell, PyObject* const* values,
                   PyObject* const* inputs);
 
-// Gives `to` the attributes of `from`, an instance of the same class.
-void move_fields(PyObject* from, PyObject* to, const Kind& kind);
-
 // One attribute below any user __getattribute__; empty where it is not there.
 Owned field_value(PyObject* obj, const Kind& kind, PyObject* name);
 

@@ -224,6 +224,20 @@ PyType_Slot graph_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(graph_trav
                              {Py_tp_clear, reinterpret_cast<void*>(graph_clear)},
                              {0, nullptr}};
 
+// `visit(cursor, child)` is called for each child of a node, one level down; a value has none.
+template <typename Visit>
+void each_child(nb::handle obj, Visit visit) {
+  KindHold kinds;
+  const Kind& kind = kind_of(obj.ptr());
+  if (!kind.is_node()) return;
+  Cursor cursor(obj.ptr(), kind);
+  PyObject *child = nullptr, *key = nullptr;
+  while (cursor.next(child, key)) {
+    Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
+    visit(std::as_const(cursor), child);
+  }
+}
+
 Graph graph_of(nb::handle obj) {
   RecordOptions options;
   options.everything = true;
@@ -256,14 +270,10 @@ void bind_surgery(nb::module_& m) {
   m.def(
       "children",
       [](nb::handle obj) {
-        KindHold kinds;
-        const Kind& kind = kind_of(obj.ptr());
         nb::list out;
-        if (!kind.is_node()) return out;
-        Cursor cursor(obj.ptr(), kind);
-        PyObject *child = nullptr, *key = nullptr;
-        while (cursor.next(child, key))
+        each_child(obj, [&](const Cursor& cursor, PyObject* child) {
           if (cursor.stage() != Cursor::Stage::extra) out.append(nb::borrow(child));
+        });
         return out;
       },
       nb::arg("obj").none(), nb::sig("def children(obj: object) -> list[Any]"),
@@ -271,17 +281,11 @@ void bind_surgery(nb::module_& m) {
   m.def(
       "children_with_keys",
       [](nb::handle obj) {
-        KindHold kinds;
-        const Kind& kind = kind_of(obj.ptr());
         nb::list out;
-        if (!kind.is_node()) return out;
-        Cursor cursor(obj.ptr(), kind);
-        PyObject *child = nullptr, *key = nullptr;
-        while (cursor.next(child, key)) {
-          Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
+        each_child(obj, [&](const Cursor& cursor, PyObject* child) {
           Owned entry = key_entry(step_of(cursor));
           out.append(nb::make_tuple(nb::borrow(entry.get()), nb::borrow(child)));
-        }
+        });
         return out;
       },
       nb::arg("obj").none(), nb::sig("def children_with_keys(obj: object) -> list[tuple[Any, Any]]"),

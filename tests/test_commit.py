@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,30 +17,9 @@ import pytest
 
 import graftax
 from graftax import _core
+from raising_key import Key, Stop
 
 testcapi = pytest.importorskip("_testcapi", reason="this Python was built without its test modules")
-
-
-class Stop(Exception):
-    """Raised out of a key's hash."""
-
-
-class Key:
-    """A key of the user's own class, whose hash is Python code."""
-
-    left: ClassVar = [0]
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        Key.left[0] -= 1
-        if Key.left[0] == 0:
-            raise Stop
-        return hash(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self.value == other.value
 
 
 class Plain:

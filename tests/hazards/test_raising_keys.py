@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +14,7 @@ import pytest
 
 import graftax
 from graftax import _core
-
-
-class Stop(BaseException):
-    """No Exception: nothing may take it for a mismatch."""
-
-
-@dataclasses.dataclass(eq=False)
-class Key:
-    """A key whose `__hash__` raises at its n-th call."""
-
-    value: int
-    left: ClassVar = [0]
-
-    def __hash__(self) -> int:
-        Key.left[0] -= 1
-        if Key.left[0] == 0:
-            raise Stop
-        return hash(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self.value == other.value
+from raising_key import Key, Stop
 
 
 @pytest.fixture(autouse=True)
