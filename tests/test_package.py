@@ -46,6 +46,7 @@ LAYERS = [
         "_trees",
         "_structure",
         "_difference",
+        "_tracebacks",
     },
     {"graph", "flatform", "tree", "fields", "module", "surgery", "places", "compare", "_prefix", "leaves"},
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},

@@ -9,10 +9,8 @@ import sys
 import types
 import warnings
 from collections import deque
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from . import _core
@@ -20,6 +18,7 @@ from ._difference import Difference, differences
 from ._errors import CapturedArrayWarning, RecompileWarning
 from ._handles import HandleLayout
 from ._structure import Op, Structure, place_name
+from ._tracebacks import INSIDE
 
 STRUCTURE_CHANGES = (
     "{name} compiles anew on most calls: {count} structures in a row, each another than the one before. Between the "
@@ -46,7 +45,6 @@ _PATIENCE = 8  # versions that differ from the one before in the same static, or
 _ALIKE = 2  # changes before the one in question that have to be in the same place
 _SHOWN = 3  # differences
 _NUMBER = re.compile(r"[-+\d.einfa]+")
-_INSIDE = tuple(str(Path(module.__file__).parent) for module in (_core, jax) if module.__file__)
 
 
 def _short(value: object) -> str:
@@ -59,7 +57,7 @@ def _short(value: object) -> str:
 def caller_level() -> int:
     """The `stacklevel` for a warning of its caller: the first frame that is neither JAX's nor of this package."""
     level = 1
-    while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(INSIDE):
         level += 1
     return level
 
@@ -93,7 +91,7 @@ class Advice:
             if place[0] >= first and isinstance(leaf, np.ndarray) and leaf.nbytes > _BIG and where not in self._warned:
                 self._warned.add(where)
                 message = BIG_CAPTURED.format(name=name, path=where, size=leaf.nbytes >> 20)
-                warnings.warn(message, CapturedArrayWarning, stacklevel=3)
+                warnings.warn(message, CapturedArrayWarning, caller_level())
 
     def new_structure(self, name: str, graphdef: _core.GraphDef, root_names: tuple[str, ...], hits: int) -> None:
         """Compares a new structure with the one before; warns when one static alone keeps changing, or when every call
@@ -124,7 +122,7 @@ class Advice:
         where = place_name(place, root_names)
         shown = ", ".join(values[-3:])
         message = message.format(name=name, path=where, values=shown, count=_PATIENCE + 1)
-        warnings.warn(message, RecompileWarning, stacklevel=3)
+        warnings.warn(message, RecompileWarning, caller_level())
 
     def _keeps_changing(
         self, name: str, before: _core.GraphDef, graphdef: _core.GraphDef, root_names: tuple[str, ...]
@@ -141,7 +139,7 @@ class Advice:
             self._warned.add("structure")
             lines = "\n".join(f"  {d.line()}" for d in found)
             message = STRUCTURE_CHANGES.format(name=name, count=self._row, differences=lines)
-            warnings.warn(message, RecompileWarning, stacklevel=4)
+            warnings.warn(message, RecompileWarning, caller_level())
 
 
 def _another_kind(difference: Difference[str], root_names: tuple[str, ...]) -> bool:

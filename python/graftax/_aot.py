@@ -16,6 +16,7 @@ from ._dispatch import build_entry, leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._plan import Plan, leaf_names
 from ._trace import flat_function
+from ._tracebacks import boundary
 
 COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
@@ -66,6 +67,7 @@ class _Stage(Generic[P, R]):
 class Traced(_Stage[P, R]):
     """A traced function. Its `jaxpr`, like all of JAX's `Traced`, speaks of the flat leaves."""
 
+    @boundary
     def lower(self, **options: Any) -> Lowered[P, R]:
         """Lowers it; the options are those of JAX's `Traced.lower`."""
         return Lowered(self._staging, self._stage.lower(**options))
@@ -74,6 +76,7 @@ class Traced(_Stage[P, R]):
 class Lowered(_Stage[P, R]):
     """A lowered function."""
 
+    @boundary
     def compile(self, *args: Any, **options: Any) -> Compiled[P, R]:
         """Compiles it for the backend; the arguments are those of JAX's `Lowered.compile`."""
         return Compiled(self._staging, self._stage.compile(*args, **options))
@@ -82,6 +85,7 @@ class Lowered(_Stage[P, R]):
 class Compiled(_Stage[P, R]):
     """A compiled function: takes arguments of the structure and the statics that it was lowered for."""
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs it.
 
@@ -130,10 +134,12 @@ class Stageable(_core.Caller, Generic[P, R]):
         roots, layout = self._bound(args, kwargs)
         return roots, layout, self._plan.record(roots, layout, shapes=True)
 
+    @boundary
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""
         return Lowered(*self._staged("lower", args, kwargs))
 
+    @boundary
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
         """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
         return Traced(*self._staged("trace", args, kwargs))
@@ -146,6 +152,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         staged = _core.run_active(self, roots, entry.outcomes, recording, run, *recording.leaves)
         return Staging(self, plan.name, recording.graphdef, layout, recording.names, entry.outcomes), staged
 
+    @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
         roots, layout, recording = self._prepare(args, kwargs)

@@ -22,6 +22,7 @@ from ._difference import Difference, differences
 from ._errors import CheckError, GraftaxError
 from ._jitted import Jitted
 from ._plan import leaf_names
+from ._tracebacks import boundary
 from .compare import equal_numbers, numbers_of
 
 CHECK_FAILED = (
@@ -49,6 +50,7 @@ class _Run(NamedTuple):
 class Checked(Jitted[P, R]):
     """A jitted function that is compared with the plain one on every call."""
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         compiled: Callable[..., Any] = super().__call__
         if jax.config.jax_disable_jit:

@@ -17,6 +17,8 @@ from typing import Any
 import jax
 from jax._src import config as _config
 from jax._src import core as _jax_core
+from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax.tree_util import FlattenedIndexKey, PyTreeDef
@@ -345,6 +347,25 @@ def _called_by(callback: Any) -> Any:
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     inner = dict(zip(names, cells, strict=True)).get("callback")
     return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents
+
+
+# ---- tracebacks
+
+
+def hide_frames(folder: str) -> None:
+    """JAX treats code below `folder` as its own: in tracebacks, and where a program says which line made it."""
+    _traceback_util.register_exclusion(folder)
+    _source_info_util.register_exclusion(folder)
+
+
+def is_hidden_file(filename: str) -> bool:
+    """Does JAX leave frames of this file out of tracebacks?"""
+    return not _traceback_util.include_filename(filename)
+
+
+def filtering_mode() -> str:
+    """How JAX hides frames: `off`, `tracebackhide`, `remove_frames` or `quiet_remove_frames`."""
+    return _traceback_util._filtering_mode()
 
 
 # ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version

@@ -16,6 +16,7 @@ from ._errors import StructureError
 from ._handles import is_donated_place
 from ._plan import Layout, Plan, covered_places
 from ._structure import Structure, place_name
+from ._tracebacks import boundary
 
 DONATED_AND_KEPT = (
     "{name} is asked to donate {donated}, but {kept} is the same array and is kept. Donate both (it is then passed "
@@ -79,6 +80,7 @@ class Quiet:
     def run(self, compiled: Any) -> Any:
         """`compiled`, with the filter taken down at the end."""
 
+        @boundary
         @functools.wraps(compiled)
         def run(*leaves: Any) -> Any:
             stacks: list[contextlib.ExitStack] = self._local.__dict__.setdefault("stacks", [])

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from ._check import Checked
 from ._jitted import Jitted
 from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more
+from ._tracebacks import boundary
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +26,7 @@ def _wrap(function: Any, options: Options) -> Any:
 def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
 @overload
 def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+@boundary
 def jit(
     function: Any = None,
     /,
@@ -101,6 +103,7 @@ def jit(
 def filter_jit(function: Callable[P, R], /, **options: Unpack[FilterJitOptions]) -> Jitted[P, R]: ...
 @overload
 def filter_jit(**options: Unpack[FilterJitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+@boundary
 def filter_jit(
     function: Any = None,
     /,

@@ -32,6 +32,7 @@ from ._plan import Plan, leaf_names
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import place_of
+from ._tracebacks import boundary
 
 DELETED = (
     "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
@@ -85,6 +86,7 @@ class Jitted(Stageable[P, R]):
 
     # ---- a structure not met before
 
+    @boundary
     def _entry(
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
     ) -> tuple[_core.Entry, _core.Recording]:
@@ -106,6 +108,7 @@ class Jitted(Stageable[P, R]):
         entry = build_entry(self._plan, self, roots, layout, recording, context)
         return table.store((_core.weaken(graphdef), context), entry), recording
 
+    @boundary
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
         """A call under `jax.disable_jit`: the function itself, with the objects inside in place of handles."""
         if not any(map(is_handle, (*args, *kwargs.values()))):

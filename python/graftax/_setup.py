@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from jax import tree_util
 
-from . import _compat, _core, _direct, _hooks
+from . import _compat, _core, _direct, _hooks, _tracebacks
 
 
 def setup() -> None:
@@ -17,3 +17,4 @@ def setup() -> None:
         others=(_compat.config_state("enable_custom_prng", False),),  # decides what `jax.random.PRNGKey` makes
     )
     _direct.setup()
+    _tracebacks.setup()

@@ -18,6 +18,7 @@ from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_
 from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
 from ._signature import GlobalAssigned
+from ._tracebacks import name_operands
 
 MUTATION_FORBIDDEN = (
     "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
@@ -136,6 +137,8 @@ def run_trace(
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if is_of_a_traced_value(error):
                 rename_leaves(error, tracing.leaf_names())
+            else:
+                name_operands(error, leaves, tracing.leaf_names)
             raise
         except GlobalAssigned as error:
             assigned = ", ".join(error.args[0])

@@ -34,6 +34,7 @@ from ._options import Options, split_patterns
 from ._plan import Plan, dynamic_in, leaf_names
 from ._signature import Signature
 from ._structure import Op, Structure, place_name
+from ._tracebacks import boundary
 from .patterns import of_arguments
 
 CAPTURED_CHANGED = (
@@ -111,6 +112,7 @@ class Exported(Generic[P, R]):
         self._parts, self.exported = parts, exported
         self._binds = Signature.of_parameters(self._signature)
 
+    @boundary
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the exported program, and does to the arguments what the function did.
 
@@ -190,6 +192,7 @@ class Exported(Generic[P, R]):
         return f"<graftax Exported {self.name}{self._signature}>"
 
 
+@boundary
 def export(
     function: Callable[P, R], *, platforms: Sequence[str] | None = None, disabled_checks: Sequence[Any] = ()
 ) -> Callable[P, Exported[P, R]]:
@@ -215,6 +218,7 @@ def export(
     """
     jitted = function if isinstance(function, Jitted) else Jitted(function, Options())
 
+    @boundary
     def exporter(*args: P.args, **kwargs: P.kwargs) -> Exported[P, R]:
         return _export(cast("Jitted[P, R]", jitted), args, kwargs, platforms, tuple(disabled_checks))
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from .._table import without_table
+from .._tracebacks import boundary
 from ._program import Program
 
 Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
@@ -35,7 +36,7 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
     around = functools.wraps(fun, updated=("__dict__",) if is_function else ())
 
     def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        wrapper = around(wrapper)
+        wrapper = around(boundary(wrapper))
         without_table(wrapper.__dict__)
         return wrapper
 

@@ -13,6 +13,7 @@ from .. import _core
 from .._difference import describe
 from .._errors import StructureError
 from .._structure import place_name
+from .._tracebacks import boundary
 from ._lift import name_of
 from ._loop import call_pure
 from ._once import once
@@ -23,6 +24,7 @@ NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along.
 RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
 
 
+@boundary
 def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """`jax.lax.associative_scan` for functions of any objects: all prefix "sums" of `elems` under `fn`, in parallel.
 

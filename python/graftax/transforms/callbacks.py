@@ -17,6 +17,7 @@ from .._difference import describe, differences
 from .._errors import MutationError, StructureError
 from .._hosts import copied
 from .._structure import Structure, place_name
+from .._tracebacks import boundary
 from ._lift import name_of
 from ._snapshot import Snapshot
 
@@ -43,6 +44,7 @@ CAPTURED_COPY = (
 _RESULT = ("result",)
 
 
+@boundary
 def pure_callback(
     callback: Callable[..., Any],
     result_shape_dtypes: Any,
@@ -83,6 +85,7 @@ def pure_callback(
     return host.result(jax.pure_callback(host.run, host.shapes, *host.leaves, **options))
 
 
+@boundary
 def io_callback(
     callback: Callable[..., Any],
     result_shape_dtypes: Any,
@@ -110,6 +113,7 @@ def io_callback(
     return host.result(jax.experimental.io_callback(host.run, host.shapes, *host.leaves, **options))
 
 
+@boundary
 def filter_pure_callback(
     callback: Callable[..., Any],
     *args: Any,

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 
+from .._tracebacks import boundary
 from ._lift import Make, by_value, flat_of, name_of, wraps
 from ._program import Program
 
 
+@boundary
 def checkpoint(
     fun: Callable[..., Any],
     *,
@@ -59,6 +61,7 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
 remat = checkpoint
 
 
+@boundary
 def filter_checkpoint(
     fun: Callable[..., Any] | None = None,
     *,

@@ -14,6 +14,7 @@ from jax.core import eval_jaxpr
 from .. import _core
 from .._difference import describe
 from .._errors import StructureError
+from .._tracebacks import boundary
 from ._lift import Output, by_value, call_first, name_of, named
 
 CONVERTED_FOR_OTHERS = (
@@ -22,6 +23,7 @@ CONVERTED_FOR_OTHERS = (
 )
 
 
+@boundary
 def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
     """As `equinox.filter_closure_convert`: the function with the arrays that it closes over as its own, `consts`.
 
@@ -96,6 +98,7 @@ class Converted:
     def tree_unflatten(cls, conversion: _Conversion, consts: Sequence[Any]) -> Converted:
         return cls(consts, conversion)
 
+    @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it.
 

@@ -14,6 +14,7 @@ from .. import _core
 from .._difference import describe, only_order
 from .._errors import StructureError, rename_leaves
 from .._structure import place_name
+from .._tracebacks import boundary
 from ._fixpoint import Fixpoint, Retrace
 from ._lift import name_of, named
 from ._once import once
@@ -60,6 +61,7 @@ NOT_BRANCHES = "switch: the second argument is a list of functions, and was give
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 
 
+@boundary
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
     """`jax.lax.cond` for functions of any objects: `true_fun(*operands) if pred else false_fun(*operands)`.
 
@@ -95,6 +97,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     return once("cond", branches, operands, [known], _cond)
 
 
+@boundary
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """`jax.lax.switch` for functions of any objects: `branches[index](*operands)`, with the index clamped.
 

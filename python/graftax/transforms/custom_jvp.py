@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from .._tracebacks import boundary
 from ._custom_call import CustomCall, TangentParts
 from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, with_zeros
 from ._lift import by_value
@@ -67,6 +68,7 @@ class custom_jvp(CustomRule):
 
         self.defjvp(total)
 
+    @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._rule is None:
             raise self._no_rule("defjvp")
@@ -115,6 +117,7 @@ class filter_custom_jvp(FilteredRule):
     def defjvps(self, *rules: Any) -> NoReturn:
         raise NotImplementedError("filter_custom_jvp has no defjvps: use def_jvp")
 
+    @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._rule is None:
             raise self._missing("def_jvp")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from .._tracebacks import boundary
 from ._custom_call import CustomCall, Saved
 from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, refuse_changes, with_zeros
 from ._lift import by_value
@@ -55,6 +56,7 @@ class custom_vjp(CustomRule):
         """
         self._rules, self._symbolic = (fwd, bwd), symbolic_zeros
 
+    @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._rules is None:
             raise self._no_rule("defvjp")
@@ -131,6 +133,7 @@ class filter_custom_vjp(FilteredRule):
         self.def_fwd(fwd)
         self.def_bwd(bwd)
 
+    @boundary
     def __call__(self, vjp_arg: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._fwd is None or self._bwd is None:
             raise self._missing("def_fwd and def_bwd")

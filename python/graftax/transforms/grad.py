@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, split_aux
 from ._lift import Make, by_value, name_of, named, wraps
 from ._program import Program
@@ -20,6 +21,7 @@ NOT_SCALAR = (
 )
 
 
+@boundary
 def grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -45,6 +47,7 @@ def grad(
     return gradient
 
 
+@boundary
 def value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -140,6 +143,7 @@ def as_scalar(value: Any, name: str) -> Any:
     return value
 
 
+@boundary
 def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
     """As `equinox.filter_value_and_grad`: the value, and the gradient by the floating arrays of the first argument.
 
@@ -156,6 +160,7 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
     return _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
 
 
+@boundary
 def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
     if fun is None:

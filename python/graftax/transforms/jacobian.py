@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 
+from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, traced_output
 from ._lift import Make, Output, by_value, name_of, named, wraps
 from ._program import Program
 from ._wrt import Wrt, choose, chosen_by, program_by
 
 
+@boundary
 def jacfwd(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -33,6 +35,7 @@ def jacfwd(
     return jacobian_by(Program, jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
 
 
+@boundary
 def jacrev(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -47,6 +50,7 @@ def jacrev(
     return jacobian_by(Program, jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
 
 
+@boundary
 def hessian(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -100,16 +104,19 @@ def jacobian_by(
     return jacobian
 
 
+@boundary
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode."""
     return _filtered_jacobian(jax.jacfwd, "filter_jacfwd", fun, has_aux)
 
 
+@boundary
 def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode."""
     return _filtered_jacobian(jax.jacrev, "filter_jacrev", fun, has_aux)
 
 
+@boundary
 def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument."""
     return _filtered_jacobian(jax.hessian, "filter_hessian", fun, has_aux, 2)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .. import _core
 from .._compat import of_one_trace
+from .._tracebacks import boundary
 from ._derivative import Differentiated, arrays_only
 from ._lift import Output, by_value, call_first, name_of, named
 from ._program import Program
@@ -25,6 +26,7 @@ OTHER_TREE = (
 )
 
 
+@boundary
 def jvp(
     fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, ...]:
@@ -55,6 +57,7 @@ def jvp(
     return one.results(one.rate(rates), out)
 
 
+@boundary
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a function of any objects, and its derivative there as a function of tangents.
 
@@ -66,12 +69,14 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     _, push, out = jax.linearize(one.flat, one.primals, has_aux=True)
     later = one.later()
 
+    @boundary
     def rate(*tangents: Any) -> Any:
         return later.rate(push(later.tangents(tangents)))
 
     return one.results(rate, out)
 
 
+@boundary
 def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any) -> Any:
     """As `equinox.filter_jvp`: (value, tangent of the value), which has None where it does not depend on a tangent.
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from .. import _core
+from .._tracebacks import boundary
 from ._lift import name_of, named
 from ._loop import Loop, Steps, call_pure, of_rows
 from ._once import once
@@ -17,6 +18,7 @@ from ._slices import Slices, plain_scan
 from ._state import with_arrays
 
 
+@boundary
 def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """`jax.lax.map` for functions of any objects: the results of `f(x)` for each `x` of `xs`, stacked, step by step.
 

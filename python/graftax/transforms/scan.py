@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .. import _core
 from .._handles import is_handle, run_inside
+from .._tracebacks import boundary
 from ._lift import name_of
 from ._loop import Loop, Steps, of_rows
 from ._once import once
@@ -19,6 +20,7 @@ from ._slices import Slices, as_pair, plain_scan
 from ._state import with_arrays
 
 
+@boundary
 def scan(
     f: Callable[..., Any],
     init: Any,

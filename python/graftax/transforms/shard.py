@@ -11,10 +11,12 @@ from jax.sharding import SingleDeviceSharding
 from .. import _core
 from .._prefix import is_prefix
 from .._structure import Structure
+from .._tracebacks import boundary
 from ..tree import tree_broadcast
 from .jvp import _is_none
 
 
+@boundary
 def filter_shard(x: Any, device_or_shardings: Any) -> Any:
     """As `equinox.filter_shard`: a copy of `x` whose arrays are on a device, or have shardings.
 

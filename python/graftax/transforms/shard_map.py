@@ -13,6 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from .._compat import inferred_specs, is_of_specs, varying_axes
 from .._errors import MutationError, rename_leaves
+from .._tracebacks import boundary
 from ._entries import OutputLeaf, Outputs, spread_of
 from ._lift import name_of, named, wraps
 from ._program import Program
@@ -40,6 +41,7 @@ RESULT_DIFFERS = (
 _SHARDING = "a jax.sharding.PartitionSpec"
 
 
+@boundary
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,

@@ -11,10 +11,12 @@ import jax
 from .. import _core
 from .._jitted import Jitted
 from .._options import Options
+from .._tracebacks import boundary
 from ._lift import by_value, flat_of, name_of, wraps
 from ._program import Program
 
 
+@boundary
 def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The result of a function of any objects, with `jax.ShapeDtypeStruct` in place of every array.
 
@@ -35,6 +37,7 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return jitted.eval_shape(*args, **kwargs)
 
 
+@boundary
 def make_jaxpr(
     fun: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),
@@ -68,11 +71,13 @@ def make_jaxpr(
     return show
 
 
+@boundary
 def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """As `equinox.filter_eval_shape`: the result, with `jax.ShapeDtypeStruct` in place of arrays."""
     return Jitted(fun, Options(mutation="discard", warn_lost=True, captured=False)).eval_shape(*args, **kwargs)
 
 
+@boundary
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
     """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result)."""
 

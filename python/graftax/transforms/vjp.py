@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 
+from .._tracebacks import boundary
 from ._derivative import Differentiated, arrays_only, in_reverse
 from ._lift import Make, by_value
 from ._program import Program
 
 
+@boundary
 def vjp(
     fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
 ) -> tuple[Any, ...]:
@@ -40,6 +42,7 @@ def pulled_back(
     _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True, **options)
     later = one.later()
 
+    @boundary
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
         given = later.cotangents(cotangent)
         with in_reverse():
@@ -49,6 +52,7 @@ def pulled_back(
     return one.results(pull_back, out)
 
 
+@boundary
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """As `equinox.filter_vjp`: (value, pull back), and with `has_aux` the second part of what `fun` returned.
 
@@ -57,6 +61,7 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) ->
     """
     value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 
+    @boundary
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
         return tuple(arrays_only(x) for x in pull(cotangent))
 

@@ -15,6 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from .._compat import ref_types
 from .._errors import MutationError
+from .._tracebacks import boundary
 from ._entries import OutputLeaf, Outputs, spread_of
 from ._lift import by_value, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
@@ -44,6 +45,7 @@ NO_ROOM_FOR_AXIS = (
 )
 
 
+@boundary
 def vmap(
     fun: Callable[..., Any],
     in_axes: Any = 0,
@@ -140,6 +142,7 @@ def vmap_by(
     return mapped
 
 
+@boundary
 def filter_vmap(
     fun: Callable[..., Any] | None = None,
     *,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .._handles import is_handle, run_inside
+from .._tracebacks import boundary
 from ._lift import name_of
 from ._loop import Loop, Steps, of_carried, of_index
 from ._once import once
@@ -22,6 +23,7 @@ from ._state import type_of, with_arrays
 WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 
 
+@boundary
 def while_loop(
     cond_fun: Callable[[Any], Any],
     body_fun: Callable[[Any], Any],
@@ -86,6 +88,7 @@ def _while_loop(functions: list[Callable[..., Any]], operands: list[Any], rest: 
     return Loop(name_of(body_fun, "while_loop"), functions, operands).run(attempt)[0]
 
 
+@boundary
 def fori_loop(
     lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
 ) -> Any:

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tracebacks show the user's frames: as many lines as JAX's for the same fault, and one for the operands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+X = jnp.ones(3)
+GRAFTAX = types.SimpleNamespace(**vars(graftax), lax=graftax)
+
+
+def fault(x):
+    return (x + jnp.ones((4, 4, 4, 4))[0, 0, 0] + jnp.ones(5)).sum()
+
+
+def in_jit(lib):
+    lib.jit(fault)(X)
+
+
+def grad_in_jit(lib):
+    lib.jit(lambda x: lib.grad(fault)(x))(X)
+
+
+def scan_in_jit(lib):
+    lib.jit(lambda x: lib.lax.scan(lambda c, a: (c, fault(a)), x.sum(), x))(X)
+
+
+def cond_in_jit(lib):
+    lib.jit(lambda x: lib.lax.cond(x.sum() > 0, fault, fault, x))(X)
+
+
+def while_loop_in_jit(lib):
+    lib.jit(lambda x: lib.lax.while_loop(lambda c: c.sum() < 3, fault, x))(X)
+
+
+def vmap_in_jit(lib):
+    lib.jit(lambda x: lib.vmap(fault)(x))(X)
+
+
+def checkpoint_in_jit(lib):
+    lib.jit(lambda x: lib.checkpoint(fault)(x))(X)
+
+
+def nested(lib):
+    def step(carry, x):
+        return carry, lib.jit(lib.vmap(fault))(jnp.ones((2, 3)))
+
+    lib.jit(lambda x: lib.grad(lambda x: lib.lax.scan(step, x.sum(), x)[0])(x))(X)
+
+
+def method(lib):
+    class Model:
+        def loss(self, x):
+            return fault(x)
+
+        step = lib.jit(loss, static_argnums=0 if lib is jax else None)
+
+    Model().step(X)
+
+
+def grad_alone(lib):
+    lib.grad(fault)(X)
+
+
+def vmap_alone(lib):
+    lib.vmap(fault)(X)
+
+
+def scan_alone(lib):
+    lib.lax.scan(lambda c, a: (c, fault(a)), 0.0, X)
+
+
+def jvp_alone(lib):
+    lib.jvp(fault, (X,), (X,))
+
+
+def vjp_alone(lib):
+    lib.vjp(fault, X)
+
+
+def jacobian_in_jit(lib):
+    lib.jit(lambda x: lib.hessian(fault)(x))(X)
+
+
+FAULTS = [
+    in_jit,
+    grad_in_jit,
+    scan_in_jit,
+    cond_in_jit,
+    while_loop_in_jit,
+    vmap_in_jit,
+    checkpoint_in_jit,
+    nested,
+    method,
+    grad_alone,
+    vmap_alone,
+    scan_alone,
+    jvp_alone,
+    vjp_alone,
+    jacobian_in_jit,
+]
+
+
+def raised(call, *args):
+    try:
+        call(*args)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def printed(error):
+    return "".join(traceback.format_exception(error)).splitlines()
+
+
+def of_graftax(error):
+    """The frames of graftax's own code in an error and in those that it was raised from."""
+    here = os.path.dirname(graftax.__file__)
+    frames = []
+    while error is not None:
+        frames += [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_filename.startswith(here)]
+        error = error.__cause__ or error.__context__
+    return frames
+
+
+@pytest.fixture
+def filtering():
+    """Sets JAX's setting for one test."""
+    before = jax.config.jax_traceback_filtering
+    yield lambda mode: jax.config.update("jax_traceback_filtering", mode)
+    jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.mark.parametrize("of", FAULTS, ids=lambda of: of.__name__)
+def test_a_traceback_has_at_most_one_line_more_than_jaxs(of, filtering):
+    filtering("quiet_remove_frames")
+    ours, jaxs = raised(of, GRAFTAX), raised(of, jax)
+    assert len(printed(ours)) <= len(printed(jaxs)) + 1
+    assert not of_graftax(ours)
+    assert str(ours) == str(jaxs)
+
+
+def test_errors_of_graftax_show_the_users_frames_alone():
+    def refused():
+        graftax.jit(lambda data: None)({"data": iter([1])})
+
+    def wrong_option():
+        graftax.jit(lambda x: x, donate="nobody")
+
+    def not_scalar():
+        graftax.grad(lambda x: x)(X)
+
+    def lowered():
+        graftax.jit(lambda x: x).lower(X).compile()(jnp.ones(4))
+
+    def exported():
+        graftax.export(lambda x: x)(X)(jnp.ones(4))
+
+    def forbidden():
+        graftax.jit(lambda d: d.clear(), mutation="error")({"x": X})
+
+    for call in (refused, wrong_option, not_scalar, lowered, exported, forbidden):
+        error = raised(call)
+        assert not of_graftax(error), call.__name__
+
+
+def test_what_a_transform_gave_back_hides_its_frames_too():
+    _, pull = graftax.vjp(lambda x: x.sum(), X)
+    assert not of_graftax(raised(pull, jnp.ones(7)))
+
+    @graftax.custom_jvp
+    def rule(x):
+        return fault(x)
+
+    rule.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    assert not of_graftax(raised(rule, X))
+
+
+@pytest.mark.parametrize("mode", ["off", "tracebackhide"])
+def test_the_setting_of_jax_decides_how_frames_are_hidden(mode, filtering):
+    filtering(mode)
+    error = raised(grad_alone, GRAFTAX)
+    frames = of_graftax(error)
+    assert frames
+    assert mode == "off" or all(f.f_locals["__tracebackhide__"] for f in frames)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_environment_variable_brings_the_frames_back(full):
+    program = "import graftax, jax.numpy as jnp\ngraftax.jit(lambda x: x + jnp.ones(2))(jnp.ones(3))"
+    environment = {**os.environ, "GRAFTAX_TRACEBACK": "full" if full else ""}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert run.returncode == 1
+    assert (os.path.dirname(graftax.__file__) in run.stderr) == full
+
+
+class Layer:
+    def __init__(self):
+        self.w, self.b = jnp.ones((3, 4)), jnp.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda layer, x: layer.w @ x, "layer.w is float32[3, 4] and x is float32[5]"),
+        (lambda layer, x: jnp.concatenate([layer.w, x]), "layer.w is float32[3, 4] and x is float32[5]"),
+        (lambda layer, x: jnp.einsum("ij,jk", layer.w, x * 2), "layer.w is float32[3, 4]"),
+        (
+            lambda layer, x: graftax.grad(lambda m: (x @ m.w).sum())(layer),
+            "closure x is float32[5] and m.w is float32[3, 4]",
+        ),
+        (lambda layer, x: x.reshape(9), "x is float32[5]"),
+    ],
+)
+def test_an_error_of_shapes_names_the_key_paths_of_its_operands(wrong, told):
+    error = raised(graftax.jit(wrong), Layer(), jnp.ones(5))
+    assert f"Of its operands, {told}." in error.__notes__
+
+
+def test_operands_that_are_no_leaves_are_not_named():
+    def wrong(layer, x):
+        return (layer.w * 2) @ (x + 1)
+
+    error = raised(graftax.jit(wrong), Layer(), jnp.ones(5))
+    assert "operands" not in "".join(error.__notes__)
+
+
+def test_an_error_of_the_users_own_gets_no_line():
+    def wrong(x):
+        raise ValueError("no")
+
+    assert "operands" not in "".join(getattr(raised(graftax.jit(wrong), X), "__notes__", ()))
