@@ -33,7 +33,7 @@ LAYERS = [
         "_pickle",
         "_statics",
         "path",
-        "patterns",
+        "_patterns",
         "_errors",
         "_handles",
         "_buffers",
@@ -48,7 +48,7 @@ LAYERS = [
         "_difference",
         "_tracebacks",
     },
-    {"graph", "flatform", "tree", "fields", "module", "surgery", "places", "compare", "_prefix", "leaves"},
+    {"graph", "flatform", "tree", "_fields", "module", "surgery", "places", "compare", "_prefix", "leaves"},
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_jitted"},
     {"_check", "_jit", "export", "transforms"},
@@ -234,6 +234,8 @@ def test_public_names_are_exported():
     # A type checker takes `from ._jit import jit` for private: `jit as jit` says that it is exported.
     names = {alias.asname or alias.name for alias in aliases}
     assert not {name for name in names - exported if not name.startswith("_")}
+    # Other modules are the rooms that these names are made in.
+    assert {name for name in dir(graftax) if not name.startswith("_")} == exported
 
 
 @pytest.mark.parametrize("file", ["py.typed", "_core.pyi"])

@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 import graftax
 from graftax import Path
-from graftax.patterns import Pattern, Root
+from graftax._patterns import Pattern, Root
 from zoo import Box
 
 

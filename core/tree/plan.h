@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules and classes given to `graftax.register`: opened and rebuilt by attribute, with the node data that the functions
-// given to JAX make (`fields.py`). Those functions remain for whatever is not as planned.
+// given to JAX make (`_fields.py`). Those functions remain for whatever is not as planned.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """graftax: `jax.jit` for any Python objects. Arrays are traced, the rest is static, references and changes are kept."""
 
+from ._setup import public_names as __dir__
 from ._setup import setup as _setup
 
 _setup()
@@ -20,6 +21,9 @@ from ._errors import RecompileWarning as RecompileWarning
 from ._errors import StructureError as StructureError
 from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
+from ._fields import field as field
+from ._fields import register as register
+from ._fields import register_static as register_static
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
 from ._jitted import Jitted as Jitted
@@ -28,9 +32,6 @@ from .compare import diff as diff
 from .compare import equal as equal
 from .export import Exported as Exported
 from .export import export as export
-from .fields import field as field
-from .fields import register as register
-from .fields import register_static as register_static
 from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten

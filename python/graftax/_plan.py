@@ -11,9 +11,9 @@ from . import _core
 from ._errors import StructureError
 from ._handles import is_donated
 from ._options import Options, split_patterns
+from ._patterns import Covering, Pattern, nearest, of_arguments, tester
 from ._signature import Signature
 from ._structure import Place, place_name
-from .patterns import Covering, Pattern, nearest, of_arguments, tester
 
 NOWHERE = (
     "{name}: the pattern {pattern!r} of {option} means nothing that is there. There is: {paths}. Name one of these, or "

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the core what it asks Python for. Runs once, at import."""
+"""Hands the core what it asks Python for, once, at import; says what `dir(graftax)` shows."""
 
 from __future__ import annotations
+
+import sys
+from types import ModuleType
 
 from jax import tree_util
 
@@ -18,3 +21,9 @@ def setup() -> None:
     )
     _direct.setup()
     _tracebacks.setup()
+
+
+def public_names() -> list[str]:
+    """What `dir(graftax)` shows, and a shell completes: what a user may use, not the modules that it is made in."""
+    names = vars(sys.modules["graftax"])
+    return sorted(name for name, value in names.items() if name == "tree" or not isinstance(value, ModuleType))

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _core
 from ._handles import with_handles
-from .patterns import of_arguments
+from ._patterns import of_arguments
 
 GENERATOR = (
     "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "

@@ -31,11 +31,11 @@ from ._errors import (
 from ._handles import HandleLayout
 from ._jitted import Jitted
 from ._options import Options, split_patterns
+from ._patterns import of_arguments
 from ._plan import Plan, dynamic_in, leaf_names
 from ._signature import Signature
 from ._structure import Op, Structure, place_name
 from ._tracebacks import boundary
-from .patterns import of_arguments
 
 CAPTURED_CHANGED = (
     "{name} changes {path}, which it captures. An exported function has only its arguments: pass the object as one "

@@ -10,7 +10,7 @@ from typing import Any, dataclass_transform
 import jax
 import numpy as np
 
-from .fields import field, given, register_by_fields
+from ._fields import field, given, register_by_fields
 
 DATACLASS_ALREADY = (
     "{cls} is a dataclass already, as every subclass of graftax.Module: leave dataclass(slots=True) off, which would "

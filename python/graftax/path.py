@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 from . import _core
 from ._compat import one_level_with_keys
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
-from .patterns import NAME, QUOTED, Pattern, Places, unquoted, walk
+from ._patterns import NAME, QUOTED, Pattern, Places, unquoted, walk
 
 NOT_MUTABLE = (
     "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "

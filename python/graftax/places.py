@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ._errors import StructureError, a_type, at_path, some
+from ._patterns import is_pattern, nearest
 from .path import Graph, Path
-from .patterns import is_pattern, nearest
 
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 NO_POINTING = (

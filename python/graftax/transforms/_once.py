@@ -17,12 +17,12 @@ import jax
 from .. import _core
 from .._compat import calls_host, equations, outside_of_traces
 from .._errors import GraftaxError
+from .._fields import register_static
 from .._jitted import Jitted
 from .._options import Options
 from .._signature import Signature, call_opaque, call_partial, refuse_generators, resolve
 from .._table import FunctionTable
 from .._trace import Flat, encode, place_of, run_trace
-from ..fields import register_static
 from ._reads import Reads
 
 Run = Callable[[list[Callable[..., Any]], list[Any], list[Any]], Any]

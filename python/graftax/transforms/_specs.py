@@ -12,9 +12,9 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from .. import _core
 from .._errors import StructureError
+from .._patterns import Pattern, Places, nearest, of_arguments, root_entries
 from .._prefix import ABSENT, part_of
 from .._structure import Op, Row, Structure, place_name, plain_key
-from ..patterns import Pattern, Places, nearest, of_arguments, root_entries
 
 NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, or a tree of them like the argument."
 NO_ENTRY = (

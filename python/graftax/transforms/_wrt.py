@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .. import _core
 from .._options import is_path
-from ..patterns import Covering, nearest, of_arguments
+from .._patterns import Covering, nearest, of_arguments
 from ._lift import Make, name_of
 from ._program import Program
 from ._tangents import is_inexact, is_key
