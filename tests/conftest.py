@@ -2,9 +2,11 @@
 """What a run consists of: everything, a sample of it (``--quick``), a part of it (``--share``); Hypothesis profiles.
 
 ``--quick`` is what ``make test`` runs: of a test with many parameters a few cases, drawn by the names of the test and
-of its cases; of a random test a few examples; of a test marked ``quick(n)`` n cases. ``make test-all`` runs everything.
+of its cases; of a random test a few examples; of a test marked ``quick(n)`` n cases; what is deep, wide or repeated in
+the second of the two sizes that ``sizes.sized`` is given. ``make test-all`` runs everything.
 """
 
+import gc
 import os
 import zlib
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from graftax import _direct
+from sizes import QUICK
 
 # What a test compiles runs a few times on a few numbers: to optimize it takes longer. With XLA_FLAGS= it is optimized.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -48,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"quick(cases): how many cases a quick run draws, where not {CASES}; 0 for none")
     if config.getoption("--quick") and config.getoption("--hypothesis-profile") is None:
         settings.load_profile("quick")
+    if config.getoption("--quick"):
+        os.environ[QUICK] = "1"
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -79,6 +84,12 @@ def sample(name: str, cases: list, most: int) -> list:
                 chosen.append(i)
                 seen |= values[i]
     return [cases[i] for i in sorted(chosen)]
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays there: a collection of garbage need not look at it, time and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -99,7 +99,7 @@ def test_the_three_answers_take_about_thirty_lines():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_an_example_runs_as_a_script(path):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=300, check=False

@@ -19,9 +19,10 @@ import zoo
 from graftax import Path
 from graftax.path import Graph
 from hazards.watchdog import isolated
+from sizes import sized
 from zoo import Box, Data, f32
 
-DEEP, WIDE = 20_000, 100_000
+DEEP, WIDE = sized(20_000, 3_000), sized(100_000, 5_000)
 
 
 def paths(found: Any) -> list[str]:

@@ -163,6 +163,7 @@ for name, build in zoo.ZOO:
 """
 
 
+@pytest.mark.quick(0)  # what the text of GraphDefs shows, too: test_fingerprint
 def test_the_order_is_the_same_in_every_process():
     first, second = (python(ORDER, PYTHONHASHSEED=seed) for seed in ("1", "2"))
     assert first == second

@@ -119,7 +119,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("donate", ["none", "self", "all", ("**.w", "self.state")], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_a_trainer_of_plain_objects(optimizer, donate):
     plain, fast = Trainer(optimizer()), Trainer(optimizer())
     step = graftax.jit(Trainer.step, donate=donate)

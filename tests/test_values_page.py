@@ -53,6 +53,7 @@ def test_a_kind_without_a_result_is_an_error():
         values_table.cell(KINDS[0], "key", [{"cells": {}}])
 
 
+@pytest.mark.quick(0)  # a run of pytest for one cell of a page
 def test_a_run_records_every_law_of_a_kind(tmp_path):
     out = tmp_path / "results.json"
     command = [sys.executable, str(values_table.__file__), "run", "--out", str(out), "-k", "kw_only"]

@@ -22,6 +22,7 @@ PLACES = {
 jits = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
 
 
+@pytest.mark.quick(2)
 @jits
 @pytest.mark.parametrize("wrap", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("size", [4, 100_000])

@@ -12,6 +12,7 @@ import graftax
 import oracle
 import zoo
 from hazards.watchdog import isolated
+from sizes import sized
 from zoo import Box, f32
 
 
@@ -75,6 +76,7 @@ def chain(kind, depth):
     return x
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", ["list", "dict", "tuple", "object"])
 @pytest.mark.parametrize("depth", [10_000, 200_000])
 @isolated()
@@ -131,7 +133,7 @@ def test_ten_thousand_failed_calls_on_a_deep_cycle_leave_the_interpreter_usable(
     for _ in range(20):
         x = {"x": x}
     f = graftax.jit(lambda x: x)
-    for _ in range(10_000):
+    for _ in range(sized(10_000, 1_000)):
         with pytest.raises(ValueError, match="no"):
             f(x)
     assert jax.jit(lambda tree: tree)([[[[f32(1)]]]])[0][0][0][0].tolist() == [1.0]
@@ -221,6 +223,7 @@ def meddled_object(what):
     return holder
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("what", ["clear", "grow", "replace", "shrink", "collect"])
 @pytest.mark.parametrize("kind", ["list", "dict", "object"])
 @isolated()

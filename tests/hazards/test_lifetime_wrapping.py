@@ -18,6 +18,7 @@ import pytest
 
 import graftax
 from hazards.watchdog import isolated
+from sizes import sized
 from zoo import Box, Data, Registered, f32, scalar
 
 jits = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
@@ -379,13 +380,14 @@ def pickled():
     return graftax.flatten(graph)[1]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @isolated(seconds=300)
 def test_a_damaged_pickle_raises_and_never_crashes(protocol):
     data, graphdef = pickle.dumps(pickled(), protocol), pickled()
     assert pickle.loads(data) == graphdef
     rng, survived = random.Random(protocol), 0
-    for _ in range(3_000):
+    for _ in range(sized(3_000, 600)):
         damaged = bytearray(data)
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(damaged))

@@ -19,6 +19,7 @@ import pytest
 import graftax
 import oracle
 from hazards.watchdog import isolated, python
+from sizes import sized
 from zoo import Box, f32, scalar
 
 
@@ -95,6 +96,7 @@ def usable_depth():
 # ── exceptions, ten thousand times ──
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("where", ["opening", "closing", "function", "refused", "deep_write"])
 @isolated(seconds=400)
 def test_ten_thousand_failing_calls_change_nothing(where):
@@ -126,7 +128,9 @@ def test_ten_thousand_failing_calls_change_nothing(where):
     expected = Mine if where in ("opening", "closing", "function") else graftax.UnsupportedValueError
     before, blocks = usable_depth(), []
     with hooked(**({where: fail} if where in ("opening", "closing") else {})):
-        turns = 10_000 if where in ("opening", "refused") else 1_000  # the others reach JAX's tracing
+        turns = (
+            sized(10_000, 1_000) if where in ("opening", "refused") else sized(1_000, 100)
+        )  # these reach JAX's tracing
         for turn in range(turns):
             try:
                 f(graph, tail)
@@ -437,6 +441,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("hook", [False, True], ids=["plain", "user_code"])
 @isolated()

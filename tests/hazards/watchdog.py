@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import gc
 import importlib.util
 import inspect
 import json
@@ -44,6 +45,8 @@ def serve() -> None:
     """What the children of `isolated` are copies of: the imports are done, and no thread runs yet."""
     import beside  # noqa: F401
     import oracle  # noqa: F401
+
+    gc.freeze()  # no child need look at it
 
     for request in sys.stdin:
         with warnings.catch_warnings():

@@ -11,8 +11,9 @@ import pytest
 
 import graftax
 from graftax._structure import Op, Structure
+from sizes import sized
 
-DEPTH = 20_000
+DEPTH = sized(20_000, 4_000)
 
 
 def chain() -> dict[str, Any]:
@@ -34,6 +35,7 @@ def increment(node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("run", "steps"),
     [

@@ -19,6 +19,7 @@ import pytest
 import graftax
 from graftax._options import Options
 from graftax.transforms import _once
+from sizes import sized
 
 ROWS = jnp.arange(12.0).reshape(4, 3)
 TRACED: list[str] = []
@@ -42,7 +43,7 @@ def megabytes() -> float:
     return pages * 4 / 1024
 
 
-def growth(call: Callable[[int], Any], first: int = 40, calls: int = 200) -> float:
+def growth(call: Callable[[int], Any], first: int = sized(40, 10), calls: int = sized(200, 50)) -> float:
     """MB that so many calls keep, after the first few."""
     for number in range(first):
         call(number)
@@ -102,6 +103,7 @@ def plus(i: Any, state: Any) -> Any:
     return {"x": state["x"] + i}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_the_second_call_traces_nothing_and_two_hundred_keep_nothing(loop: Callable[[], Any]):
     first = loop()

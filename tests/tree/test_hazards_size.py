@@ -14,6 +14,7 @@ import graftax._compat
 import graftax.tree
 from beside import laws
 from hazards.watchdog import isolated, python
+from sizes import sized
 from tree_nodes import Data, Module, Pair, module, node
 
 tree = graftax.tree
@@ -29,6 +30,7 @@ def deep(n, wrap):
     return value
 
 
+LEVELS = sized(100_000, 20_000)
 WRAPS = {
     "list": lambda v, i: [v],
     "tuple": lambda v, i: (i, v),
@@ -41,7 +43,7 @@ WRAPS = {
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_a_hundred_thousand_levels(kind):
-    n = 100_000
+    n = LEVELS
     value = deep(n, WRAPS[kind])
     leaves, treedef = tree.flatten(value)
     assert treedef.num_nodes == n + len(leaves)
@@ -58,10 +60,11 @@ def test_a_hundred_thousand_levels(kind):
         tree.map(lambda a, b: a, [few, few], [few, deep(300, lambda v, i: WRAPS[kind](v, i) if i else [])])
 
 
+@pytest.mark.quick(2)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_treedefs_of_jax_and_back_a_hundred_thousand_levels_deep(kind):
-    treedef = tree.structure(deep(100_000, WRAPS[kind]))
+    treedef = tree.structure(deep(LEVELS, WRAPS[kind]))
     theirs = tree.to_jax(treedef)
     assert theirs.num_nodes == treedef.num_nodes and theirs.num_leaves == treedef.num_leaves
     assert tree.from_jax(theirs) == treedef
@@ -70,27 +73,28 @@ def test_treedefs_of_jax_and_back_a_hundred_thousand_levels_deep(kind):
 
 @isolated()
 def test_iterables_for_nodes_a_hundred_thousand_levels_deep():
-    given = deep(100_000, lambda v, i: iter([v, i]))
-    made = tree.structure(deep(100_000, WRAPS["dict"])).from_iterable_tree(given)
-    assert tree.structure(made) == tree.structure(deep(100_000, WRAPS["dict"]))
+    given = deep(LEVELS, lambda v, i: iter([v, i]))
+    made = tree.structure(deep(LEVELS, WRAPS["dict"])).from_iterable_tree(given)
+    assert tree.structure(made) == tree.structure(deep(LEVELS, WRAPS["dict"]))
     with pytest.raises(ValueError, match=r"an iterable of 1 for PyTreeDef\(\[\[\*\]\]\), got \[\]"):
-        tree.structure(deep(100_000, WRAPS["list"])).from_iterable_tree(deep(99_999, lambda v, i: [v] if i else []))
+        tree.structure(deep(LEVELS, WRAPS["list"])).from_iterable_tree(deep(LEVELS - 1, lambda v, i: [v] if i else []))
 
 
+@pytest.mark.quick(2)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_why_trees_do_not_match_a_hundred_thousand_levels_down(kind):
     wrap = WRAPS[kind]
-    one, other = deep(100_000, wrap), deep(100_000, lambda v, i: wrap(v, i) if i else [1, 2, 3])
-    with pytest.raises(ValueError, match=r"\.\.\. 99979 more \.\.\. .*found list of length 3$") as error:
+    one, other = deep(LEVELS, wrap), deep(LEVELS, lambda v, i: wrap(v, i) if i else [1, 2, 3])
+    with pytest.raises(ValueError, match=rf"\.\.\. {LEVELS - 21} more \.\.\. .*found list of length 3$") as error:
         tree.map(lambda a, b: a, one, other)
     assert len(str(error.value)) < 1000
 
 
 @isolated()
 def test_trees_that_differ_at_each_of_a_hundred_thousand_levels():
-    one, other = (deep(100_000, lambda v, i, side=side: {"a": v, "b": side}) for side in ([1], 1))
-    with pytest.raises(ValueError, match="and 99995 more places") as error:
+    one, other = (deep(LEVELS, lambda v, i, side=side: {"a": v, "b": side}) for side in ([1], 1))
+    with pytest.raises(ValueError, match=f"and {LEVELS - 5} more places") as error:
         tree.map(lambda a, b: a, one, other)
     assert len(str(error.value)) < 3000
 
@@ -120,7 +124,7 @@ def test_a_treedef_in_a_form_that_is_not_its_own_is_refused():
 
 @isolated()
 def test_a_million_leaves():
-    n = 1_000_000
+    n = sized(1_000_000, 100_000)
     leaves = list(range(n))
     assert len(tree.leaves_with_path(leaves)) == n
     for value in (leaves, tuple(leaves), dict.fromkeys(leaves, 0), [[v] for v in range(n // 2)] + leaves[: n // 2]):

@@ -21,6 +21,7 @@ import graftax
 import graftax.tree
 from beside import both, laws
 from hazards.watchdog import isolated
+from sizes import sized
 
 tree = graftax.tree
 T = TypeVar("T")
@@ -349,7 +350,7 @@ def test_instances_do_not_outlive_a_walk():
 @isolated()
 def test_a_chain_of_a_hundred_thousand_modules():
     value: Any = 1
-    for i in range(100_000):
+    for i in range(sized(100_000, 20_000)):
         value = Named(value, f"layer {i % 5}") if i % 2 else Plain(value)
     leaves, treedef = tree.flatten(value)
     assert tree.structure(treedef.unflatten(leaves)) == treedef
