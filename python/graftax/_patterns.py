@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core
 from ._errors import some
-from ._structure import Op, Place, Structure
+from ._structure import Chain, Op, Place, Structure, walk
 
 # A name: the cell of a function's free variable has one with brackets.
 NAME = r"__closure__\['[^']*'\]|[^.\[\]]+"
@@ -164,6 +164,14 @@ class Pattern:
                 out.add(at + 1)
         return self.further(out) if out else frozenset()
 
+    def step(self, places: Places, entry: Any) -> Places | None:
+        """As `after`; None where the pattern leads no further."""
+        return self.after(places, entry) or None
+
+    def step_below(self, places: Places, entry: Any) -> Places | None:
+        """As `below`; None where the pattern leads no further."""
+        return self.below(places, entry) or None
+
     def below(self, places: Places, entry: Any) -> Places:
         """As `after`, of a pattern that covers what is below. A captured variable is its cell and what is in it."""
         if self._count in places:
@@ -187,12 +195,19 @@ class Pattern:
 
     def covers(self, path: Iterable[Any]) -> bool:
         """Does it mean this path, or one that leads there?"""
-        places = self.start
+        return self.ends(self.along(path, self.start))
+
+    def along(self, path: Iterable[Any], places: Places) -> Places:
+        """Where in the pattern one is after a path, coming from `places`, of a pattern that covers what is below."""
         for entry in path:
             if not places or self.ends(places):
                 break
             places = self.below(places, entry)
-        return self.ends(places)
+        return places
+
+    def at_root(self, name: str) -> Places:
+        """Where in the pattern one is at the root of this name."""
+        return self.along(root_entries(name), self.start)
 
 
 def _step(found: re.Match[str]) -> _Step | None:
@@ -259,46 +274,30 @@ def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[Place
     """Does one of the patterns cover a place?"""
     if not patterns:
         return None
-    roots = [root_entries(name) for name in names]
+    starts = [[(pattern, pattern.at_root(name)) for pattern in patterns] for name in names]
 
     def covers(place: Place) -> bool:
         root, path = place
-        rooted = (*roots[root], *path)
-        return any(pattern.covers(rooted) for pattern in patterns)
+        return any(pattern.ends(pattern.along(path, places)) for pattern, places in starts[root])
 
     return covers
 
 
-def walk(
-    pattern_step: Callable[[Places, Any], Places],
-    starts: Iterable[tuple[int, Places]],
-    visit: Callable[[int, Places], int | None],
-    children: Callable[[int], Iterable[tuple[Any, int]]],
-) -> None:
-    """Goes wherever a pattern leads, by whatever way: a node is entered once with each position in the pattern.
+class Entered:
+    """What a walk with a pattern has entered: a node once with each position in the pattern, by whatever way."""
 
-    Args:
-        pattern_step: `Pattern.after` or `Pattern.below`.
-        starts: places, and the positions in the pattern there.
-        visit: is told of each place that is reached; returns the node to enter, behind a reference another one.
-        children: (key entry, place) one level below a node.
-    """
-    entered: dict[int, Places] = {}
-    stack = list(starts)
-    while stack:
-        place, places = stack.pop()
-        node = visit(place, places)
-        if node is None:
-            continue
-        known = entered.get(node)
-        places = places if known is None else places - known
+    def __init__(self) -> None:
+        self._known: dict[int, Places] = {}
+
+    def anew(self, node: int, places: Places) -> tuple[int, Places] | None:
+        """The node with those of the positions that were not met there before."""
+        known = self._known.get(node)
+        if known is not None:
+            places -= known
         if not places:
-            continue
-        entered[node] = places if known is None else known | places
-        for entry, child in children(node):
-            there = pattern_step(places, entry)
-            if there:
-                stack.append((child, there))
+            return None
+        self._known[node] = places if known is None else known | places
+        return node, places
 
 
 class Cover(NamedTuple):
@@ -336,8 +335,11 @@ class Covering:
         anything = pattern.ends(pattern.start)
         rows = self.structure.rows
 
-        def visit(number: int, places: Places) -> int | None:
+        entered = Entered()
+
+        def visit(chain: Chain, places: Places) -> tuple[int, Places] | None:
             nonlocal anything
+            number = chain[1]
             ends = pattern.ends(places)
             anything = anything or ends
             row = rows[number]
@@ -351,19 +353,16 @@ class Covering:
                 anything = anything or (pattern.waits(places) and node.value is None)
             elif not (ends and node.number < number < node.end):  # what something is in is not below it
                 anything = anything or (node.end == node.number + 1 and pattern.waits(places))
-                return node.number
+                return entered.anew(node.number, places)
             return None
 
-        def children(number: int) -> Iterable[tuple[Any, int]]:
-            return ((child.entry, child.number) for child in self.structure.children(rows[number]))
-
-        walk(pattern.below, self._starts(pattern, roots), visit, children)
+        walk(self._starts(pattern, roots), visit, self.structure.entries, pattern.step_below)
         return Cover(leaves, statics, anything)
 
     def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Places]]:
         for name, row in zip(self.names, self.structure.roots, strict=False):
             if roots is None or row.root in roots:
-                places = functools.reduce(pattern.below, root_entries(name), pattern.start)
+                places = pattern.at_root(name)
                 if places:
                     yield row.number, places
 

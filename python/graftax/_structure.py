@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded structure, read by name: its rows, what is above and below them, and where they stand."""
+"""A recorded structure, read by name: its rows, what is above and below them, where they stand; one walk down."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from jax.tree_util import GetAttrKey, keystr
 
@@ -14,6 +14,11 @@ from . import _core
 Op = _core.Op
 Row = _core.Row
 Place = tuple[int, tuple[Any, ...]]  # the number of a root, and the key path from there
+
+S = TypeVar("S")
+
+# A place in a walk: the place above, and the number of this one. One that is reached by two ways has two.
+Chain = tuple["Chain | None", int]
 
 _IN_CELL = GetAttrKey("cell_contents")
 
@@ -35,6 +40,10 @@ class Structure:
     def children(self, row: Row) -> Iterator[Row]:
         """The rows one level below; none below a reference, which its `target` is asked for."""
         return self._in_a_row(row.number + 1, row.end)
+
+    def entries(self, number: int) -> list[tuple[Any, int]]:
+        """(key entry, number) of the rows one level below."""
+        return [(child.entry, child.number) for child in self.children(self.rows[number])]
 
     def below(self, row: Row) -> list[Row]:
         """All rows of a subtree, the row itself first."""
@@ -73,6 +82,35 @@ class Structure:
             row = rows[number]
             yield row
             number = row.end
+
+
+def walk(
+    starts: Iterable[tuple[int, S]],
+    visit: Callable[[Chain, S], tuple[int, S] | None],
+    children: Callable[[int], Sequence[tuple[Any, int]]],
+    step: Callable[[S, Any], S | None],
+) -> None:
+    """Goes down a graph of numbered places, in order, with a state that each step changes.
+
+    Args:
+        starts: places, and the state in each.
+        visit: is told of each place that is reached. Answers the node to go below, behind a reference another one, and
+            the state there; None ends this way. What was reached before is for `visit` to know.
+        children: (key entry, place) one level below a node.
+        step: the state after a step to the child of a key entry; None where it leads nowhere.
+    """
+    stack: list[tuple[Chain, S]] = [((None, place), state) for place, state in starts]
+    stack.reverse()
+    while stack:
+        chain, state = stack.pop()
+        entered = visit(chain, state)
+        if entered is None:
+            continue
+        node, state = entered
+        for entry, child in reversed(children(node)):
+            below = step(state, entry)
+            if below is not None:
+                stack.append(((chain, child), below))
 
 
 def place_name(place: Place, names: tuple[str, ...]) -> str:

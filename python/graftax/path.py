@@ -14,7 +14,8 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 from . import _core
 from ._compat import one_level_with_keys
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
-from ._patterns import NAME, QUOTED, Pattern, Places, unquoted, walk
+from ._patterns import NAME, QUOTED, Entered, Pattern, Places, unquoted
+from ._structure import Chain, walk
 
 NOT_MUTABLE = (
     "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "
@@ -325,12 +326,15 @@ class Graph:
     def _matching(self, pattern: Pattern) -> list[int]:
         found: set[int] = set()
 
-        def visit(place: int, places: Places) -> int | None:
+        entered = Entered()
+
+        def visit(chain: Chain, places: Places) -> tuple[int, Places] | None:
+            place = chain[1]
             if pattern.ends(places):
                 found.add(place)
-            return None if self.rows[place].is_leaf else self.rows[place].target
+            return None if self.rows[place].is_leaf else entered.anew(self.rows[place].target, places)
 
-        walk(pattern.after, [(0, pattern.start)], visit, self.entries)
+        walk([(0, pattern.start)], visit, self.entries, pattern.step)
         return sorted(found)
 
     def below(self, tops: Iterable[int]) -> set[int]:

@@ -14,7 +14,7 @@ from .. import _core
 from .._errors import StructureError
 from .._patterns import Pattern, Places, nearest, of_arguments, root_entries
 from .._prefix import ABSENT, part_of
-from .._structure import Op, Row, Structure, place_name, plain_key
+from .._structure import Chain, Op, Row, Structure, place_name, plain_key, walk
 
 NOT_AN_ENTRY = "{name}: {option} gives {entry!r} for {path}. Give {what} there, or a tree of them like the argument."
 NO_ENTRY = (
@@ -44,9 +44,6 @@ AMBIGUOUS_ENTRY = (
 )
 
 UNKNOWN = object()
-
-# A place in the walk: the place above, and the row that leads here.
-_Chain = tuple["_Chain | None", int]
 
 
 class Here(NamedTuple):
@@ -281,48 +278,44 @@ class Spread:
         self.graphdef, self.leaves, self._names = graphdef, leaves, names
         self._structure = Structure(graphdef)
         self._rows = self._structure.rows
-        self._found: dict[int, tuple[Any, _Chain]] = {}
-        self._visits: dict[int, list[tuple[Rule, _Chain]]] = {}
+        self._found: dict[int, tuple[Any, Chain]] = {}
+        self._visits: dict[int, list[tuple[Rule, Chain]]] = {}
         self._patterns: dict[int, Patterns] = {}
         self._met: set[Any] = set()
         self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
         self._nothing = rules[0].entries.nothing if rules else None
         self.option = rules[0].entries.option if rules else ""
-        for row, rule in zip(self._structure.roots, rules, strict=True):
-            self._walk(row.number, rule.enter(names[row.root]))
+        roots = zip(self._structure.roots, rules, strict=True)
+        starts = [(row.number, rule.enter(names[row.root])) for row, rule in roots]
+        walk(starts, self._visit, self._structure.entries, lambda rule, key: rule.step(key))
         self._check_patterns()
         self.entries: list[Any] = [self._found[i][0] for i in range(len(leaves))]
 
-    def _walk(self, root: int, rule: Rule) -> None:
-        visited = self._met
-        todo: list[tuple[int, Rule, _Chain]] = [(root, rule, (None, root))]
-        while todo:
-            number, rule, chain = todo.pop()
-            row = self._rows[number]
+    def _visit(self, chain: Chain, rule: Rule) -> tuple[int, Rule] | None:
+        row = self._rows[chain[1]]
+        if isinstance(rule, Patterns):
+            self._patterns[id(rule.use)] = rule
+            if row.op is not Op.leaf:
+                rule.note()
+        if row.op is Op.leaf:
+            self._give(row.leaf, rule, chain)
+            return None
+        if row.op is Op.ref:
+            row = self._structure.target(row)
+        if row.op is not Op.node or (row.number, rule.memo) in self._met:
+            return None
+        self._met.add((row.number, rule.memo))
+        if isinstance(rule, Prefix):
+            keys = [plain_key(child.entry) for child in self._structure.children(row)]
+            rule = rule.opened(keys, row.type, self._here(chain))
             if isinstance(rule, Patterns):
                 self._patterns[id(rule.use)] = rule
-                if row.op is not Op.leaf:
-                    rule.note()
-            if row.op is Op.leaf:
-                self._give(row.leaf, rule, chain)
-                continue
-            if row.op is Op.ref:
-                row = self._structure.target(row)
-            if row.op is not Op.node or (row.number, rule.memo) in visited:
-                continue
-            visited.add((row.number, rule.memo))
-            children = list(self._structure.children(row))
-            if isinstance(rule, Prefix):
-                rule = rule.opened([plain_key(child.entry) for child in children], row.type, self._here(chain))
-                if isinstance(rule, Patterns):
-                    self._patterns[id(rule.use)] = rule
-                    rule.note()
-            if row.track >= 0:
-                self._visits.setdefault(row.track, []).append((rule, chain))
-            for child in reversed(children):
-                todo.append((child.number, rule.step(child.entry), (chain, child.number)))
+                rule.note()
+        if row.track >= 0:
+            self._visits.setdefault(row.track, []).append((rule, chain))
+        return row.number, rule
 
-    def _give(self, leaf: int, rule: Rule, chain: _Chain) -> None:
+    def _give(self, leaf: int, rule: Rule, chain: Chain) -> None:
         value = rule.entry(self.leaves[leaf], self._here(chain))
         entries = rule.entries
         if value is UNKNOWN:
@@ -345,23 +338,23 @@ class Spread:
                     PATTERN_UNUSED.format(name=entries.name, option=entries.option, pattern=unused, paths=there)
                 )
 
-    def _here(self, chain: _Chain) -> Here:
+    def _here(self, chain: Chain) -> Here:
         def entries() -> Sequence[Any]:
             root, keys = self._spelled(chain)
             return (*root_entries(self._names[root]), *keys)
 
         return Here(lambda: self.name(chain), entries)
 
-    def _spelled(self, chain: _Chain) -> tuple[int, list[Any]]:
+    def _spelled(self, chain: Chain) -> tuple[int, list[Any]]:
         """(the root, the key entries below it) of a place."""
         steps: list[int] = []
-        at: _Chain | None = chain
+        at: Chain | None = chain
         while at is not None:
             steps.append(at[1])
             at = at[0]
         return self._rows[steps.pop()].root, [self._rows[number].entry for number in reversed(steps)]
 
-    def name(self, chain: _Chain) -> str:
+    def name(self, chain: Chain) -> str:
         """The text of a place."""
         root, keys = self._spelled(chain)
         return place_name((root, tuple(keys)), self._names)
@@ -434,7 +427,7 @@ class Spread:
             row = self._structure.target(found) if found.op is Op.ref else found
         return row.leaf if row.op is Op.leaf else None
 
-    def _resolve(self, rule: Rule, chain: _Chain, path: tuple[Any, ...], leaf: Any) -> Any:
+    def _resolve(self, rule: Rule, chain: Chain, path: tuple[Any, ...], leaf: Any) -> Any:
         for key in path:
             rule = rule.step(key)
         if isinstance(rule, Prefix):
@@ -442,7 +435,7 @@ class Spread:
         here = Here(lambda: place_name((0, path), (self.name(chain),)), lambda: (*self._here(chain).entries(), *path))
         return rule.entry(leaf, here)
 
-    def _around(self, chain: _Chain | None) -> list[Any]:
+    def _around(self, chain: Chain | None) -> list[Any]:
         """The entries of the leaves of the nearest node around that has any: those that are mapped, if some are."""
         unique: list[Any] = []
         while chain is not None and not unique:
