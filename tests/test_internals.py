@@ -131,6 +131,12 @@ def test_the_fields_of_a_row_are_those_that_its_page_names():
     assert named and not [name for name in named if not hasattr(_core.Row, name)]
 
 
+def test_the_glossary_has_forty_words_at_most_and_none_twice():
+    words = [cells[0] for cells in rows_of(ROOT / "docs" / "internals" / "glossary.md", "meaning")]
+    assert 0 < len(words) <= 40 and len(set(words)) == len(words)
+    assert all(re.fullmatch(r"[A-Za-z -]+", word) for word in words), "a name of the code is no word"
+
+
 def test_every_layer_names_what_exists():
     tree = ast.parse((ROOT / "tests" / "test_package.py").read_text(encoding="utf-8"))
     (layers,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "LAYERS")
