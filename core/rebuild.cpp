@@ -16,10 +16,10 @@ Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs) {
 
 namespace {
 
-void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& graveyard) {
+void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& replaced) {
   auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
   Py_XINCREF(value);
-  graveyard.push_stolen(Owned::steal(std::exchange(*place, value)));
+  replaced.push_stolen(Owned::steal(std::exchange(*place, value)));
 }
 
 void fill_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values) {

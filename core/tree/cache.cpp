@@ -59,9 +59,9 @@ bool may_be_kept(const Structure& t) {
 
 }  // namespace
 
-std::vector<TreeNode> spare_nodes;
+std::vector<TreeNode> node_pool;
 
-size_t print_of(const Structure& t) {
+size_t cache_hash(const Structure& t) {
   size_t h = t.leaves;
   for (const TreeNode& n : t.nodes) h = (h ^ n.arity ^ reinterpret_cast<size_t>(n.kind)) * 0x9e3779b97f4a7c15ULL;
   return h ^ (h >> 32);
@@ -69,11 +69,11 @@ size_t print_of(const Structure& t) {
 
 nb::object treedef_of(Structure&& t) {
   static auto& slots = *new std::array<KnownTreeDef, 16>();
-  size_t print = print_of(t);
+  size_t print = cache_hash(t);
   KnownTreeDef& slot = slots[print % slots.size()];
   if (slot.print == print && slot.fits(t)) {
     t.nodes.clear();
-    t.nodes.swap(spare_nodes);
+    t.nodes.swap(node_pool);
     return slot.treedef;
   }
   bool again = std::exchange(slot.print, print) == print && may_be_kept(t);

@@ -11,11 +11,11 @@ namespace graftax {
 // A PyTreeDef of this structure: the one that is kept, or a new one.
 nb::object treedef_of(Structure&& t);
 
-// The room of a structure that was not needed any more, for the next walk.
-extern std::vector<TreeNode> spare_nodes;
+// Memory of structures that are gone, for the next walk.
+extern std::vector<TreeNode> node_pool;
 
-// A number that equal structures share.
-size_t print_of(const Structure& t);
+// Equal structures have equal ones.
+size_t cache_hash(const Structure& t);
 
 // The key paths of the leaves of structures that came twice. They depend on kinds, arities and keys alone.
 class KnownPaths {

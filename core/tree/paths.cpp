@@ -117,7 +117,7 @@ void make_paths(const Structure& t, const NamedNodes& named, OwnedList& out) {
 
 void leaf_paths(const Structure& t, const NamedNodes& named, OwnedList& out) {
   if (!named.empty()) return make_paths(t, named, out);
-  size_t print = print_of(t);
+  size_t print = cache_hash(t);
   if (KnownPaths::slot(print).take(t, out)) return;
   make_paths(t, named, out);
   KnownPaths::slot(print).see(t, print, out);

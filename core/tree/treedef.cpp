@@ -421,7 +421,7 @@ int treedef_clear(PyObject* self) {
 
 // Turns a C++ exception into the Python error that is set, at the border of a slot.
 template <class Result, class Body>
-Result at_border(Result failed, Body body) {
+Result or_set_error(Result failed, Body body) {
   try {
     return body();
   } catch (nb::python_error& e) {
@@ -437,7 +437,7 @@ Result at_border(Result failed, Body body) {
 // As slots: nanobind's own call of a method costs more than the comparison.
 PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
   if (op != Py_EQ && op != Py_NE) Py_RETURN_NOTIMPLEMENTED;
-  return at_border<PyObject*>(nullptr, [&]() -> PyObject* {
+  return or_set_error<PyObject*>(nullptr, [&]() -> PyObject* {
     if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
     if (!nb::isinstance<TreeDef>(other)) {
       if (op == Py_EQ) Py_RETURN_NOTIMPLEMENTED;
@@ -450,7 +450,7 @@ PyObject* treedef_compare(PyObject* self, PyObject* other, int op) {
 }
 
 Py_hash_t treedef_hash(PyObject* self) {
-  return at_border<Py_hash_t>(-1, [&] {
+  return or_set_error<Py_hash_t>(-1, [&] {
     if (!nb::inst_ready(self)) raise_error(PyExc_TypeError, "this PyTreeDef was not made by graftax");
     return structure_hash(nb::inst_ptr<TreeDef>(self)->tree);
   });

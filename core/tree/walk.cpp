@@ -162,9 +162,9 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
 // The walk: a stack of values to visit, and of the nodes that are open.
 class TreeWalk {
  public:
-  explicit TreeWalk(const TreeWish& wish) : wish_(wish), structure_(wish.structure) {
+  explicit TreeWalk(const WalkRequest& request) : wish_(request), structure_(request.structure) {
     if (structure_) {
-      structure_->nodes.swap(spare_nodes);
+      structure_->nodes.swap(node_pool);
       structure_->nodes.reserve(16);  // a small tree needs one allocation
     }
     open_.swap(spare_);
@@ -360,7 +360,7 @@ class TreeWalk {
   static constexpr size_t large = 1024;  // records
   inline static std::pair<size_t, size_t> last_large_{};
 
-  const TreeWish& wish_;
+  const WalkRequest& wish_;
   Structure* structure_;  // null: not wanted
   NamedNodes own_named_;
   OwnedList pending_;  // values to visit, the next one last
@@ -422,7 +422,7 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
   }
 }
 
-void walk_tree(PyObject* tree, const TreeWish& wish) { TreeWalk(wish).run(tree); }
+void walk_tree(PyObject* tree, const WalkRequest& request) { TreeWalk(request).run(tree); }
 
 Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children) {
   if (hooks::open_with_keys.get() == Py_None) return {};

@@ -7,7 +7,7 @@
 namespace graftax {
 
 // What a walk is asked for. The caller is `Walking`.
-struct TreeWish {
+struct WalkRequest {
   Structure* structure = nullptr;  // null: not wanted
   OwnedList* leaves = nullptr;
   NamedNodes* named = nullptr;  // nodes that name their children themselves; null: not wanted
@@ -15,7 +15,7 @@ struct TreeWish {
   bool is_leaf_takes_path = false;
 };
 
-void walk_tree(PyObject* tree, const TreeWish& wish);
+void walk_tree(PyObject* tree, const WalkRequest& request);
 
 // The children of one node, pushed in order; the result is its data, empty where its shape has none.
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);

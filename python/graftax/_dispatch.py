@@ -10,7 +10,7 @@ import jax
 from jax.tree_util import SequenceKey
 
 from . import _core
-from ._donation import Quiet, donated_leaves
+from ._donation import DonationWarnings, donated_leaves
 from ._plan import Layout, Plan, covered_places
 from ._prefix import entry_at, is_prefix
 from ._trace import Flat, flat_function, place_of
@@ -56,12 +56,14 @@ def build_entry(
         jit_options["out_shardings"] = (spec, None, None)
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
-    quiet = Quiet() if (unasked or options.donate_word in ("all", "all-except-first")) and not staged else None
-    if quiet is not None:
-        flat = quiet.around(flat)
+    donation_warnings = (
+        DonationWarnings() if (unasked or options.donate_word in ("all", "all-except-first")) and not staged else None
+    )
+    if donation_warnings is not None:
+        flat = donation_warnings.around(flat)
     compiled: Any = jax.jit(taking_tuple(flat) if tupled else flat, **jit_options)
-    if quiet is not None:
-        compiled = quiet.run(compiled)
+    if donation_warnings is not None:
+        compiled = donation_warnings.run(compiled)
     return _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
 
 

@@ -54,7 +54,7 @@ def donated_roots(plan: Plan, layout: Layout) -> list[bool]:
     return flags
 
 
-class Quiet:
+class DonationWarnings:
     """Silences JAX's warning of donated buffers that it could not reuse, from a trace until its call has returned.
 
     Only a trace leads to a compilation, so a call that needs none pays nothing.

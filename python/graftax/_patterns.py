@@ -26,7 +26,7 @@ _CELL = r"""__closure__\[(?:'[^']*'|"[^"]*"|[^\[\]'"]*)\]"""  # quotes may be le
 
 _KNOWN = 2000  # steps that a pattern remembers
 
-Places = frozenset[int]  # in a pattern: how many of its steps have been made
+Positions = frozenset[int]  # in a pattern: how many of its steps have been made
 
 
 class Root(NamedTuple):
@@ -109,7 +109,7 @@ class Pattern:
         self.start = self.further({0})
         self._end = frozenset({len(self.steps)})
         self._count = len(self.steps)
-        self._known: dict[tuple[Places, Any, Any], Any] = {}  # what `after` found for names and indices
+        self._known: dict[tuple[Positions, Any, Any], Any] = {}  # what `after` found for names and indices
 
     @property
     def root(self) -> str | None:
@@ -117,44 +117,44 @@ class Pattern:
         first = self.steps[0] if self.steps else None
         return first.literal if first is not None and first.kind in ("first", "quoted") else None
 
-    def further(self, places: Iterable[int]) -> Places:
+    def further(self, positions: Iterable[int]) -> Positions:
         """The same positions, and those that `**` leads to without a step."""
-        out = set(places)
+        out = set(positions)
         for at in sorted(out):
             while at < len(self.steps) and self.steps[at].kind == "any":
                 at += 1
                 out.add(at)
         return frozenset(out)
 
-    def after(self, places: Places, entry: Any) -> Places:
-        """Where in the pattern one is, coming from `places`, after a step of a path."""
+    def after(self, positions: Positions, entry: Any) -> Positions:
+        """Where in the pattern one is, coming from `positions`, after a step of a path."""
         kind = type(entry)
         if kind is GetAttrKey:
             token = entry.name
         elif kind is DictKey and type(entry.key) is str:
             token = entry.key
         elif kind is SequenceKey:
-            token = entry.idx if self._asks_for_index(places) else None
+            token = entry.idx if self._asks_for_index(positions) else None
         else:
-            return self._after(places, entry)
-        found = self._known.get((places, kind, token))
+            return self._after(positions, entry)
+        found = self._known.get((positions, kind, token))
         if found is None:
-            found = self._after(places, entry)
+            found = self._after(positions, entry)
             if len(self._known) < _KNOWN:
-                self._known[places, kind, token] = found
+                self._known[positions, kind, token] = found
         return found
 
-    def _asks_for_index(self, places: Places) -> bool:
-        known = self._known.get((places, None, None))
+    def _asks_for_index(self, positions: Positions) -> bool:
+        known = self._known.get((positions, None, None))
         if known is None:
-            steps = (self.steps[at] for at in places if at < len(self.steps))
+            steps = (self.steps[at] for at in positions if at < len(self.steps))
             known = any(not step.whole and (step.literal is None or step.literal.isdigit()) for step in steps)
-            self._known[places, None, None] = known
+            self._known[positions, None, None] = known
         return known
 
-    def _after(self, places: Places, entry: Any) -> Places:
+    def _after(self, positions: Positions, entry: Any) -> Positions:
         out: set[int] = set()
-        for at in places:
+        for at in positions:
             if at == len(self.steps):
                 continue
             step = self.steps[at]
@@ -164,48 +164,48 @@ class Pattern:
                 out.add(at + 1)
         return self.further(out) if out else frozenset()
 
-    def step(self, places: Places, entry: Any) -> Places | None:
+    def step(self, positions: Positions, entry: Any) -> Positions | None:
         """As `after`; None where the pattern leads no further."""
-        return self.after(places, entry) or None
+        return self.after(positions, entry) or None
 
-    def step_below(self, places: Places, entry: Any) -> Places | None:
+    def step_below(self, positions: Positions, entry: Any) -> Positions | None:
         """As `below`; None where the pattern leads no further."""
-        return self.below(places, entry) or None
+        return self.below(positions, entry) or None
 
-    def below(self, places: Places, entry: Any) -> Places:
+    def below(self, positions: Positions, entry: Any) -> Positions:
         """As `after`, of a pattern that covers what is below. A captured variable is its cell and what is in it."""
-        if self._count in places:
+        if self._count in positions:
             return self._end
-        after = self.after(places, entry)
-        return places | after if type(entry) is GetAttrKey and entry.name == "cell_contents" else after
+        after = self.after(positions, entry)
+        return positions | after if type(entry) is GetAttrKey and entry.name == "cell_contents" else after
 
-    def ends(self, places: Places) -> bool:
-        return self._count in places
+    def ends(self, positions: Positions) -> bool:
+        return self._count in positions
 
-    def waits(self, places: Places) -> bool:
+    def waits(self, positions: Positions) -> bool:
         """Has the last step been spelt, rather than passed by `**`? Then the next one may be missing for now."""
-        return any(at > 0 and self.steps[at - 1].kind != "any" for at in places)
+        return any(at > 0 and self.steps[at - 1].kind != "any" for at in positions)
 
     def matches(self, path: Iterable[Any]) -> bool:
         """Does it mean this path?"""
-        places = self.start
+        positions = self.start
         for entry in path:
-            places = self.after(places, entry)
-        return self.ends(places)
+            positions = self.after(positions, entry)
+        return self.ends(positions)
 
     def covers(self, path: Iterable[Any]) -> bool:
         """Does it mean this path, or one that leads there?"""
         return self.ends(self.along(path, self.start))
 
-    def along(self, path: Iterable[Any], places: Places) -> Places:
-        """Where in the pattern one is after a path, coming from `places`, of a pattern that covers what is below."""
+    def along(self, path: Iterable[Any], positions: Positions) -> Positions:
+        """Where in the pattern one is after a path, coming from `positions`, of a pattern that covers what is below."""
         for entry in path:
-            if not places or self.ends(places):
+            if not positions or self.ends(positions):
                 break
-            places = self.below(places, entry)
-        return places
+            positions = self.below(positions, entry)
+        return positions
 
-    def at_root(self, name: str) -> Places:
+    def at_root(self, name: str) -> Positions:
         """Where in the pattern one is at the root of this name."""
         return self.along(root_entries(name), self.start)
 
@@ -278,7 +278,7 @@ def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[Place
 
     def covers(place: Place) -> bool:
         root, path = place
-        return any(pattern.ends(pattern.along(path, places)) for pattern, places in starts[root])
+        return any(pattern.ends(pattern.along(path, positions)) for pattern, positions in starts[root])
 
     return covers
 
@@ -287,17 +287,17 @@ class Entered:
     """What a walk with a pattern has entered: a node once with each position in the pattern, by whatever way."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Places] = {}
+        self._known: dict[int, Positions] = {}
 
-    def anew(self, node: int, places: Places) -> tuple[int, Places] | None:
+    def anew(self, node: int, positions: Positions) -> tuple[int, Positions] | None:
         """The node with those of the positions that were not met there before."""
         known = self._known.get(node)
         if known is not None:
-            places -= known
-        if not places:
+            positions -= known
+        if not positions:
             return None
-        self._known[node] = places if known is None else known | places
-        return node, places
+        self._known[node] = positions if known is None else known | positions
+        return node, positions
 
 
 class Cover(NamedTuple):
@@ -337,10 +337,10 @@ class Covering:
 
         entered = Entered()
 
-        def visit(chain: Chain, places: Places) -> tuple[int, Places] | None:
+        def visit(chain: Chain, positions: Positions) -> tuple[int, Positions] | None:
             nonlocal anything
             number = chain[1]
-            ends = pattern.ends(places)
+            ends = pattern.ends(positions)
             anything = anything or ends
             row = rows[number]
             node = rows[row.target]
@@ -350,21 +350,21 @@ class Covering:
             elif node.op is not Op.node:
                 if ends:
                     statics.add(node.number)
-                anything = anything or (pattern.waits(places) and node.value is None)
+                anything = anything or (pattern.waits(positions) and node.value is None)
             elif not (ends and node.number < number < node.end):  # what something is in is not below it
-                anything = anything or (node.end == node.number + 1 and pattern.waits(places))
-                return entered.anew(node.number, places)
+                anything = anything or (node.end == node.number + 1 and pattern.waits(positions))
+                return entered.anew(node.number, positions)
             return None
 
         walk(self._starts(pattern, roots), visit, self.structure.entries, pattern.step_below)
         return Cover(leaves, statics, anything)
 
-    def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Places]]:
+    def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Positions]]:
         for name, row in zip(self.names, self.structure.roots, strict=False):
             if roots is None or row.root in roots:
-                places = pattern.at_root(name)
-                if places:
-                    yield row.number, places
+                positions = pattern.at_root(name)
+                if positions:
+                    yield row.number, positions
 
 
 _NAMES = 500  # that a message looks through for one that is close

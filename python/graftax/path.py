@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 from . import _core
 from ._compat import one_level_with_keys
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
-from ._patterns import NAME, QUOTED, Entered, Pattern, Places, unquoted
+from ._patterns import NAME, QUOTED, Entered, Pattern, Positions, unquoted
 from ._structure import Chain, walk
 
 NOT_MUTABLE = (
@@ -328,11 +328,11 @@ class Graph:
 
         entered = Entered()
 
-        def visit(chain: Chain, places: Places) -> tuple[int, Places] | None:
+        def visit(chain: Chain, positions: Positions) -> tuple[int, Positions] | None:
             place = chain[1]
-            if pattern.ends(places):
+            if pattern.ends(positions):
                 found.add(place)
-            return None if self.rows[place].is_leaf else entered.anew(self.rows[place].target, places)
+            return None if self.rows[place].is_leaf else entered.anew(self.rows[place].target, positions)
 
         walk([(0, pattern.start)], visit, self.entries, pattern.step)
         return sorted(found)

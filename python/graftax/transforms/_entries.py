@@ -14,7 +14,7 @@ from .. import _core
 from .._errors import StructureError
 from .._handles import handle_classes
 from ._program import Program
-from ._specs import UNKNOWN, Constant, Entries, Here, Rule, Spread
+from ._specs import UNKNOWN, Broadcast, Constant, Entries, Here, Rule
 
 ENTRIES_COUNT = (
     "{name}: {option} is a tuple of {count}, and there are {given} positional arguments. Give one entry for each of "
@@ -33,15 +33,17 @@ PACK_MAPPED = (
 _RESULT = "result"
 
 
-def spread_of(program: Program, entries: Entries, spec: Any, keyword: Any) -> Spread:
+def broadcast_of(program: Program, entries: Entries, spec: Any, keyword: Any) -> Broadcast:
     """A specification of the arguments, brought to the leaves of a program."""
-    spread = Spread(program.graphdef, program.names, _rules(program, entries, spec, keyword), program.leaves)
-    for i in itertools.chain.from_iterable(map(spread.inside, handle_classes())):
-        if spread.entries[i] != entries.nothing:
+    broadcast = Broadcast(program.graphdef, program.names, _rules(program, entries, spec, keyword), program.leaves)
+    for i in itertools.chain.from_iterable(map(broadcast.inside, handle_classes())):
+        if broadcast.entries[i] != entries.nothing:
             raise StructureError(
-                PACK_MAPPED.format(name=entries.name, option=entries.option, path=spread.path(i), entry=entries.nothing)
+                PACK_MAPPED.format(
+                    name=entries.name, option=entries.option, path=broadcast.path(i), entry=entries.nothing
+                )
             )
-    return spread
+    return broadcast
 
 
 def _rules(program: Program, entries: Entries, spec: Any, keyword: Any) -> list[Rule]:
@@ -79,13 +81,13 @@ class Outputs:
 
     Args:
         program: the program.
-        spread: the entries of its leaves.
+        broadcast: the entries of its leaves.
         entries: those of its result.
         leaves: what the transform gives in their place.
     """
 
-    def __init__(self, program: Program, spread: Spread, entries: Entries, leaves: Sequence[Any]) -> None:
-        self._program, self._spread, self._entries, self._leaves = program, spread, entries, leaves
+    def __init__(self, program: Program, broadcast: Broadcast, entries: Entries, leaves: Sequence[Any]) -> None:
+        self._program, self._broadcast, self._entries, self._leaves = program, broadcast, entries, leaves
 
     def trace(self, spec: Any) -> list[OutputLeaf]:
         """Runs the program, whose result has the entries of `spec`."""
@@ -103,27 +105,30 @@ class Outputs:
         whole = None
         if nodes or not isinstance(rule, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])
-            whole = Spread(graphdef, (_RESULT,), [rule], values)
+            whole = Broadcast(graphdef, (_RESULT,), [rule], values)
         found: list[OutputLeaf] = []
         for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
-                name, entry = self._spread.written(tracks[root - 1], path, leaf)
+                name, entry = self._broadcast.written(tracks[root - 1], path, leaf)
             else:
                 name = _RESULT + keystr(path)
                 entry = whole.at(path) if whole is not None else rule.entry(leaf, Here(lambda: _RESULT, tuple))
             of = self._program.untouched.get(i)
-            if of is not None and not self._same(entry, self._spread.entries[of], leaf):
+            if of is not None and not self._same(entry, self._broadcast.entries[of], leaf):
                 of = None
             found.append(OutputLeaf(name, leaf, entry, root > 0, of))
         if whole is not None and nodes:
             self._check_returned(whole, {path for root, path in places if root == 0}, found)
         return found
 
-    def _check_returned(self, whole: Spread, own: AbstractSet[tuple[Any, ...]], found: Sequence[OutputLeaf]) -> None:
+    def _check_returned(self, whole: Broadcast, own: AbstractSet[tuple[Any, ...]], found: Sequence[OutputLeaf]) -> None:
         """An object that the function was given, and returns, comes back as it is: is that what was asked for?"""
         entries = self._entries
         has: dict[int, list[Any]] = {}
-        for leaf, entry in [*zip(self._leaves, self._spread.entries, strict=True), *((o.leaf, o.entry) for o in found)]:
+        for leaf, entry in [
+            *zip(self._leaves, self._broadcast.entries, strict=True),
+            *((o.leaf, o.entry) for o in found),
+        ]:
             has.setdefault(id(leaf), []).append(entry)
         for path, leaf, asked in zip(whole.graphdef.leaf_paths(), whole.leaves, whole.entries, strict=True):
             if path in own or id(leaf) not in has:
@@ -137,7 +142,7 @@ class Outputs:
                         option=entries.option,
                         entry=entry,
                         asked=asked,
-                        inputs=self._spread.option,
+                        inputs=self._broadcast.option,
                     )
                 )
 

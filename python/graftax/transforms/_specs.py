@@ -12,7 +12,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from .. import _core
 from .._errors import StructureError
-from .._patterns import Pattern, Places, nearest, of_arguments, root_entries
+from .._patterns import Pattern, Positions, nearest, of_arguments, root_entries
 from .._prefix import ABSENT, part_of
 from .._structure import Chain, Op, Row, Structure, place_name, plain_key, walk
 
@@ -205,10 +205,12 @@ class _Use:
 class Patterns(Rule):
     """Patterns of key paths: the first that covers a leaf decides."""
 
-    def __init__(self, entries: Entries, choices: tuple[_Choice, ...], use: _Use, places: tuple[Places, ...]) -> None:
-        super().__init__(entries, ("patterns", id(use), places))
+    def __init__(
+        self, entries: Entries, choices: tuple[_Choice, ...], use: _Use, positions: tuple[Positions, ...]
+    ) -> None:
+        super().__init__(entries, ("patterns", id(use), positions))
         self.choices, self.use = choices, use
-        self._places = places  # where in each of the patterns one is here
+        self._positions = positions  # where in each of the patterns one is here
 
     @staticmethod
     def of(entries: Entries, patterns: dict[Any, Any], here: Here | None = None) -> Patterns:
@@ -222,12 +224,12 @@ class Patterns(Rule):
         if here is None:
             return rule
         whole = functools.reduce(Patterns.step, here.entries(), rule)
-        both = (below | above for below, above in zip(rule._places, whole._places, strict=True))
+        both = (below | above for below, above in zip(rule._positions, whole._positions, strict=True))
         return Patterns(entries, rule.choices, rule.use, tuple(both))
 
     def step(self, key: Any) -> Patterns:
-        pairs = zip(self.choices, self._places, strict=True)
-        below = (choice.pattern.below(places, key) if places else places for choice, places in pairs)
+        pairs = zip(self.choices, self._positions, strict=True)
+        below = (choice.pattern.below(positions, key) if positions else positions for choice, positions in pairs)
         return Patterns(self.entries, self.choices, self.use, tuple(below))
 
     def enter(self, root: str) -> Patterns:
@@ -236,8 +238,8 @@ class Patterns(Rule):
     @property
     def _covering(self) -> list[int]:
         """The patterns that cover this place, by number."""
-        pairs = zip(self.choices, self._places, strict=True)
-        return [i for i, (choice, places) in enumerate(pairs) if choice.pattern.ends(places)]
+        pairs = zip(self.choices, self._positions, strict=True)
+        return [i for i, (choice, positions) in enumerate(pairs) if choice.pattern.ends(positions)]
 
     def entry(self, leaf: Any, here: Here) -> Any:
         covering = self._covering
@@ -259,7 +261,7 @@ class Patterns(Rule):
         return None
 
 
-class Spread:
+class Broadcast:
     """A specification, brought to the leaves of a graph.
 
     Args:

@@ -14,10 +14,10 @@ from jax.sharding import AxisType, PartitionSpec
 from .._compat import inferred_specs, is_of_specs, varying_axes
 from .._errors import MutationError, rename_leaves
 from .._tracebacks import boundary
-from ._entries import OutputLeaf, Outputs, spread_of
+from ._entries import OutputLeaf, Outputs, broadcast_of
 from ._lift import name_of, named, wraps
 from ._program import Program
-from ._specs import UNKNOWN, Entries, Here, Rule, Spread
+from ._specs import UNKNOWN, Broadcast, Entries, Here, Rule
 
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
 NOT_INFERRED = (
@@ -91,12 +91,12 @@ def shard_map(
         around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
         known = frozenset(axis_names or around.axis_names)
         specs = _OwnSharding(inputs, around, known, program.leaves) if in_specs is inferred_specs else in_specs
-        spread = spread_of(program, inputs, specs, UNKNOWN)
+        broadcast = broadcast_of(program, inputs, specs, UNKNOWN)
         out: list[Any] = []  # jax.shard_map reads it when the function has run
         outputs: list[OutputLeaf] = []
 
         def flat(*leaves: Any) -> list[Any]:
-            outputs[:] = Outputs(program, spread, inputs._replace(option="out_specs"), leaves).trace(out_specs)
+            outputs[:] = Outputs(program, broadcast, inputs._replace(option="out_specs"), leaves).trace(out_specs)
             out[:] = [o.entry for o in outputs]
             for output in outputs:
                 _check_shards(program.name, output, known, check_vma)
@@ -105,7 +105,7 @@ def shard_map(
         run = jax.shard_map(
             named(flat, program),
             mesh=mesh,
-            in_specs=tuple(spread.entries),
+            in_specs=tuple(broadcast.entries),
             out_specs=out,
             axis_names=axis_names,
             check_vma=check_vma,
@@ -113,10 +113,10 @@ def shard_map(
         try:
             results = run(*program.leaves)
         except ValueError as error:
-            paths = [spread.path(i) for i in range(len(program.leaves))]
+            paths = [broadcast.path(i) for i in range(len(program.leaves))]
             rename_leaves(error, paths)
             rename_leaves(error, paths, "in_specs")
-            _name_argument(error, program, spread)
+            _name_argument(error, program, broadcast)
             rename_leaves(error, [o.path for o in outputs], "out_specs")
             raise
         # A result is placed on the mesh; what the function left as it was is left so.
@@ -173,12 +173,12 @@ def _check_shards(name: str, output: OutputLeaf, known: AbstractSet[Hashable], c
     raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.entry))
 
 
-def _name_argument(error: ValueError, program: Program, spread: Spread) -> None:
+def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) -> None:
     """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
-    for i, (leaf, entry) in enumerate(zip(program.leaves, spread.entries, strict=True)):
+    for i, (leaf, entry) in enumerate(zip(program.leaves, broadcast.entries, strict=True)):
         own = jax.typeof(leaf).sharding.spec
         if is_of_specs(error) and _canonical_sharding(own, leaf) != (_canonical_sharding(entry, leaf)):
-            error.args = (str(error).replace("for arg:", f"for {spread.path(i)}:"),)
+            error.args = (str(error).replace("for arg:", f"for {broadcast.path(i)}:"),)
             return
 
 

@@ -16,10 +16,10 @@ from jax.custom_batching import custom_vmap
 from .._compat import ref_types
 from .._errors import MutationError
 from .._tracebacks import boundary
-from ._entries import OutputLeaf, Outputs, spread_of
+from ._entries import OutputLeaf, Outputs, broadcast_of
 from ._lift import by_value, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
-from ._specs import Entries, Spread
+from ._specs import Broadcast, Entries
 
 NO_SUCH_DIMENSION = (
     "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
@@ -106,9 +106,9 @@ def vmap_by(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, title), [fun], args, kwargs)
         inputs = Entries(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
-        spread = spread_of(program, inputs, in_axes, 0)
-        size = _size(program, spread, axis_size)
-        axes = list(spread.entries)
+        broadcast = broadcast_of(program, inputs, in_axes, 0)
+        size = _size(program, broadcast, axis_size)
+        axes = list(broadcast.entries)
         at = [i for i, axis in enumerate(axes) if axis is not None]
         given = [program.leaves[i] for i in at]
         in_axes_flat = [axes[i] for i in at]
@@ -123,7 +123,7 @@ def vmap_by(
         def flat(*values: Any) -> list[Any]:
             leaves = program.with_leaves(at, values[: len(at)])
             results = inputs._replace(option="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-            outputs[:] = Outputs(program, spread, results, leaves).trace(out_axes)
+            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes)
             _refuse_misfits(program.name, outputs, values[probe])
             out[:] = [o.entry for o in outputs]
             return [o.leaf for o in outputs]
@@ -203,26 +203,28 @@ def _canonical_axis(entry: Any, leaf: Any, more: int = 0) -> Any:
     return entry + np.ndim(leaf) + more if entry is not None and entry < 0 else entry
 
 
-def _size(program: Program, spread: Spread, axis_size: int | None) -> int:
+def _size(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
     """How often the function is mapped."""
     first: tuple[int, int] | None = None  # a leaf, and its size
-    for i, (leaf, axis) in enumerate(zip(program.leaves, spread.entries, strict=True)):
+    for i, (leaf, axis) in enumerate(zip(program.leaves, broadcast.entries, strict=True)):
         if axis is None:
             continue
         shape: tuple[int, ...] = np.shape(leaf)
         if not -len(shape) <= axis < len(shape):
             raise ValueError(
                 NO_SUCH_DIMENSION.format(
-                    name=program.name, option="in_axes", path=spread.path(i), axis=axis, shape=shape
+                    name=program.name, option="in_axes", path=broadcast.path(i), axis=axis, shape=shape
                 )
             )
         expected = first[1] if first else shape[axis] if axis_size is None else axis_size
         if shape[axis] != expected:
-            text = f"{spread.path(first[0])} has {expected} along axis {spread.entries[first[0]]}" if first else None
+            text = (
+                f"{broadcast.path(first[0])} has {expected} along axis {broadcast.entries[first[0]]}" if first else None
+            )
             raise ValueError(
                 OTHER_SIZE.format(
                     name=program.name,
-                    path=spread.path(i),
+                    path=broadcast.path(i),
                     size=shape[axis],
                     axis=axis,
                     other=text or f"axis_size is {axis_size}",
