@@ -51,7 +51,7 @@ LAYERS = [
     {"graph", "flatform", "tree", "_fields", "module", "surgery", "places", "compare", "_prefix", "leaves"},
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_jitted"},
-    {"_check", "_jit", "export", "transforms"},
+    {"_check", "_jit", "export", "transforms", "_show"},
     {"graftax"},
     {"__main__", "_demo"},
 ]
@@ -125,6 +125,7 @@ PUBLIC = {
     "ema",
     "cast",
     "count",
+    "show",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -27,6 +27,7 @@ from ._fields import register_static as register_static
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
 from ._jitted import Jitted as Jitted
+from ._show import show as show
 from ._table import CacheInfo as CacheInfo
 from .compare import diff as diff
 from .compare import equal as equal

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of a jitted function would do with its arguments: traced, captured, donated, forwarded, written back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from .. import _core
+from .._donation import donated_leaves
+from .._errors import GraftaxError
+from .._jitted import Jitted
+from .._structure import Op, Row, Structure
+from ..path import Graph
+from ._picture import Marks, Picture
+from ._words import cut, short_bytes, short_number, size_of, some, value_text
+
+CAPTURED, DONATED, FORWARDED, WRITTEN = "captured", "donated", "forwarded", "written back"
+STATIC_ARGUMENT, TRACED_NUMBER = "static", "traced number"
+RESULT = "the result"
+
+
+class _Call:
+    """One call, traced and not run: what goes in, and what would come out."""
+
+    def __init__(self, jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        traced = jitted.trace(*args, **kwargs)
+        staging = traced._staging
+        self.name, self.names, self.graphdef = staging.name, staging.names, staging.graphdef
+        self.roots, self.layout = jitted._bound(args, kwargs)
+        walked = _core.walk(self.graphdef, self.roots)
+        if walked is None:
+            raise GraftaxError(f"the arguments of {self.name} changed while it was traced")
+        self.leaves, self.nodes = walked
+        self.outcome, (self.results, self.shapes) = staging.outcomes[-1], traced.out_info[:2]
+        structure = Structure(self.outcome)
+        self.result = self._own(structure, structure.roots[0], jitted.eval_shape(*args, **kwargs))
+        plan = jitted._plan
+        self.arguments = plan.signature.arguments(self.layout)
+        donates = plan.donates(self.roots, self.layout)
+        self.donated = donated_leaves(plan, self.roots, self.layout, self.graphdef) if donates else []
+        self.static = plan.signature.flags(self.layout, plan.options.static)
+        self.counts: dict[str, int] = {}
+
+    def _own(self, structure: Structure, row: Row, value: Any) -> Any:
+        """The result around shapes, with the caller's own objects and arrays in its containers where they come back."""
+        if row.op is Op.input:
+            return self.nodes[row.track]
+        if row.op is Op.forward:
+            return self.leaves[row.leaf]
+        below = list(structure.children(row)) if row.op is Op.node else []
+        if type(value) in (list, tuple):
+            return type(value)(self._own(structure, r, x) for r, x in zip(below, value, strict=True))
+        if type(value) is dict:
+            items = zip(below, cast("dict[Any, Any]", value).items(), strict=True)
+            return {key: self._own(structure, r, x) for r, (key, x) in items}
+        return value
+
+    def marks(self, graph: Graph) -> Marks:
+        """The words beside the places of the roots."""
+        marks = Marks({}, {}, {})
+        self._mark_leaves(marks)
+        self._mark_roots(graph, marks)
+        self._mark_writes(marks)
+        return marks
+
+    def _mark_leaves(self, marks: Marks) -> None:
+        structure = Structure(self.outcome)
+        forwarded = [row.leaf for row in structure.below(structure.roots[0]) if row.op is Op.forward]
+        for which, word in ((self._donated(), DONATED), (sorted(set(forwarded)), FORWARDED)):
+            self.counts[word] = len(which)
+            for i in which:
+                marks.objects.setdefault(id(self.leaves[i]), []).append(word)
+
+    def _donated(self) -> list[int]:
+        return [i for i, donated in enumerate(self.donated) if donated]
+
+    def _mark_roots(self, graph: Graph, marks: Marks) -> None:
+        for i, (_, place) in enumerate(graph.entries(0)[: len(self.roots)]):
+            if i >= self.arguments:
+                marks.places.setdefault(place, []).append(CAPTURED)
+                self.counts[CAPTURED] = self.counts.get(CAPTURED, 0) + 1
+            elif self.static[i]:
+                marks.places.setdefault(place, []).append(STATIC_ARGUMENT)
+        structure = Structure(self.graphdef)
+        for row in structure.rows:
+            if row.is_number:
+                root, path = structure.place(row)
+                place = graph.place((graph.entries(0)[root][0], *path))
+                marks.places.setdefault(place, []).append(TRACED_NUMBER)
+
+    def _mark_writes(self, marks: Marks) -> None:
+        structure = Structure(self.outcome)
+        _, _, written = self.outcome.inputs()
+        self.counts[WRITTEN] = len(written)
+        for root, track in zip(structure.roots[1:], written, strict=True):
+            node = self.nodes[track]
+            before = dict(_core.children_with_keys(node))
+            words = marks.objects.setdefault(id(node), [])
+            words.append(WRITTEN)
+            after = {row.entry: row for row in structure.children(root)}
+            for entry, row in after.items():
+                word = self._change(row, before, entry)
+                if word is not None and entry in before:
+                    marks.children.setdefault((id(node), entry), []).append(word)
+                elif word is not None:
+                    words.append(f"gets {_entry_text(entry)}")
+            words += [f"loses {_entry_text(entry)}" for entry in before if entry not in after]
+
+    def _change(self, row: Row, before: dict[Any, Any], entry: Any) -> str | None:
+        """What is written in the place of a child; None where it stays."""
+        old = before.get(entry)
+        if row.op is Op.leaf:
+            new = self.shapes[row.leaf - self.outcome.result_leaves]
+            same = (getattr(old, "shape", None), getattr(old, "dtype", None)) == (new.shape, new.dtype)
+            return WRITTEN if same else f"{WRITTEN} as {new.dtype}{list(new.shape)}"
+        if row.op is Op.static:
+            value = row.value
+            return (
+                None if value is old or (type(value) is type(old) and value == old) else f"becomes {value_text(value)}"
+            )
+        if row.op is Op.input:
+            return None if entry in before and self.nodes[row.track] is old else "replaced"
+        if row.op is Op.forward:
+            return None if entry in before and self.leaves[row.leaf] is old else "replaced"
+        return "replaced" if row.op is Op.node else None
+
+    def notes(self) -> list[str]:
+        sizes = [size_of(leaf) or (0, 0) for leaf in self.leaves]
+        weight = f"{short_number(sum(p for p, _ in sizes))} parameters, {short_bytes(sum(b for _, b in sizes))}"
+        told = [f"{some(len(self.leaves), 'array')} traced ({weight}), all other values static"]
+        of = ((CAPTURED, "root"), (DONATED, "array"), (FORWARDED, "array"), (WRITTEN, "object"))
+        told += [f"{some(self.counts[word], what)} {word}" for word, what in of if self.counts.get(word)]
+        return [f"A call of {self.name}: {'; '.join(told)}."]
+
+
+def _entry_text(entry: Any) -> str:
+    return cut(str(entry), 40)
+
+
+def call_picture(
+    jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], values: bool
+) -> tuple[Picture, list[str]]:
+    """The picture of a call, and the lines in front of it."""
+    call = _Call(jitted, args, kwargs)
+    names = [*call.names, RESULT]
+    picture = Picture(
+        (*call.roots, call.result), title=call.name, values=values, names=names, marks=call.marks, shapes=True
+    )
+    return picture, call.notes()

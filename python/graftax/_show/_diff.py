@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where two object graphs differ, drawn on the first of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..compare import diff
+from ..path import Graph
+from ._picture import Marks, Picture
+from ._words import cut, some, type_text
+
+_SIDE = 60  # characters of what stands on one side
+
+
+def diff_picture(one: Any, other: Any, options: dict[str, Any]) -> tuple[Picture, list[str]]:
+    """The places of the first graph where the second one differs, and the line in front of them."""
+    found = diff(one, other, **options)
+    differ: dict[int, list[str]] = {}
+
+    def marks(graph: Graph) -> Marks:
+        for difference in found:
+            text = f"≠ {cut(difference.one, _SIDE)} → {cut(difference.other, _SIDE)}"
+            differ.setdefault(graph.place(difference.path), []).append(text)
+        return Marks({}, {}, differ)
+
+    picture = Picture(one, marks=marks)
+    picture.only = set(differ)
+    for place in differ:
+        while place > 0:
+            place = picture.rows[place].parent
+            picture.only.add(place)
+    picture.only.add(0)
+    count = some(len(found), "difference") if found else "No difference"
+    return picture, [f"{count} between {type_text(one)} and {type_text(other)}."]

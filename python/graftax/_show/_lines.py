@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture as lines of text: as deep as so many lines allow, siblings that are alike once, sizes at the right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ._picture import Picture
+from ._words import short_bytes, short_number
+
+_MOST_BESIDE = 12  # children of one place that are shown
+_ALIKE = 3  # siblings in a row from which on one stands for them
+_COMPARED = 200_000  # places that are looked at to find them
+_COLUMNS = 22  # of the sizes
+_NARROW = 64  # columns, below which sizes are left out
+_MOST_DEEP = 40  # levels that are indented on their own; deeper ones stand below each other
+
+Segment = tuple[str, str]  # text, style: tree, label, node, array, value, ref, mark, size, more
+
+
+class Line(NamedTuple):
+    """One line: a place, or what was left out (-1)."""
+
+    before: str  # the branches of the tree
+    label: str
+    place: int
+    more: str  # of what was left out; behind a place, that there is more below it
+
+
+class Lines:
+    """Chooses what of a picture is shown.
+
+    Args:
+        picture: what there is.
+        depth: how many levels; None: as many as `most` lines allow.
+        most: lines; None: all of it, nothing left out.
+    """
+
+    def __init__(self, picture: Picture, depth: int | None, most: int | None) -> None:
+        self._picture, self._most = picture, most
+        self._alike_left = _COMPARED if most is not None else 0
+        self._signatures: dict[int, object] = {}
+        self.lines = self._chosen(depth)
+
+    def _chosen(self, depth: int | None) -> list[Line]:
+        if depth is not None or self._most is None:
+            return list(self._at(len(self._picture) if depth is None else depth))
+        best: list[Line] = []
+        for level in range(1, len(self._picture) + 2):
+            lines: list[Line] = []
+            for line in self._at(level):
+                lines.append(line)
+                if len(lines) > self._most and best:
+                    return best
+            if len(lines) == len(best):
+                break  # nothing is deeper
+            best = lines
+        return best
+
+    def _at(self, depth: int) -> Iterator[Line]:
+        """The lines of so many levels, in order."""
+        picture = self._picture
+        # Each: label, place or -1, branches before it, branches before what is below, its level.
+        stack: list[tuple[str, int, str, str, int, str]] = [("", 0, "", "", 0, "")]
+        while stack:
+            label, place, before, below, level, more = stack.pop()
+            if place < 0 or place in picture.first or not picture.is_open(place):
+                yield Line(before, label, place, more)
+                continue
+            if level >= depth:
+                yield Line(before, label, place, "…")
+                continue
+            yield Line(before, label, place, more)
+            children = self._siblings(place)
+            for i, (name, child, left_out) in reversed(list(enumerate(children))):
+                last = i == len(children) - 1
+                deep = level >= _MOST_DEEP
+                branch = below + ("╰─ " if last else "├─ ")
+                under = below if deep else below + ("   " if last else "│  ")
+                stack.append((name, child, branch, under, level + 1, left_out))
+
+    def _siblings(self, place: int) -> list[tuple[str, int, str]]:
+        """(label, place, more) of what is shown below a place; -1 where some are left out."""
+        children = self._picture.children(place)
+        only = self._picture.only
+        if only is not None:
+            kept = [(label, child, "") for label, child in children if child in only]
+            rest = len(children) - len(kept)
+            return [*kept, ("", -1, f"… {rest:,} equal")] if rest else kept
+        if self._most is None:
+            return [(label, child, "") for label, child in children]
+        found: list[tuple[str, int, str]] = []
+        i = 0
+        while i < len(children):
+            if (len(found) >= _MOST_BESIDE or self._alike_left <= 0) and len(children) - i > 1:
+                found.append(("", -1, f"… {len(children) - i:,} more"))
+                break
+            label, child = children[i]
+            run = self._run(children, i)
+            found.append((label, child, ""))
+            if run >= _ALIKE:
+                through = f"{children[i + 1][0]} … {children[i + run - 1][0]}"
+                found.append((through, -1, f"{run - 1:,} more, alike"))
+                i += run
+            else:
+                i += 1
+        return found
+
+    def _run(self, children: list[tuple[str, int]], start: int) -> int:
+        """How many siblings from here on are alike: of the same types, keys and shapes."""
+        at = start
+        like: object = None
+        while at < len(children):
+            label, place = children[at]
+            if place in self._picture.first or not (label.startswith("[") or self._picture.is_open(place)):
+                break
+            signature = self._signature(place)
+            if signature is None or (like is not None and signature != like):
+                break
+            like = signature
+            at += 1
+        return max(at - start, 1)
+
+    def _signature(self, place: int) -> object:
+        known = self._signatures.get(place)
+        if known is not None:
+            return known
+        picture = self._picture
+        end = picture.end[place]
+        if end - place > self._alike_left:
+            return None
+        self._alike_left -= end - place
+        parts: list[object] = [picture.short(place)]
+        stack = [place]
+        while stack:
+            for label, child in picture.children(stack.pop()):
+                parts.append((label, picture.kind(child), picture.short(child)))
+                stack.append(child)
+        self._signatures[place] = tuple(parts)
+        return self._signatures[place]
+
+
+def segments(picture: Picture, line: Line, width: int) -> list[Segment]:
+    """One line, with its sizes at the right where there is room."""
+    if line.place < 0:
+        label = [(f"{line.label}  ", "label")] if line.label else []
+        return _fitted([(line.before, "tree"), *label, (line.more, "more")], width)
+    place = line.place
+    found: list[Segment] = [(line.before, "tree")]
+    if line.label:
+        found.append((f"{line.label}: ", "label"))
+    found.append((picture.text(place), picture.rows[place].what if picture.rows[place].what != "ref" else "node"))
+    first = picture.first.get(place)
+    if first is not None:
+        found.append((f"  → #{picture.numbers[first]} {picture.path(first)}", "ref"))
+    elif place in picture.numbers:
+        found.append((f"  #{picture.numbers[place]}", "ref"))
+    found += [(f"  {word}", "mark") for word in picture.marks(place)]
+    if line.more:
+        found.append((f" {line.more}", "more"))
+    size = picture.sizes[place]
+    if width < _NARROW or first is not None or not size.bytes:
+        return _fitted(found, width)
+    numbers = (
+        f"{short_number(size.parameters) if size.parameters else '':>10}{short_bytes(size.bytes):>{_COLUMNS - 10}}"
+    )
+    return [*_fitted(found, width - _COLUMNS, pad=True), (numbers, "size")]
+
+
+def _fitted(found: list[Segment], width: int, pad: bool = False) -> list[Segment]:
+    """Segments cut to a width, with a mark where something was cut."""
+    kept: list[Segment] = []
+    left = width
+    for text, style in found:
+        if len(text) > left:
+            kept.append(((text[: left - 1] + "…")[:left], style))
+            left = 0
+            break
+        kept.append((text, style))
+        left -= len(text)
+    return [*kept, (" " * left, "tree")] if pad and left else kept
+
+
+def heading(picture: Picture, width: int) -> list[Segment]:
+    """What the columns at the right are."""
+    if width < _NARROW or not picture.sizes[0].bytes:
+        return []
+    return [(" " * (width - _COLUMNS), "tree"), (f"{'parameters':>10}{'bytes':>{_COLUMNS - 10}}", "size")]

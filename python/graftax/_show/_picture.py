@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to see of an object graph: places in pre-order, what stands above and below them, and their sizes."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+from .._structure import place_name, plain_key
+from ..path import Graph
+from ..places import find
+from ._words import array_text, array_type, plain_text, size_of, type_text, value_text
+
+_INLINE_ITEMS = 12  # of a container that is written on one line
+_INLINE = 60  # characters of it
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Size(NamedTuple):
+    """What the arrays below a place are, each array once: how many numbers in inexact ones, and all their bytes."""
+
+    parameters: int
+    bytes: int
+
+
+class Marks(NamedTuple):
+    """Words that stand beside places. Arrays and objects are known by identity, a child by its object and its key."""
+
+    objects: dict[int, list[str]]
+    children: dict[tuple[int, Any], list[str]]
+    places: dict[int, list[str]]
+
+
+class Picture:
+    """An object graph, read once: the structure at once, names and texts when they are asked for.
+
+    Args:
+        obj: the root.
+        title: what the root is called; None: by its type.
+        values: numbers are read from arrays, which copies from their devices.
+        names: of the items of the root, which is a tuple of several roots then.
+        marks: words beside places.
+        shapes: a `jax.ShapeDtypeStruct` stands for an array that is not there yet.
+    """
+
+    def __init__(
+        self,
+        obj: Any,
+        *,
+        title: str | None = None,
+        values: bool = False,
+        names: Sequence[str] | None = None,
+        marks: Callable[[Graph], Marks] | None = None,
+        shapes: bool = False,
+    ) -> None:
+        self.graph = Graph(obj)
+        self.rows = self.graph.rows
+        self._title, self._values, self._names, self._shapes = title, values, names, shapes
+        self.end = self._ends()
+        self.first, self.numbers = self._shared()
+        self._marks = marks(self.graph) if marks is not None else Marks({}, {}, {})
+        self.only: set[int] | None = None  # what is drawn, where that is not all
+        self._below: dict[int, list[tuple[str, int]]] = {}
+        self._texts: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _ends(self) -> list[int]:
+        end = list(range(1, len(self.rows) + 1))
+        for place in range(len(self.rows) - 1, 0, -1):
+            up = self.rows[place].parent
+            end[up] = max(end[up], end[place])
+        return end
+
+    def _shared(self) -> tuple[dict[int, int], dict[int, int]]:
+        """(of each place that repeats something, where that stood first; the number of each such first place)."""
+        first: dict[int, int] = {}
+        arrays: dict[int, int] = {}
+        for place, row in enumerate(self.rows):
+            if row.what == "ref":
+                first[place] = row.target
+            elif row.what == "array" and arrays.setdefault(id(row.value), place) != place:
+                first[place] = arrays[id(row.value)]
+        return first, {place: i for i, place in enumerate(sorted(set(first.values())), 1)}
+
+    @functools.cached_property
+    def repeated(self) -> dict[int, list[int]]:
+        """Where else the shared places stand."""
+        found: dict[int, list[int]] = {}
+        for place, first in self.first.items():
+            found.setdefault(first, []).append(place)
+        return found
+
+    @functools.cached_property
+    def sizes(self) -> list[Size]:
+        """Of each place: what stands below it, an array in several places there counted once."""
+        parameters, bytes_ = [0] * len(self.rows), [0] * len(self.rows)
+        last: dict[int, int] = {}
+        for place, row in enumerate(self.rows):
+            size = size_of(row.value) if row.what == "array" else None
+            if size is None:
+                continue
+            parameters[place], bytes_[place] = size
+            before = last.get(id(row.value))
+            if before is not None:  # counted below both: once too often where their ways meet
+                meet = self._meet(before, place)
+                parameters[meet] -= size[0]
+                bytes_[meet] -= size[1]
+            last[id(row.value)] = place
+        for place in range(len(self.rows) - 1, 0, -1):
+            up = self.rows[place].parent
+            parameters[up] += parameters[place]
+            bytes_[up] += bytes_[place]
+        return [Size(*each) for each in zip(parameters, bytes_, strict=True)]
+
+    def _meet(self, before: int, place: int) -> int:
+        """The lowest place above two: the places below one are those up to its end."""
+        while before >= 0:
+            if self.end[before] > place:
+                return before
+            before = self.rows[before].parent
+        return 0
+
+    # ---- what is drawn
+
+    def children(self, place: int) -> list[tuple[str, int]]:
+        """(label, place) one level below. What a function has beside its code is its closure and its defaults."""
+        known = self._below.get(place)
+        if known is None:
+            known = self._below[place] = self._children(place)
+        return known
+
+    def _children(self, place: int) -> list[tuple[str, int]]:
+        row = self.rows[place]
+        if row.what != "node":
+            return []
+        found: list[tuple[str, int]] = []
+        names = self._names if place == 0 else None
+        is_function = isinstance(row.value, types.FunctionType)
+        for i, (entry, child) in enumerate(self.graph.entries(place)):
+            value = self.rows[child].value
+            if is_function and (
+                value is None or (type(value) is tuple and not value)
+            ):  # defaults and a closure that it does not have
+                continue
+            label = names[i] if names is not None else label_text(entry)
+            if isinstance(value, types.CellType):  # what is in it stands in its place
+                name = f"closure {_closure_name(entry)}" if is_function else label
+                found += [(name, inner) for inner in self.graph.children(child)]
+            else:
+                found.append((label, child))
+        return found
+
+    def text(self, place: int) -> str:
+        """What stands at a place: the type of an array or an object, or a value."""
+        known = self._texts.get(place)
+        if known is None:
+            known = self._texts[place] = self._text(place)
+        return known
+
+    def _text(self, place: int) -> str:
+        row = self.rows[place]
+        if place == 0 and self._title is not None:
+            return self._title
+        if row.what == "array":
+            return array_text(row.value, self._values)
+        if row.what in ("node", "ref"):
+            return self.inline(place) or type_text(row.value)
+        return array_type(row.value) if self._is_shape(row.value) else value_text(row.value)
+
+    def _is_shape(self, value: Any) -> bool:
+        return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
+
+    def inline(self, place: int) -> str | None:
+        """A container of plain values alone, on one line."""
+        row = self.rows[place]
+        if type(row.value) not in (list, tuple, dict, set, frozenset) or not self.end[place] - place <= _INLINE_ITEMS:
+            return None
+        below = self.rows[place + 1 : self.end[place]]
+        if any(r.parent != place or r.what != "value" or type(r.value) not in _PLAIN for r in below):
+            return None
+        text = plain_text(row.value)
+        return text if text is not None and len(text) <= _INLINE else None
+
+    def short(self, place: int) -> str:
+        """What stands at a place without its value: by this, places are alike."""
+        row = self.rows[place]
+        if row.what == "array":
+            return array_type(row.value)
+        return type_text(row.value) if row.what == "node" else type(row.value).__qualname__
+
+    def is_open(self, place: int) -> bool:
+        """Is there something below that is drawn?"""
+        return self.rows[place].what == "node" and self.inline(place) is None and bool(self.children(place))
+
+    def path(self, place: int) -> str:
+        """The key path of a place."""
+        path: tuple[Any, ...] = tuple(self.graph.path(place))
+        if self._names is not None and path:
+            return place_name((path[0].idx, path[1:]), tuple(self._names))
+        text = place_name((0, path), ("",))
+        return text[1:] if text.startswith(".") else text or "the root"
+
+    def marks(self, place: int) -> list[str]:
+        """The words beside a place."""
+        row, marks = self.rows[place], self._marks
+        words = list(marks.places.get(place, ()))
+        if row.parent > 0 and isinstance(self.rows[row.parent].value, types.CellType):
+            words += marks.places.get(row.parent, ())
+        if row.what in ("array", "node"):
+            words += marks.objects.get(id(row.value), ())
+        if marks.children and row.parent >= 0:
+            self.graph.entries(row.parent)
+            entry = self.graph._entry.get(place)  # pyright: ignore[reportPrivateUsage]
+            words += marks.children.get((id(self.rows[row.parent].value), entry), ())
+        return words
+
+    def kind(self, place: int) -> str:
+        """array, value, node, or ref: of something that stood before."""
+        return "ref" if place in self.first else self.rows[place].what
+
+
+def label_text(entry: Any) -> str:
+    """A key entry as it stands in front of a place: `w` is an attribute, `'w'` a key, `[0]` an index."""
+    if isinstance(entry, GetAttrKey):
+        return entry.name
+    if isinstance(entry, SequenceKey):
+        return f"[{entry.idx}]"
+    if isinstance(entry, DictKey):
+        return plain_text(entry.key) or f"{type(entry.key).__qualname__} key"
+    return str(entry)
+
+
+def _closure_name(entry: Any) -> str:
+    text = str(plain_key(entry))
+    return text.split("'")[1] if text.count("'") >= 2 else text
+
+
+def marked_by(words: dict[str, Any]) -> Callable[[Graph], Marks]:
+    """Marks by patterns, types and predicates, as `find` takes them."""
+
+    def marks(graph: Graph) -> Marks:
+        found = Marks({}, {}, {})
+        for word, what in words.items():
+            for path, _ in find(graph.rows[0].value, what):
+                found.places.setdefault(graph.place(path), []).append(word)
+        return found
+
+    return marks

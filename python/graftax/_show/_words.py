@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words for what stands at one place. No user code runs, and nothing is read from a device unless asked."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import functools
+import pathlib
+import types
+from typing import Any, cast
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+_LONG = 60  # characters of a value
+_FEW = 6  # elements of an array that are written out
+_WRITTEN = (bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice, np.generic, np.dtype)
+_TOLD = (*_WRITTEN, pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_UNITS = ("", "k", "M", "G", "T", "P")
+
+
+def cut(text: str, most: int = _LONG) -> str:
+    """A text on one line, with its middle left out where it is long."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-(most // 4) :]}"
+
+
+def name_of_type(cls: type) -> str:
+    """A class by its own name, without where it was defined."""
+    name = cls.__qualname__.rpartition("<locals>.")[2]
+    return {"ArrayImpl": "Array", "NoneType": "None"}.get(name, name)
+
+
+def type_text(value: Any) -> str:
+    """What an object is: its class, its length, the name of a function."""
+    name = name_of_type(type(value))
+    if isinstance(value, types.FunctionType):
+        return f"function {value.__qualname__.rpartition('<locals>.')[2]}"
+    if isinstance(value, types.MethodType):
+        return f"method {getattr(value.__func__, '__qualname__', '')}"
+    if isinstance(value, functools.partial):
+        return f"partial of {_callable_name(cast('Any', value).func)}"
+    if isinstance(value, _CONTAINERS):
+        return f"{name} of {_length(value)}"
+    return name
+
+
+def _length(value: Any) -> int:
+    base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
+    return base.__len__(value)  # a subclass may have its own, which is the user's code
+
+
+def _callable_name(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return name if isinstance(name, str) else name_of_type(type(function))
+
+
+def value_text(value: Any) -> str:
+    """A value that is no array and no node: written out where its type is known, else named by its type."""
+    if isinstance(value, enum.Enum):
+        return str(value)
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return f"ShapeDtypeStruct {value.dtype}{list(value.shape)}"
+    if isinstance(value, type):
+        return f"class {name_of_type(value)}"
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}"
+    text = plain_text(value)
+    if text is not None:
+        return text
+    if isinstance(value, _TOLD):
+        return cut(repr(value))
+    if isinstance(value, np.ndarray):
+        return f"NumPy {value.dtype}{list(value.shape)}"
+    if type(value).__module__.startswith(("jax.", "jaxlib.")) and hasattr(value, "device_set"):
+        return cut(repr(value))
+    name = getattr(value, "__name__", None) if callable(value) else None
+    kind = name_of_type(type(value))
+    return f"{kind} {name}" if isinstance(name, str) else kind
+
+
+def plain_text(value: Any, depth: int = 3) -> str | None:
+    """`repr` of plain values and of containers of them; None of anything else, whose `repr` may be anything."""
+    if type(value) in (str, bytes, bytearray):
+        return cut(repr(value[:200]), _LONG)
+    if type(value) in (int, float, complex, bool, type(None), type(...), range):
+        return cut(repr(value)) if type(value) is not int or value.bit_length() < 1000 else "int of many digits"
+    if isinstance(value, np.generic):
+        return repr(value)
+    if type(value) in _CONTAINERS and depth:
+        items: list[Any] = list(value.items() if isinstance(value, dict) else value)
+        if len(items) > 50:
+            return None
+        if isinstance(value, dict):
+            pairs = [(plain_text(k, depth - 1), plain_text(v, depth - 1)) for k, v in items]
+            texts = [None if k is None or v is None else f"{k}: {v}" for k, v in pairs]
+        else:
+            texts = [plain_text(item, depth - 1) for item in items]
+        if None in texts:
+            return None
+        inside = ", ".join(cast("list[str]", texts))
+        if isinstance(value, list):
+            return f"[{inside}]"
+        if isinstance(value, tuple):
+            return f"({inside},)" if len(items) == 1 else f"({inside})"
+        if isinstance(value, dict):
+            return f"{{{inside}}}"
+        return f"{{{inside}}}" if items else f"{type(value).__name__}()"
+    return None
+
+
+# ---- arrays
+
+
+def size_of(array: Any) -> tuple[int, int] | None:
+    """(how many numbers it adds to the parameters, its bytes); None of what is no array but counts as one."""
+    try:
+        count = int(np.prod(array.shape))
+        inexact = jnp.issubdtype(array.dtype, np.inexact)
+        item = getattr(array.dtype, "itemsize", 0)
+        return (count if inexact else 0), count * int(item)
+    except (AttributeError, TypeError):
+        return None
+
+
+def array_type(array: Any) -> str:
+    """dtype and shape, and where it is unless that is where arrays are by default."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        return value_text(array)
+    text = f"{dtype}{list(array.shape)}"
+    if isinstance(array, np.ndarray):
+        return f"NumPy {text}"
+    if isinstance(array, np.generic):
+        return f"NumPy scalar {text}"
+    if isinstance(array, jax.core.Tracer):
+        return f"traced {text}"
+    return text
+
+
+def array_text(array: Any, values: bool) -> str:
+    """An array with what is particular about it."""
+    text = array_type(array)
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return f"{text} {_numbers(array)}" if values and isinstance(array, (np.ndarray, np.generic)) else text
+    parts = [text, _place(array)]
+    if array.is_deleted():
+        parts.append("deleted")
+    elif values:
+        parts.append(_numbers(array))
+    return " ".join(filter(None, parts))
+
+
+def _place(array: Any) -> str:
+    sharding = array.sharding
+    count = len(sharding.device_set)
+    if count > 1:
+        spec = getattr(sharding, "spec", None)
+        if sharding.is_fully_replicated:
+            return f"replicated on {count} devices"
+        where = f"on {count} devices"
+        return where if spec is None else f"P{tuple(spec)!r} {where}"
+    (device,) = sharding.device_set
+    return "" if device == _default_device() else f"on {device.platform}:{device.id}"
+
+
+def _default_device() -> Any:
+    chosen: Any = jax.config.jax_default_device
+    return chosen if chosen is not None and not isinstance(chosen, str) else jax.local_devices()[0]
+
+
+def _numbers(array: Any) -> str:
+    """What is in an array, read from its device: a few numbers, or how they are spread."""
+    try:
+        if not jnp.issubdtype(array.dtype, np.number) and not jnp.issubdtype(array.dtype, np.bool_):
+            return ""
+        if array.size <= _FEW:
+            return "= " + cut(str(np.asarray(array).tolist()))
+        real = jnp.abs(array) if jnp.issubdtype(array.dtype, np.complexfloating) else jnp.asarray(array)
+        real = real.astype(jnp.float32)
+        mean, std, least, most = (float(x) for x in (real.mean(), real.std(), real.min(), real.max()))
+        return f"= {mean:.3g} ± {std:.3g} in [{least:.3g}, {most:.3g}]"
+    except Exception:  # an array that is gone, or of which this process has a part alone
+        return ""
+
+
+# ---- numbers
+
+
+def some(count: int, what: str) -> str:
+    """1 array, 2 arrays."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def short_number(count: int) -> str:
+    """1,234,567 as 1.23 M."""
+    return _scaled(float(count), 1000, "") if count >= 10_000 else f"{count:,}"
+
+
+def short_bytes(count: int) -> str:
+    """1,234,567 as 1.23 MB."""
+    return _scaled(float(count), 1000, "B") if count >= 1000 else f"{count} B"
+
+
+def _scaled(count: float, step: int, unit: str) -> str:
+    for prefix in _UNITS[:-1]:
+        if count < 999.5:
+            return f"{count:.3g} {prefix}{unit}"
+        count /= step
+    return f"{count:.3g} {_UNITS[-1]}{unit}"
