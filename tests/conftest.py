@@ -10,6 +10,7 @@ import gc
 import os
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,6 +38,8 @@ settings.load_profile("suite")
 # The second call of any structure runs its executable directly where that is possible, however few its leaves are.
 _direct.start_from(1)
 collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0" else []
+
+FILE = pytest.StashKey[Path]()  # of the test that ran last
 
 # The cases that `--quick` runs of one test, at most.
 CASES = 8
@@ -86,10 +89,12 @@ def sample(name: str, cases: list, most: int) -> list:
     return [cases[i] for i in sorted(chosen)]
 
 
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays there: a collection of garbage need not look at it, time and again."""
-    gc.collect()
-    gc.freeze()
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is there before the first test of a file stays there: its collections of garbage need not look at it."""
+    if item.config.stash.get(FILE, None) != item.path:
+        item.config.stash[FILE] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
