@@ -283,6 +283,12 @@ void Builder::build_children(uint32_t pc, OwnedList& values) {
   for (uint32_t i = 0; i < program_.children(pc); ++i, child = program_.after(child)) values.push_stolen(build(child));
 }
 
+Owned Builder::make(uint32_t pc) {
+  OwnedList values;
+  build_children(pc, values);
+  return construct(pc, values.data());
+}
+
 void Builder::drain() {
   while (!queue_.empty()) {
     uint32_t pc = queue_.back();

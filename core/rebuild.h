@@ -41,6 +41,8 @@ class Builder {
   Owned build(uint32_t pc);
   // Builds the children of the node at `pc`, without making the node.
   void build_children(uint32_t pc, OwnedList& values);
+  // Makes the node at `pc`, although it is handed over where it is referred to.
+  Owned make(uint32_t pc);
   // Fills every shell that waits for its content.
   void drain();
   // By instruction: what was built. Filled when `record_built` was called before.

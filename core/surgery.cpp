@@ -144,14 +144,12 @@ void write(Graph& g, nb::dict given) {
   };
   std::vector<Write> writes;
   {
-    for (uint32_t pc : written)
-      if (g.at(pc).kind->node->is_registered) spine[pc] = true;
     Marked marked(g, spine);
     Builder builder(g.rec.program, sources_of(g, &changes));
     for (uint32_t pc : written) {
       Write w{pc, {}, {}};
       if (g.at(pc).kind->node->is_registered) {
-        w.whole = builder.build(pc);
+        w.whole = builder.make(pc);
         if (Py_TYPE(w.whole.get()) != g.at(pc).type)
           raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).type->tp_name + " makes a " +
                                            Py_TYPE(w.whole.get())->tp_name +

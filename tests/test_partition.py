@@ -82,6 +82,21 @@ def test_update_with_itself_changes_nothing_and_with_a_part_writes_that_part(bui
 
 
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_an_update_of_every_array_keeps_nodes_and_what_refers_to_them(build: Any):
+    x = build()
+    other = graftax.map_leaves(lambda leaf: leaf.copy(), x)
+    shared = [s.paths for s in graftax.shared(x) if not isinstance(s.value, jax.Array)]
+    ids = mutable_ids(x)
+    if ids:
+        try:
+            graftax.update(x, other)
+        except TypeError as error:
+            assert "cannot be written to" in str(error)
+        assert mutable_ids(x) == ids and graftax.equal(x, other)
+        assert [s.paths for s in graftax.shared(x) if not isinstance(s.value, jax.Array)] == shared
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_a_copy_is_equal_and_shares_no_mutable_node(build: Any):
     x = build()
     for arrays in (False, True):

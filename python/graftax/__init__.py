@@ -37,6 +37,7 @@ from .flatform import from_dict as from_dict
 from .flatform import to_dict as to_dict
 from .graph import flatten as flatten
 from .graph import unflatten as unflatten
+from .labels import labels as labels
 from .leaves import cast as cast
 from .leaves import count as count
 from .leaves import ema as ema
@@ -44,6 +45,8 @@ from .leaves import map_leaves as map_leaves
 from .marks import Dynamic as Dynamic
 from .marks import Static as Static
 from .module import Module as Module
+from .optimizer import Optimizer as Optimizer
+from .optimizer import optimizer as optimizer
 from .packed import Packed as Packed
 from .packed import pack as pack
 from .path import Path as Path

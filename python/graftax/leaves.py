@@ -184,8 +184,7 @@ def _chosen(
     found = [place for place in places if fits(rows[place].value)]
     if where is None:
         return found
-    chosen = selection(graph, where)
-    found = [place for place in found if place in chosen]
+    found = sorted(selection(graph, where, found))
     if not found:
         raise StructureError(
             NO_SUCH_ARRAY.format(name=name, where=where, what=what, cls=type(rows[0].value).__qualname__)

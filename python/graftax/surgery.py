@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import jax
@@ -173,7 +173,7 @@ def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int
             raise _other_structure(name, one, other, a, b)
         if x.what == "ref":
             return []
-        pairs = _paired(one.entries(a), other.entries(b))
+        pairs = paired(one.entries(a), other.entries(b))
         if pairs is None:
             raise _other_structure(name, one, other, a, b)
         differs = node_difference(x.value, y.value)
@@ -185,7 +185,7 @@ def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int
     return lockstep(meet, 0, 0)
 
 
-def _paired(left: list[tuple[Any, int]], right: list[tuple[Any, int]]) -> list[tuple[int, int, Any]] | None:
+def paired(left: list[tuple[Any, int]], right: list[tuple[Any, int]]) -> list[tuple[int, int, Any]] | None:
     """The children of two nodes by their keys; None where these are not the same."""
     if len(left) != len(right):
         return None
@@ -217,9 +217,10 @@ def _what(graph: Graph, place: int) -> str:
     return "None" if row.value is None else a_type(row.value)
 
 
-def selection(graph: Graph, spec: Any) -> set[int]:
-    """The places of the leaves that a pattern, a type, a predicate or a tree of bools means."""
+def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
+    """The places of the leaves that a pattern, a type, a predicate or a tree of bools means; of some, or of all."""
     leaves = {place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux}
+    leaves = leaves if among is None else leaves.intersection(among)
     if is_types(spec):
         parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]
         return graph.below(place for place in parts if isinstance(graph.rows[place].value, spec)) & leaves
