@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from ._errors import StructureError, a_type, some
-from .leaves import has_dtype
+from ._leaves import has_dtype
 from .path import Graph, same_entry
 from .surgery import paired
 

@@ -13,12 +13,12 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from ._errors import StructureError, some, type_name
-from ._gradients import gradients_in, other_shape
 from ._fields import register_static
-from .labels import seen_by_labels
-from .leaves import array_places, is_inexact
+from ._gradients import gradients_in, other_shape
+from ._labels import seen_by_labels
+from ._leaves import array_places, is_inexact
+from ._patterns import nearest
 from .path import Graph, Path
-from .patterns import nearest
 from .surgery import selection
 
 NO_TRANSFORMATION = (

@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from ._errors import StructureError, some
+from ._patterns import Pattern
 from .path import Graph, Path
-from .patterns import Pattern
 from .surgery import selection
 
 NO_LABEL = "graftax.labels: no rule says anything of {paths}. A last rule '**' is for all that is left."
