@@ -67,7 +67,7 @@ LAYERS = [
     {"_jitted"},
     {"_check", "_jit", "export", "transforms", "_show"},
     {"graftax"},
-    {"__main__", "_demo"},
+    {"__main__", "_demo", "_doctor"},
 ]
 PUBLIC = {
     "jit",
