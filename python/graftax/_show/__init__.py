@@ -68,7 +68,10 @@ class _Show:
             return Shown(picture, notes, depth, lines)
         if args or kwargs:
             raise TypeError(NO_CALL.format(given=type_text(obj)))
-        return Shown(Picture(obj, values=values, marks=marked_by(mark) if mark else None), [], depth, lines)
+        title = f"graftax.jit of {type_text(obj.__wrapped__)}" if isinstance(obj, Jitted) else None
+        marks = marked_by(mark) if mark else None
+        of = obj.__wrapped__ if isinstance(obj, Jitted) else obj
+        return Shown(Picture(of, title=title, values=values, marks=marks, whole=lines is None), [], depth, lines)
 
     @boundary
     def diff(

@@ -9,18 +9,20 @@ from typing import NamedTuple
 from ._picture import Picture
 from ._words import short_bytes, short_number
 
-_MOST_BESIDE = 12  # children of one place that are shown
+_MOST_BESIDE, _MOST_NAMED = 12, 24  # children of one place that are shown: by number, and by name
 _ALIKE = 3  # siblings in a row from which on one stands for them
 _COMPARED = 200_000  # places that are looked at to find them
 _COLUMNS = 22  # of the sizes
 _NARROW = 64  # columns, below which sizes are left out
+_VALUES = -2
+_BESIDE = 60  # characters of values on one line
 _MOST_DEEP = 40  # levels that are indented on their own; deeper ones stand below each other
 
 Segment = tuple[str, str]  # text, style: tree, label, node, array, value, ref, mark, size, more
 
 
 class Line(NamedTuple):
-    """One line: a place, or what was left out (-1)."""
+    """One line: a place, what was left out (-1), or several values in a row (-2)."""
 
     before: str  # the branches of the tree
     label: str
@@ -91,21 +93,49 @@ class Lines:
         if self._most is None:
             return [(label, child, "") for label, child in children]
         found: list[tuple[str, int, str]] = []
+        kept, rest = self._most_of(children)
+        most = _MOST_BESIDE if kept and kept[0][0].startswith("[") else _MOST_NAMED
         i = 0
-        while i < len(children):
-            if (len(found) >= _MOST_BESIDE or self._alike_left <= 0) and len(children) - i > 1:
-                found.append(("", -1, f"… {len(children) - i:,} more"))
+        while i < len(kept):
+            if len(found) >= most or self._alike_left <= 0:
+                rest += len(kept) - i
                 break
-            label, child = children[i]
-            run = self._run(children, i)
+            label, child = kept[i]
+            joined = self._joined(kept, i)
+            if joined > 1:
+                found.append((", ".join(self._value(*one) for one in kept[i : i + joined]), _VALUES, ""))
+                i += joined
+                continue
+            run = self._run(kept, i)
             found.append((label, child, ""))
             if run >= _ALIKE:
-                through = f"{children[i + 1][0]} … {children[i + run - 1][0]}"
-                found.append((through, -1, f"{run - 1:,} more, alike"))
-                i += run
-            else:
-                i += 1
-        return found
+                found.append((f"{kept[i + 1][0]} … {kept[i + run - 1][0]}", -1, f"{run - 1:,} more, alike"))
+            i += run if run >= _ALIKE else 1
+        return [*found, ("", -1, f"… {rest:,} more")] if rest else found
+
+    def _most_of(self, children: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], int]:
+        """The children of an object that has many, arrays and objects first; and how many are left out."""
+        if len(children) <= _MOST_NAMED or children[0][0].startswith("["):
+            return children, 0
+        rows = self._picture.rows
+        first = [c for c in children if rows[c[1]].what != "value"][:_MOST_NAMED]
+        values = [c for c in children if rows[c[1]].what == "value"][: _MOST_NAMED - len(first)]
+        kept = {child for _, child in (*first, *values)}
+        return [c for c in children if c[1] in kept], len(children) - len(kept)
+
+    def _value(self, label: str, place: int) -> str:
+        return f"{label}: {self._picture.text(place)}"
+
+    def _joined(self, children: list[tuple[str, int]], start: int) -> int:
+        """How many values from here on stand on one line."""
+        picture, at, length = self._picture, start, 0
+        while at < len(children):
+            label, place = children[at]
+            length += len(self._value(label, place)) + 2
+            if picture.rows[place].what != "value" or label.startswith("[") or length > _BESIDE or picture.marks(place):
+                break
+            at += 1
+        return at - start
 
     def _run(self, children: list[tuple[str, int]], start: int) -> int:
         """How many siblings from here on are alike: of the same types, keys and shapes."""
@@ -143,6 +173,8 @@ class Lines:
 
 def segments(picture: Picture, line: Line, width: int) -> list[Segment]:
     """One line, with its sizes at the right where there is room."""
+    if line.place == _VALUES:
+        return _fitted([(line.before, "tree"), (line.label, "value")], width)
     if line.place < 0:
         label = [(f"{line.label}  ", "label")] if line.label else []
         return _fitted([(line.before, "tree"), *label, (line.more, "more")], width)

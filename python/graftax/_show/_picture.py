@@ -12,12 +12,14 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from .._structure import place_name, plain_key
+from ..interop.names import MACHINERY, RAW_VALUES
 from ..path import Graph
 from ..places import find
 from ._words import array_text, array_type, plain_text, size_of, type_text, value_text
 
 _INLINE_ITEMS = 12  # of a container that is written on one line
 _INLINE = 60  # characters of it
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -46,6 +48,7 @@ class Picture:
         names: of the items of the root, which is a tuple of several roots then.
         marks: words beside places.
         shapes: a `jax.ShapeDtypeStruct` stands for an array that is not there yet.
+        whole: what libraries keep for themselves is shown, too.
     """
 
     def __init__(
@@ -57,10 +60,12 @@ class Picture:
         names: Sequence[str] | None = None,
         marks: Callable[[Graph], Marks] | None = None,
         shapes: bool = False,
+        whole: bool = False,
     ) -> None:
         self.graph = Graph(obj)
         self.rows = self.graph.rows
         self._title, self._values, self._names, self._shapes = title, values, names, shapes
+        self._whole = whole
         self.end = self._ends()
         self.first, self.numbers = self._shared()
         self._marks = marks(self.graph) if marks is not None else Marks({}, {}, {})
@@ -150,6 +155,8 @@ class Picture:
             ):  # defaults and a closure that it does not have
                 continue
             label = names[i] if names is not None else label_text(entry)
+            if not self._whole and label.startswith(MACHINERY):
+                continue
             if isinstance(value, types.CellType):  # what is in it stands in its place
                 name = f"closure {_closure_name(entry)}" if is_function else label
                 found += [(name, inner) for inner in self.graph.children(child)]
@@ -171,20 +178,30 @@ class Picture:
         if row.what == "array":
             return array_text(row.value, self._values)
         if row.what in ("node", "ref"):
-            return self.inline(place) or type_text(row.value)
+            within = self._wrapped(place)
+            name = type_text(row.value)
+            return self.inline(place) or (name if within is None else f"{name} {self.text(within)}")
         return array_type(row.value) if self._is_shape(row.value) else value_text(row.value)
 
     def _is_shape(self, value: Any) -> bool:
         return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
 
+    def _wrapped(self, place: int) -> int | None:
+        """The array in an object that is nothing but a name for it, as a variable of Flax NNX is."""
+        children = self.children(self.rows[place].target)
+        if self._whole or len(children) != 1 or children[0][0] not in RAW_VALUES:
+            return None
+        return children[0][1] if self.rows[children[0][1]].what == "array" else None
+
     def inline(self, place: int) -> str | None:
         """A container of plain values alone, on one line."""
-        row = self.rows[place]
-        if type(row.value) not in (list, tuple, dict, set, frozenset) or not self.end[place] - place <= _INLINE_ITEMS:
+        row, end = self.rows[place], self.end[place]
+        if type(row.value) not in _CONTAINERS or end - place > _INLINE_ITEMS:
             return None
-        below = self.rows[place + 1 : self.end[place]]
-        if any(r.parent != place or r.what != "value" or type(r.value) not in _PLAIN for r in below):
-            return None
+        for below in range(place + 1, end):
+            what, of = self.rows[below].what, type(self.rows[below].value)
+            if below in self.numbers or not (of in _PLAIN if what == "value" else what == "node" and of in _CONTAINERS):
+                return None
         text = plain_text(row.value)
         return text if text is not None and len(text) <= _INLINE else None
 
@@ -193,11 +210,15 @@ class Picture:
         row = self.rows[place]
         if row.what == "array":
             return array_type(row.value)
-        return type_text(row.value) if row.what == "node" else type(row.value).__qualname__
+        if row.what == "node" or not callable(row.value):
+            return type_text(row.value)
+        return value_text(row.value)
 
     def is_open(self, place: int) -> bool:
         """Is there something below that is drawn?"""
-        return self.rows[place].what == "node" and self.inline(place) is None and bool(self.children(place))
+        if self.rows[place].what != "node" or self.inline(place) is not None:
+            return False
+        return bool(self.children(place)) and self._wrapped(place) is None
 
     def path(self, place: int) -> str:
         """The key path of a place."""
@@ -215,6 +236,9 @@ class Picture:
             words += marks.places.get(row.parent, ())
         if row.what in ("array", "node"):
             words += marks.objects.get(id(row.value), ())
+        within = self._wrapped(place) if row.what == "node" else None
+        if within is not None:
+            words += [word for word in self.marks(within) if word not in words]
         if marks.children and row.parent >= 0:
             self.graph.entries(row.parent)
             entry = self.graph._entry.get(place)  # pyright: ignore[reportPrivateUsage]

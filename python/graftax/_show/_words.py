@@ -44,7 +44,7 @@ def type_text(value: Any) -> str:
         return f"method {getattr(value.__func__, '__qualname__', '')}"
     if isinstance(value, functools.partial):
         return f"partial of {_callable_name(cast('Any', value).func)}"
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, _CONTAINERS) and not hasattr(type(value), "_fields"):
         return f"{name} of {_length(value)}"
     return name
 
