@@ -257,9 +257,11 @@ def test_differences_are_drawn_where_they_are():
     other = graftax.copy(one)
     other["a"].name = "other"
     other["c"][0] = 5
+    one["d"], other["d"] = {"rate": 0.1, "n": 1}, {"rate": 0.2, "n": 1}
     lines = graftax.show.diff(one, other).text(width=100).splitlines()
-    assert lines[0] == "2 differences between dict of 3 and dict of 3."
+    assert lines[0] == "3 differences between dict of 4 and dict of 4."
     assert any(line.startswith("│  ├─ name: 'dense'  ≠ str 'dense' → str 'other'") for line in lines)
+    assert any("'rate': 0.1  ≠ float 0.1 → float 0.2" in line for line in lines)
     assert not any("'b'" in line for line in lines)
     assert graftax.show.diff(one, one).text().startswith("No difference")
 
