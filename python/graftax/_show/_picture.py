@@ -200,7 +200,8 @@ class Picture:
             return None
         for below in range(place + 1, end):
             what, of = self.rows[below].what, type(self.rows[below].value)
-            if below in self.numbers or self.marks(below) or not (of in _PLAIN if what == "value" else what == "node" and of in _CONTAINERS):
+            is_plain = of in (_PLAIN if what == "value" else _CONTAINERS if what == "node" else ())
+            if not is_plain or below in self.numbers or self.marks(below):
                 return None
         text = plain_text(row.value)
         return text if text is not None and len(text) <= _INLINE else None
