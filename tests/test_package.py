@@ -65,7 +65,7 @@ LAYERS = [
     },
     {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
     {"_jitted"},
-    {"_check", "_jit", "export", "transforms", "_show"},
+    {"_check", "_progress", "_jit", "export", "transforms", "_show"},
     {"graftax"},
     {"__main__", "_demo", "_doctor"},
 ]

@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict
 from typing import Any
 
 import jax
+import jax.monitoring
 from jax._src import config as _config
 from jax._src import core as _jax_core
 from jax._src import source_info_util as _source_info_util
@@ -366,6 +367,28 @@ def is_hidden_file(filename: str) -> bool:
 def filtering_mode() -> str:
     """How JAX hides frames: `off`, `tracebackhide`, `remove_frames` or `quiet_remove_frames`."""
     return _traceback_util._filtering_mode()
+
+
+# ---- compilation
+
+_STAGES = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowered",
+    "/jax/core/compile/backend_compile_duration": "compiled",
+}
+
+
+def on_compile_stages(listener: Any) -> None:
+    """Has `listener(event, seconds, **about)` called at the end of each part of a compilation."""
+    jax.monitoring.register_event_duration_secs_listener(listener)
+
+
+def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
+    """(what is done: `traced`, `lowered` or `compiled`; of which function) of an event. The names are JAX's own."""
+    stage, name = _STAGES.get(event), about.get("fun_name")
+    if stage is None or not isinstance(name, str):
+        return None
+    return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
 
 
 # ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version

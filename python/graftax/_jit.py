@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 from ._check import Checked
 from ._jitted import Jitted
 from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more
+from ._progress import Reported, ReportedCheck
 from ._tracebacks import boundary
 
 P = ParamSpec("P")
@@ -19,6 +20,8 @@ R = TypeVar("R")
 def _wrap(function: Any, options: Options) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_wrap(function.__func__, options))
+    if options.progress:
+        return (ReportedCheck if options.check else Reported)(function, options)
     return (Checked if options.check else Jitted)(function, options)
 
 
@@ -45,6 +48,7 @@ def jit(
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
     check: bool = False,
+    progress: bool | Callable[[str, float], Any] = False,
 ) -> Any:
     """Compiles a function of any Python objects with XLA.
 
@@ -69,6 +73,8 @@ def jit(
         check: runs the plain function beside each call, on a copy of the arguments and of what it captures, and raises
             a `CheckError` that names the first difference in result, arguments, exception, print or warnings. For
             finding out why something goes wrong, in one thread.
+        progress: a call that compiles says on the standard error what it has done: recorded, traced, lowered, compiled,
+            and how long each took; `failed` where it raised. A function is told instead: `progress(part, seconds)`.
 
     Raises:
         UnsupportedValueError: for a value with hidden state, at its path.
@@ -84,6 +90,7 @@ def jit(
     options = Options(
         mutation=mutation,
         check=check,
+        progress=progress,
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypedDict
 
 
@@ -30,6 +30,7 @@ class JitOptions(FilterJitOptions, total=False):
     in_shardings: Any
     out_shardings: Any
     check: bool
+    progress: bool | Callable[[str, float], Any]
 
 
 MUTATION = ("propagate", "error", "discard")
@@ -44,6 +45,7 @@ class Options:
     warn_lost: bool = False  # filter_jit: a change that is dropped earns one warning
     captured: bool = True  # the function's closure and globals are part of the program
     check: bool = dataclasses.field(default=False, compare=False)  # the plain function runs beside
+    progress: Any = dataclasses.field(default=False, compare=False)  # says what a first call does
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
