@@ -272,7 +272,7 @@ def _errors_are_told() -> None:
     try:
         nothing({"data": iter([1])})
     except graftax.UnsupportedValueError as error:
-        _expect("data" in str(error))
+        _expect(error.args[0].startswith("data"))
     else:
         raise AssertionError("an iterator was taken")
 
