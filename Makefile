@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage bench lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -70,6 +70,9 @@ format: $(VENV)/.dev ## ruff and clang-format: mend what they can
 types: $(VENV)/.dev $(VENV)/.test ## pyright, strict on the public package
 	$(BIN)/pyright --pythonpath $(BIN)/python $(ARGS)
 
+docs: $(VENV)/.docs ## the site of the documentation, in build/site: warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 stub: $(VENV)/.test ## write python/graftax/_core.pyi from the built core
 	$(BIN)/python tools/check_stub.py --write
 
@@ -91,6 +94,10 @@ $(VENV)/.build: $(VENV)/.python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	$(PIP) --group dev
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.python pyproject.toml
+	$(PIP) --group docs
 	@touch $@
 
 # Not isolated, and one build folder for each environment: a changed source compiles alone.

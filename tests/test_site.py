@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site of the documentation: every page and every public name has its place."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def site(monkeypatch):
+    """The hook of mkdocs, which is installed for `make docs` alone."""
+    names = ("mkdocs", "mkdocs.exceptions", "mkdocs.structure", "mkdocs.structure.files")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["mkdocs.exceptions"].PluginError = ValueError
+    sys.modules["mkdocs.structure.files"].File = object
+    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_is_on_one_page(site):
+    names = site.public_names()
+    assert {"jit", "grad", "filter_grad", "show", "find", "Module", "GraftaxError"} <= names.keys()
+    assert {site.group_of(name, module) for name, module in names.items()} == set(site.GROUPS)
+    with pytest.raises(ValueError, match="no group"):
+        site.group_of("new", "nowhere")
+
+
+def test_every_page_is_in_the_navigation(site):
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    own = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    missing = [place for place in (*own, *site.PAGES) if f": {place}\n" not in navigation]
+    assert not missing, "add these to nav: in mkdocs.yml"
