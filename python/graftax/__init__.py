@@ -35,6 +35,9 @@ from ._leaves import map_leaves as map_leaves
 from ._optimizer import Optimizer as Optimizer
 from ._optimizer import optimizer as optimizer
 from ._show import show as show
+from ._stacking import each as each
+from ._stacking import stack as stack
+from ._stacking import unstack as unstack
 from ._table import CacheInfo as CacheInfo
 from .compare import diff as diff
 from .compare import equal as equal

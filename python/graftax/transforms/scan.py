@@ -11,7 +11,9 @@ import jax.numpy as jnp
 
 from .. import _core
 from .._handles import is_handle, run_inside
+from .._stacking import Each
 from .._tracebacks import boundary
+from ._layers import scan_objects
 from ._lift import name_of
 from ._loop import Loop, Steps, of_rows
 from ._once import once
@@ -41,7 +43,8 @@ def scan(
     Args:
         f: from (carry, x) to (carry, y).
         init: the first carry. A Python number in it that the steps change is traced.
-        xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays.
+        xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays. Or
+            `graftax.each(objects)`: `x` is each of them in turn, such as the layers of a model.
         length: how many steps; needed where `xs` holds no array.
         reverse, unroll: as in `jax.lax.scan`.
         progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
@@ -68,6 +71,9 @@ def scan(
         return run_inside(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
         )
+    if isinstance(xs, Each):
+        options = {"reverse": reverse, "unroll": unroll, "progress": progress}
+        return scan_objects(scan, f, init, xs.objects, length, **options)
     operands, rest = [with_arrays(init), None], [xs, length, reverse, unroll, progress]
     return _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
 

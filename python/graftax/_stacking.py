@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stack`, `unstack`, `each`: objects of one structure as one object, whose arrays have a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from . import _core
+from ._difference import describe
+from ._errors import StructureError
+
+NOTHING = "graftax.stack takes at least one object."
+OTHER_STRUCTURE = (
+    "{name}: the objects have to be of one structure, and number {number} differs from the first:\n{lines}"
+)
+OTHER_ARRAY = "{name}: {path} is {expected} in the first object, and {given} in number {number}."
+NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays have a row for each object."
+NO_ARRAYS = "graftax.unstack: there is no array in this object that says how many there are."
+
+T = TypeVar("T")
+
+
+def stack(objects: Iterable[T]) -> T:
+    """One object like each of some, whose arrays are theirs, stacked along a new first axis.
+
+    Args:
+        objects: of one structure: equal types, statics and sharing, and arrays of equal shapes and dtypes.
+
+    Raises:
+        StructureError: where they differ: names the object and the place.
+
+    Example:
+        >>> model = graftax.stack([{"w": jnp.zeros(2), "name": "net"}, {"w": jnp.ones(2), "name": "net"}])
+        >>> model["w"].shape, model["name"]
+        ((2, 2), 'net')
+    """
+    return stacked("graftax.stack", list(objects))
+
+
+def stacked(name: str, objects: list[Any]) -> Any:
+    """As `stack`, for what calls itself `name`."""
+    if not objects:
+        raise ValueError(NOTHING)
+    flat = [_core.flatten(obj) for obj in objects]
+    first, graphdef = flat[0]
+    for number, (_, other) in enumerate(flat):
+        if other != graphdef:
+            lines = describe(graphdef, other)
+            raise StructureError(OTHER_STRUCTURE.format(name=name, number=number, lines=lines))
+    made: dict[tuple[int, ...], Any] = {}
+    leaves: list[Any] = []
+    for i, (_, path) in enumerate(graphdef.leaf_places()):
+        rows = [leaves[i] for leaves, _ in flat]
+        for number, row in enumerate(rows):
+            if np.shape(row) != np.shape(first[i]) or row.dtype != first[i].dtype:
+                texts = {"expected": _text(first[i]), "given": _text(row)}
+                raise StructureError(OTHER_ARRAY.format(name=name, path=f"obj{keystr(path)}", number=number, **texts))
+        which = tuple(map(id, rows))  # an array that stands in two places stays one
+        if which not in made:
+            made[which] = jnp.stack(rows)
+        leaves.append(made[which])
+    return _core.unflatten(graphdef, leaves)
+
+
+def unstack(obj: T) -> list[T]:
+    """The objects that `stack` made one of: a list of new ones, each with a row of every array.
+
+    Raises:
+        StructureError: where the arrays do not have the same number of rows.
+
+    Example:
+        >>> graftax.unstack({"w": jnp.arange(2.0), "name": "net"})
+        [{'w': Array(0., dtype=float32), 'name': 'net'}, {'w': Array(1., dtype=float32), 'name': 'net'}]
+    """
+    leaves, graphdef = _core.flatten(obj)
+    if not leaves:
+        raise StructureError(NO_ARRAYS)
+    paths = [f"obj{keystr(path)}" for _, path in graphdef.leaf_places()]
+    counts = [f"{np.shape(leaf)[0]} rows" if np.shape(leaf) else "no rows" for leaf in leaves]
+    for path, count in zip(paths, counts, strict=True):
+        if count != counts[0] or count == "no rows":
+            raise StructureError(NO_ROWS.format(path=path, given=count, first=paths[0], length=counts[0]))
+    return [_core.unflatten(graphdef, [leaf[i] for leaf in leaves]) for i in range(np.shape(leaves[0])[0])]
+
+
+class Each(Generic[T]):
+    """What `each` returns."""
+
+    def __init__(self, objects: list[T]) -> None:
+        self.objects = objects
+
+    def __repr__(self) -> str:
+        return f"graftax.each({self.objects!r})"
+
+
+def each(objects: Iterable[T]) -> Each[T]:
+    """For `graftax.scan`: the steps go over objects of one structure, such as the layers of a model.
+
+    The function is compiled once for all of them. What a step changes of the object that it is given is changed in the
+    caller's. (A plain list is sliced, as in JAX: every step is given the whole list, with rows in place of arrays.)
+
+    Args:
+        objects: as for `stack`.
+
+    Example:
+        >>> layers = [{"w": jnp.full(2, 2.0), "calls": jnp.array(0)} for _ in range(3)]
+        >>> def apply(x, layer):
+        ...     layer["calls"] += 1
+        ...     return x * layer["w"], None
+        >>> x, _ = graftax.scan(apply, jnp.ones(2), graftax.each(layers))
+        >>> x, layers[2]["calls"]
+        (Array([8., 8.], dtype=float32), Array(1, dtype=int32...))
+    """
+    return Each(list(objects))
+
+
+def _text(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(np.shape(leaf))}"

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop over objects, such as the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _core
+from .._difference import describe
+from .._errors import StructureError
+from .._stacking import stacked
+from ..surgery import update
+from ._lift import name_of
+from ._slices import as_pair
+
+OTHER_LENGTH = "{name}: there are {count} objects, and length={length}."
+OTHER_LAYER = (
+    "{name}: a step may change arrays of the object that it is given, and changed its structure:\n{lines}\n"
+    "Make what differs a jax.Array."
+)
+
+
+def scan_objects(scan: Callable[..., Any], f: Any, init: Any, objects: list[Any], length: Any, **options: Any) -> Any:
+    """A scan over the objects, stacked; what the steps change of them is written back to each."""
+    name = name_of(f, "scan")
+    if length is not None and length != len(objects):
+        raise ValueError(OTHER_LENGTH.format(name=name, count=len(objects), length=length))
+
+    def step(carry: Any, obj: Any) -> Any:
+        before, structure = _core.flatten(obj)
+        carry, y = as_pair(name, f(carry, obj))
+        after, now = _core.flatten(obj)
+        if now != structure:
+            raise StructureError(OTHER_LAYER.format(name=name, lines=describe(structure, now)))
+        new = {i: b for i, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b}
+        return carry, (y, new)
+
+    step.__name__ = step.__qualname__ = getattr(f, "__qualname__", type(f).__qualname__)
+    carry, (ys, new) = scan(step, init, stacked(name, objects), **options)
+    if new:
+        for number, obj in enumerate(objects):
+            leaves, structure = _core.flatten(obj)
+            rows = [new[i][number] if i in new else None for i in range(len(leaves))]
+            update(obj, _core.unflatten(structure, rows))
+    return carry, ys

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stack, unstack, and a scan over `each` object: as the loop written out, compiled once for one layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import graftax
+import zoo
+from graftax import each, tree
+from zoo import Affine, Box, f32
+
+
+class Layer:
+    def __init__(self, i: int, size: int = 3):
+        self.w, self.act = jax.random.normal(jax.random.key(i), (size, size)), "tanh"
+        self.mean, self.inner = jnp.zeros(size), {"b": jnp.full(size, float(i))}
+
+    def __call__(self, x: Any) -> Any:
+        x = x @ self.w + self.inner["b"]
+        self.mean = 0.9 * self.mean + 0.1 * x
+        return jnp.tanh(x) if self.act == "tanh" else x
+
+
+def run(x: Any, layer: Any) -> Any:
+    x = layer(x)
+    return x, x.sum()
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_unstack_undoes_stack(build: Any):
+    x = build()
+    both = graftax.stack([x, x])
+    assert [s.paths for s in graftax.shared(both)] == [s.paths for s in graftax.shared(x)]
+    if graftax.flatten(x)[0]:
+        for one in graftax.unstack(both):
+            assert graftax.flatten(one)[1] == graftax.flatten(x)[1]
+            for a, b in zip(graftax.flatten(one)[0], graftax.flatten(x)[0], strict=True):
+                assert a.shape == b.shape and jnp.array_equal(a, jnp.asarray(b))
+
+
+def test_a_mismatch_names_the_object_and_the_place():
+    def message(*objects: Any) -> str:
+        with pytest.raises(graftax.StructureError) as info:
+            graftax.stack(objects)
+        return str(info.value)
+
+    assert "number 2 differs from the first" in message(Box(n=1), Box(n=1), Box(n=2))
+    assert "obj.n" in message(Box(n=1, w=f32(1)), Box(n=2, w=f32(1)))
+    assert message(Box(w=f32(1)), Box(w=f32(1, 2))).endswith(
+        "obj.w is float32[1] in the first object, and float32[2] in number 1."
+    )
+    assert "float16" in message(Box(w=f32(1)), Box(w=f32(1).astype(jnp.float16)))
+    with pytest.raises(ValueError, match="at least one"):
+        graftax.stack([])
+    with pytest.raises(graftax.StructureError, match=r"obj\.b has 2 rows, and obj\.a 1 rows"):
+        graftax.unstack(Box(a=f32(1), b=f32(1, 2)))
+    with pytest.raises(graftax.StructureError, match=r"obj\.a has no rows"):
+        graftax.unstack(Box(a=jnp.asarray(1)))
+    with pytest.raises(graftax.StructureError, match="no array"):
+        graftax.unstack(Box(a=1))
+
+
+def test_a_population_by_vmap():
+    models = [Layer(i) for i in range(3)]
+    out = graftax.vmap(lambda m, x: m(x), in_axes=(0, None))(graftax.stack(models), jnp.ones(3))
+    np.testing.assert_allclose(out, jnp.stack([m(jnp.ones(3)) for m in models]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_over_layers_is_the_loop(jit: Any, reverse: bool):
+    layers, twins = [Layer(i) for i in range(4)], [Layer(i) for i in range(4)]
+    objects = list(layers)
+    x, ys = jit(lambda x, layers: graftax.scan(run, x, each(layers), reverse=reverse))(jnp.ones(3), layers)
+    y = jnp.ones(3)
+    for twin in reversed(twins) if reverse else twins:
+        y, _ = run(y, twin)
+    np.testing.assert_allclose(x, y, rtol=1e-5)
+    assert ys.shape == (4,) and all(a is b for a, b in zip(layers, objects, strict=True))
+    for layer, twin in zip(layers, twins, strict=True):
+        np.testing.assert_allclose(layer.mean, twin.mean, rtol=1e-5, atol=1e-6)
+        assert layer.act == "tanh"
+
+
+def test_gradients_and_training_through_it():
+    class Model:
+        def __init__(self) -> None:
+            self.layers = [Layer(i) for i in range(3)]
+
+    scanned = lambda m, x: (graftax.scan(run, x, each(m.layers))[0] ** 2).sum()
+
+    def unrolled(m: Any, x: Any) -> Any:
+        for layer in m.layers:
+            x = layer(x)
+        return (x**2).sum()
+
+    a, b = Model(), Model()
+    for fit, model in ((scanned, a), (unrolled, b)):
+        opt = graftax.optimizer(optax.sgd(0.1), model, wrt=["**.w", "**.inner"])
+        step = graftax.jit(lambda model, opt, x, fit=fit: opt.update(model, graftax.grad(fit)(model, x)) and None)
+        for _ in range(2):
+            step(model, opt, jnp.ones(3))
+    assert graftax.equal(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loop_is_compiled_once_for_one_layer():
+    def lines(count: int) -> int:
+        layers = [Layer(i) for i in range(count)]
+        program = graftax.make_jaxpr(lambda x: graftax.scan(run, x, each(layers))[0])(jnp.ones(3))
+        return str(program).count("tanh")
+
+    assert lines(2) == lines(12) == 1
+
+
+def test_untouched_arrays_stay_the_callers_own():
+    layers = [Layer(i) for i in range(2)]
+    before = [layer.w for layer in layers]
+    graftax.scan(run, jnp.ones(3), each(layers))
+    assert all(layer.w is w for layer, w in zip(layers, before, strict=True))
+
+
+def test_lists_are_sliced_as_in_jax():
+    xs = [f32(1, 2), {"a": f32(3, 4)}]
+    step = lambda c, x: (c + x[0] * x[1]["a"], None)
+    assert graftax.scan(step, jnp.zeros(()), xs)[0] == jax.lax.scan(step, jnp.zeros(()), xs)[0] == 11
+    modules = [Affine(f32(1, 2), f32(3, 4))]
+    step = lambda c, x: (c + x[0].weight * x[0].bias, None)
+    assert (
+        graftax.scan(step, jnp.zeros(()), modules)[0]
+        == jax.lax.scan(
+            step,
+            jnp.zeros(()),
+            modules,
+        )[0]
+    )
+    linears = [eqx.nn.Linear(3, 3, key=jax.random.key(i)) for i in range(3)]
+    x, _ = graftax.scan(lambda x, layer: (layer(x), None), jnp.ones(3), graftax.stack(linears))
+    y = jnp.ones(3)
+    for linear in linears:
+        y = linear(y)
+    np.testing.assert_allclose(x, y, rtol=1e-5)
+    z, _ = graftax.scan(lambda x, layer: (layer(x), None), jnp.ones(3), each(linears))
+    assert jnp.array_equal(x, z)
+    assert tree.structure(graftax.stack(linears)) == tree.structure(linears[0])
+
+
+def test_errors_of_a_scan_over_objects():
+    def grow(x: Any, layer: Any) -> Any:
+        layer.calls = 3
+        return x, None
+
+    with pytest.raises(graftax.StructureError, match=r"scan of .*grow: a step may change arrays .*(.|\n)*calls"):
+        graftax.scan(grow, jnp.ones(3), each([Layer(0), Layer(1)]))
+    with pytest.raises(graftax.StructureError, match=r"scan of run: .*number 1 differs"):
+        graftax.scan(run, jnp.ones(3), each([Layer(0), Box(w=f32(1))]))
+    with pytest.raises(graftax.StructureError, match=r"scan of run: obj\.w is float32\[3, 3\] .* number 1"):
+        graftax.scan(run, jnp.ones(3), each([Layer(0), Layer(1, 2)]))
+    with pytest.raises(ValueError, match="there are 1 objects, and length=3"):
+        graftax.scan(run, jnp.ones(3), each([Layer(0)]), length=3)
