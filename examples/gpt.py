@@ -55,12 +55,14 @@ class Gpt:
         keys = jax.random.split(key, depth + 2)
         self.reader = self.writer = Embedding(keys[0], size)  # tied
         self.position = 0.1 * jax.random.normal(keys[1], (CONTEXT, size))
-        self.blocks = [Block(key, size, heads=4) for key in keys[2:]]
+        self.blocks = graftax.stack(
+            [Block(key, size, heads=4) for key in keys[2:]]
+        )  # one block, whose arrays have rows
         self.norm = Norm(size)
 
     def __call__(self, tokens):
         x = self.reader.table[tokens] + self.position
-        x, _ = graftax.scan(lambda x, block: (block(x), None), x, graftax.each(self.blocks))  # compiled once for all
+        x, _ = graftax.scan(lambda x, block: (block(x), None), x, self.blocks)  # traced once for all blocks
         return self.norm(x) @ self.writer.table.T
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""stack, unstack, and a scan over `each` object: as the loop written out, compiled once for one layer."""
+"""stack, unstack, and a scan over `each` object: as the loop written out, traced once for all."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_gradients_and_training_through_it():
     assert graftax.equal(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_the_loop_is_compiled_once_for_one_layer():
+def test_the_loop_is_traced_once_for_all():
     def lines(count: int) -> int:
         layers = [Layer(i) for i in range(count)]
         program = graftax.make_jaxpr(lambda x: graftax.scan(run, x, each(layers))[0])(jnp.ones(3))
