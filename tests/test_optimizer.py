@@ -162,6 +162,10 @@ def test_beside_the_optimizer_of_nnx(wrt: Any):
         opt.update(ours, nnx.grad(fit)(ours, x))  # a State is taken, too
         reference.update(theirs, nnx.grad(fit)(theirs, x))
         assert_same(graftax.flatten(ours)[0], graftax.flatten(theirs)[0])
+        flat = nnx.Linear(2, 2, rngs=nnx.Rngs(0))  # whose State has the names of the parameters as keys
+        before = flat.bias[...]
+        graftax.optimizer(optax.sgd(1.0), flat).update(flat, nnx.grad(lambda m: m.bias[...].sum())(flat))
+        assert jnp.array_equal(flat.bias[...], before - 1)
 
 
 # ---- in transforms
@@ -272,6 +276,15 @@ def test_packed():
         jitted(packed), step((twin, other))
     model, opt = packed.unpack()
     assert_same(graftax.flatten(model)[0], graftax.flatten(twin)[0])
+
+    packed, twin = graftax.pack(layers()), layers()
+    opt, other = graftax.optimizer(optax.sgd(0.1), packed), graftax.optimizer(optax.sgd(0.1), twin)
+    assert list(opt.parameters(packed)) == list(other.parameters(twin))
+    assert opt.update(packed, graftax.grad(loss)(packed.unpack())) is packed
+    other.update(twin, graftax.grad(loss)(twin))
+    assert_same(graftax.flatten(packed.unpack())[0], graftax.flatten(twin)[0])
+    opt.assign(packed, opt.parameters(layers()))
+    assert graftax.equal(packed.unpack(), layers())
 
 
 # ---- what it keeps

@@ -58,7 +58,8 @@ def other_shape(what: str, name: str, expected: Any, given: Any) -> str:
 
 
 def _by_name(graph: Graph, places: dict[str, list[int]], grads: Any) -> dict[str, Any]:
-    if isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(places):
+    of_nnx = type(grads).__name__ == "State"  # what nnx.grad returns, also a Mapping
+    if not of_nnx and isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(places):
         return {name: grads[name] for name in places}
     if type(grads) in (list, tuple) and not isinstance(graph.rows[0].value, (list, tuple)):
         values = cast("list[Any]", grads)
@@ -67,7 +68,6 @@ def _by_name(graph: Graph, places: dict[str, list[int]], grads: Any) -> dict[str
             given = f"{a_type(grads)} of {len(values)}"
             raise StructureError(OTHER_NAMES.format(given=given, paths=f"{len(places)}: {some(list(places))}") + hint)
         return dict(zip(places, values, strict=True))
-    of_nnx = type(grads).__name__ == "State"  # what nnx.grad returns
     other = Graph(getattr(grads, "_mapping", grads) if of_nnx else grads)
     at = _beside(graph, other, {place for where in places.values() for place in where})
     missing = [name for name, where in places.items() if not all(place in at for place in where)]

@@ -15,6 +15,7 @@ from jax.tree_util import GetAttrKey
 from ._errors import StructureError, some, type_name
 from ._fields import register_static
 from ._gradients import gradients_in, other_shape
+from ._handles import is_handle, run_inside
 from ._labels import seen_by_labels
 from ._leaves import array_places, is_inexact
 from ._patterns import nearest
@@ -104,7 +105,7 @@ class Optimizer:
     def __init__(self, tx: Any, model: Any, wrt: Any = None, params: Callable[..., Any] | None = None) -> None:
         if isinstance(tx, type) or not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise TypeError(NO_TRANSFORMATION.format(found=_found(tx), hint=_hint(tx, model)))
-        graph = Graph(model)
+        graph = _opened(model)
         self.tx, self.slow, self._form = tx, None, None
         self._names = names = _named(graph, wrt)
         values = names.values(graph)
@@ -134,6 +135,9 @@ class Optimizer:
         Raises:
             StructureError: where gradients and parameters do not fit, at the path. Nothing is changed then.
         """
+        if is_handle(model):
+            run_inside("Optimizer.update", model, lambda inside: self.update(inside, grads, **extra))
+            return model
         graph, names = Graph(model), self._names
         places = names.places(graph)
         params = names.values(graph)
@@ -153,7 +157,7 @@ class Optimizer:
 
     def parameters(self, model: Any) -> dict[str, Any]:
         """The parameters of a model by name, each once: what the transformation is given."""
-        return self._names.values(Graph(model))
+        return self._names.values(_opened(model))
 
     def assign(self, model: T, parameters: Mapping[str, Any]) -> T:
         """Writes parameters into a model, such as averages that a transformation keeps (`opt.slow`).
@@ -164,6 +168,9 @@ class Optimizer:
         Raises:
             StructureError: where names or shapes do not fit.
         """
+        if is_handle(model):
+            run_inside("Optimizer.assign", model, lambda inside: self.assign(inside, parameters))
+            return model
         graph = Graph(model)
         places = self._names.places(graph)
         _same_names(places, parameters)
@@ -250,6 +257,10 @@ class Names:
 
     def __repr__(self) -> str:
         return f"<{some(list(self.paths))}>"
+
+
+def _opened(model: Any) -> Graph:
+    return run_inside("graftax.optimizer", model, Graph) if is_handle(model) else Graph(model)
 
 
 def _named(graph: Graph, wrt: Any) -> Names:

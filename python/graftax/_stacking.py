@@ -102,8 +102,8 @@ def each(objects: Iterable[T]) -> Each[T]:
     """For `graftax.scan`: the steps go over objects of one structure, such as the layers of a model.
 
     The function is traced once for all of them. What a step changes of the object that it is given is changed in the
-    caller's. (A plain list is sliced, as in JAX: every step is given the whole list, with rows in place of arrays.) Each
-    call stacks their arrays: a model that keeps its layers stacked (`stack`) saves that.
+    caller's. (A plain list is sliced, as in JAX: every step is given the whole list, with rows in place of arrays.)
+    Each call stacks their arrays: a model that keeps its layers stacked (`stack`) saves that.
 
     Args:
         objects: as for `stack`.
