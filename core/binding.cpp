@@ -24,6 +24,7 @@ int binding_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(b->cells.ptr());
   Py_VISIT(b->globals.ptr());
   Py_VISIT(b->global_names.ptr());
+  Py_VISIT(b->places.ptr());
   return 0;
 }
 
@@ -34,6 +35,7 @@ int binding_clear(PyObject* self) {
   b->names = nb::steal(PyTuple_New(0));
   b->cells = nb::steal(PyTuple_New(0));
   b->global_names = nb::steal(PyTuple_New(0));
+  b->places = nb::steal(PyTuple_New(0));
   b->positional = b->positional_only = 0;
   return 0;
 }
@@ -90,6 +92,17 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     PyObject* value = dict_get(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
     out.values.push(value ? value : b.missing.ptr());
   }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.places.ptr()); ++i) {
+    PyObject *place = PyTuple_GET_ITEM(b.places.ptr(), i), *holder = PyTuple_GET_ITEM(place, 0);
+    PyObject* name = PyTuple_GET_ITEM(place, 1);
+    if (name == Py_None) {
+      out.values.push(holder);
+      continue;
+    }
+    PyObject* dict = PyType_Check(holder) ? reinterpret_cast<PyTypeObject*>(holder)->tp_dict : holder;
+    PyObject* value = dict_get(dict, name);
+    out.values.push(value ? value : b.missing.ptr());
+  }
   return true;
 }
 
@@ -100,20 +113,21 @@ void bind_binding(nb::module_& m) {
           "__init__",
           [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given,
              Py_ssize_t positional, Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
-             nb::object globals, nb::tuple global_names) {
+             nb::object globals, nb::tuple global_names, nb::tuple places) {
             if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) ||
                 positional_only > positional || (global_names.size() && !nb::isinstance<nb::dict>(globals)))
               raise_error(PyExc_ValueError, "inconsistent binding");
-            new (self) Binding{names,        defaults,   missing,         given,          cells,      globals,
-                               global_names, positional, positional_only, var_positional, var_keyword};
+            new (self) Binding{names,        defaults, missing,    given,           cells,          globals,
+                               global_names, places,   positional, positional_only, var_positional, var_keyword};
           },
           nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"),
           nb::arg("positional_only"), nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"),
-          nb::arg("globals").none(), nb::arg("global_names"),
+          nb::arg("globals").none(), nb::arg("global_names"), nb::arg("places") = nb::tuple(),
           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: "
                   "object, positional: int, "
                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
-                  "globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None"))
+                  "globals: dict[str, Any] | None, global_names: tuple[str, ...], "
+                  "places: tuple[tuple[Any, str | None], ...] = ()) -> None"))
       .def_prop_ro(
           "given", [](const Binding& b) { return b.given; }, nb::sig("def given(self) -> tuple[Any, ...] | None"),
           "The function's __defaults__ when this was read.")

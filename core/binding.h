@@ -15,6 +15,7 @@ struct Binding {
   nb::object cells;    // tuple of closure cells, or empty
   nb::object globals;  // dict, or None
   nb::object global_names;
+  nb::object places;  // tuple of pairs: a dict or a class, and a name; or a function and None
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;
 };

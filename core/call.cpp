@@ -7,8 +7,10 @@
 
 #include "active.h"
 #include "binding.h"
+#include "frames.h"
 #include "table.h"
 #include "tree/treekind.h"
+#include "watch.h"
 
 namespace graftax {
 
@@ -43,6 +45,9 @@ Setting setting_of(nb::object state) {
   nb::object get = PyObject_TypeCheck(found.ptr(), &PyProperty_Type) ? nb::object(found.attr("fget")) : nb::none();
   return {state.release().ptr(), get.is_none() ? nullptr : get.release().ptr()};
 }
+
+constexpr int max_restarts = 300;  // as in _reads.py
+PyObject* new_reads = nullptr;  // what a trace gives up with; kept for the life of the process
 
 struct Settings {
   Setting disable_jit, prng_impl;
@@ -133,6 +138,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
     bool same_context =
         e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
     if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
+    if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) continue;
     try {
       if (replay(e.program, roots.values.data(), roots.values.size(), walk)) {
         ++table.hits;
@@ -182,10 +188,14 @@ void rebind_replaced_defaults(CallerObject* self) {
     Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
 }
 
-PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  if (self->table == Py_None || self->binding == Py_None)
-    raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
-  if (settings.disable_jit.now().get() == Py_True) return call_unjitted(self, args, nargs, kwnames);
+// Gives an entry that was traced what it depends on.
+void tell_reads(CallerObject* self, Table& table, PyObject* entry) {
+  table.traced = false;
+  nb::inst_ptr<Entry>(entry)->reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_reads", nullptr));
+  if (nb::inst_ptr<Entry>(entry)->reads.get() == Py_None) nb::inst_ptr<Entry>(entry)->reads = {};
+}
+
+PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   rebind_replaced_defaults(self);
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
@@ -231,12 +241,30 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     }
   }
   if (!flat_result) raise_explained(self, roots);
+  if (nb::inst_ptr<Table>(table.get())->traced) tell_reads(self, *nb::inst_ptr<Table>(table.get()), held.get());
   if (seen) entry.remember(std::move(seen));
   if (direct)
     return finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
                   direct->outcome(), outcomes.get(), walk, entry)
         .release();
   return finish(flat_result.get(), outcomes.get(), walk, entry).release();
+}
+
+// A trace that meets code which reads what is no root yet gives up, and the call begins anew with more roots.
+PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  if (self->table == Py_None || self->binding == Py_None)
+    raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
+  if (settings.disable_jit.now().get() == Py_True || // What the function captures is part of the call that is being traced.
+      (is_watched() && nb::inst_ptr<Table>(self->table)->as_plain))
+    return call_unjitted(self, args, nargs, kwnames);
+  for (int tries = 0;; ++tries) {
+    try {
+      return call_once(self, args, nargs, kwnames);
+    } catch (nb::python_error& e) {
+      if (tries == max_restarts || !new_reads || !e.matches(new_reads)) throw;
+    }
+    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
+  }
 }
 
 // ---- the type
@@ -345,6 +373,10 @@ void bind_call(nb::module_& m) {
   nb::object caller = nb::steal(check(PyType_FromSpec(&caller_spec)));
   m.attr("Caller") = caller;
 
+  m.def(
+      "use_new_reads", [](nb::object type) { new_reads = type.release().ptr(); }, nb::arg("type"),
+      nb::sig("def use_new_reads(type: type[BaseException]) -> None"),
+      "What a trace gives up with that has met code which reads what is no root yet.");
   m.def(
       "active_call",
       [](nb::handle outcomes) -> nb::object {

@@ -54,17 +54,50 @@ bool Trace::is_key(PyObject* key, uint32_t at) const {
   return recorded.obj == key || (recorded.how == How::string && static_matches(p, p.keys[at], key));
 }
 
-// Was an attribute of an immutable object replaced or deleted (below its own __setattr__)? One that was added is what
-// cached_property does: it is dropped, and computed again.
+// The names of an object's attributes, where it is immutable and a registered class says what it holds; null elsewhere.
+Owned Trace::unflattened_names(uint32_t pc) const {
+  const Instr& n = recording_->program().code[pc];
+  if (n.op != Op::node || n.track != NONE || !n.kind->node->is_registered) return {};
+  Owned dict = Owned::steal(PyObject_GenericGetDict(expected(pc), nullptr));
+  if (!dict) return PyErr_Clear(), Owned();
+  return own(PyDict_Keys(dict.get()));
+}
+
+// An attribute that the class itself names is what cached_property and its like do: it is dropped, and computed again.
+void Trace::refuse_new_attributes(uint32_t pc, PyObject* dict, const std::function<bool(PyObject*)>& is_known) const {
+  PyObject *name, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &name, &value);) {
+    if (is_known(name) || name == runtime.tables || _PyType_Lookup(Py_TYPE(expected(pc)), name)) continue;
+    raise_graftax("MutationError", path_text(recording_->program(), pc, root_names()) + ": the attribute " +
+                                       short_repr(name) + " was added to an immutable " +
+                                       Py_TYPE(expected(pc))->tp_name +
+                                       " inside the traced function. It has no identity that the change could be "
+                                       "brought back to: make the class mutable, or return the changed object.");
+  }
+}
+
+// Was an attribute of an immutable object replaced, deleted or added (below its own __setattr__)?
 void Trace::refuse_changed_frozen() {
   const Program& p = recording_->program();
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    if (n.op != Op::node || n.track != NONE || n.fields + n.slots == 0 || n.kind->node->is_registered) continue;
+    if (n.op != Op::node || n.track != NONE || Py_TYPE(expected(pc)) != n.type) continue;
     PyObject* obj = expected(pc);
-    if (Py_TYPE(obj) != n.type) continue;
+    if (n.kind->node->is_registered) {
+      if (PyObject* names = unflattened_[pc]) {
+        Owned dict = own(PyObject_GenericGetDict(obj, nullptr));
+        refuse_new_attributes(pc, dict.get(), [names](PyObject* name) { return PySequence_Contains(names, name) == 1; });
+      }
+      continue;
+    }
     Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();
     uint32_t child = pc + 1, first = n.has_extra + n.items, key_at = n.keys + p.item_keys(n);
+    if (dict)
+      refuse_new_attributes(pc, dict.get(), [&p, &n, key_at](PyObject* name) {
+        for (uint32_t i = 0; i < n.fields; ++i)
+          if (equal(p.statics[p.keys[key_at + i]].obj, name)) return true;
+        return false;
+      });
     for (uint32_t i = 0; i < first; ++i) child = p.after(child);
     for (uint32_t i = 0; i < n.fields + n.slots; ++i, child = p.after(child)) {
       PyObject* name = p.statics[p.keys[key_at + i]].obj;

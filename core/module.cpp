@@ -3,12 +3,14 @@
 #include "call.h"
 #include "direct.h"
 #include "exchange.h"
+#include "frames.h"
 #include "hooks.h"
 #include "rebuild.h"
 #include "record.h"
 #include "rows.h"
 #include "surgery.h"
 #include "tree/walk.h"
+#include "watch.h"
 #include "writeback.h"
 
 NB_MODULE(_core_of_main, m) {
@@ -24,6 +26,8 @@ NB_MODULE(_core_of_main, m) {
   bind_recorded(m);
   bind_replay(m);
   bind_rebuild(m);
+  bind_frames(m);
+  bind_watch(m);
   bind_outcome(m);
   bind_trace(m);
   bind_surgery(m);

@@ -115,7 +115,29 @@ void bind_recorded(nb::module_& m) {
             for (size_t i = 0; i < r.leaves.size(); ++i) out.append(nb::borrow(r.leaves[i]));
             return out;
           },
-          nb::sig("def leaves(self) -> list[Any]"));
+          nb::sig("def leaves(self) -> list[Any]"))
+      .def_prop_ro(
+          "classes",
+          [](const Recorded& r) {
+            nb::set out;
+            for (const Instr& n : r.program().code)
+              if (n.op == Op::node) out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
+            return out;
+          },
+          nb::sig("def classes(self) -> set[type]"), "The classes of its nodes.")
+      .def_prop_ro(
+          "functions",
+          [](const Recorded& r) {
+            nb::list out;
+            for (uint32_t pc = 0; pc < r.program().code.size(); ++pc)
+              if (r.program().code[pc].op == Op::node && PyFunction_Check(r.live[pc]))
+                out.append(nb::borrow(r.live[pc]));
+            return out;
+          },
+          nb::sig("def functions(self) -> list[Any]"), "The functions among its nodes.");
+  m.def(
+      "is_opaque", [](nb::handle obj) { return kind_of(obj.ptr()).leaf == Leaf::statics; }, nb::arg("obj").none(),
+      nb::sig("def is_opaque(obj: object) -> bool"), "Is this value one static leaf?");
   m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("root_flags"), nb::arg("layout").none(),
         nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
         nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], "

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table.h"
 
+#include "watch.h"
+
 #include <algorithm>
 
 namespace graftax {
@@ -15,6 +17,7 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   auto* e = nb::inst_ptr<Entry>(self);
   Py_VISIT(e->context.get());
   Py_VISIT(e->compiled.get());
+  Py_VISIT(e->reads.get());
   Py_VISIT(e->outcomes.get());
   return e->program.traverse(visit, arg);
 }
@@ -24,6 +27,7 @@ int entry_clear(PyObject* self) {
   auto* e = nb::inst_ptr<Entry>(self);
   e->context = {};
   e->compiled = {};
+  e->reads = {};
   e->outcomes = {};
   e->program.clear();
   return 0;
@@ -158,6 +162,9 @@ void bind_table(nb::module_& m) {
           },
           nb::sig("def direct(self) -> int | None"),
           "How many of its executables are run directly; None where none can be.")
+      .def(
+          "holds", [](const Entry& e) { return !e.reads || reads_hold(*nb::inst_ptr<Reads>(e.reads.get())); },
+          "Do the bindings that it depends on have the values that they had?")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(
@@ -170,6 +177,8 @@ void bind_table(nb::module_& m) {
                     "The entries used last; a subclass holds them all.")
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)
+      .def_rw("as_plain", &Table::as_plain)
+      .def_rw("traced", &Table::traced)
       .def(
           "_forget",
           [](Table& t, nb::handle entry) {

@@ -14,6 +14,7 @@ struct Entry {
   Program program;
   Owned context;           // what else is in the key
   Owned compiled;          // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned reads;             // a Reads: bindings that it depends on, or null
   Owned outcomes;          // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;       // the table's clock at the last call
   bool tupled = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
@@ -34,6 +35,8 @@ struct Table {
   std::vector<Owned> recent;  // the entries used last, first the newest
   uint64_t hits = 0;
   uint64_t clock = 0;
+  bool as_plain = false;  // inside of a trace the function is called as if it were not jitted
+  bool traced = false;    // since an entry was told last what it depends on
 
   // Makes this entry the newest.
   void promote(PyObject* entry);

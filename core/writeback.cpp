@@ -20,6 +20,14 @@ nb::list Trace::leaf_names() const {
   return out;
 }
 
+nb::list Trace::functions() const {
+  const Program& p = recording_->program();
+  nb::list out;
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc)
+    if (p.code[pc].op == Op::node && p.code[pc].type == &PyFunction_Type) out.append(nb::borrow(expected(pc)));
+  return out;
+}
+
 nb::list Trace::rebuild(nb::sequence leaves) {
   const Program& p = recording_->program();
   for (nb::handle leaf : leaves) tracers_.push(leaf.ptr());
@@ -42,6 +50,8 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   behind_.resize(p.track_pc.size());
   for (uint32_t t = 0; t < p.track_pc.size(); ++t)
     if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], PyTuple_GET_ITEM(raw_[t], 0)));
+  unflattened_.resize(p.code.size());
+  for (uint32_t c = 0; c < p.code.size(); ++c) unflattened_.set(c, unflattened_names(c).get());
   return out;
 }
 
@@ -270,6 +280,8 @@ void bind_trace(nb::module_& m) {
           },
           nb::arg("recording"), nb::sig("def __init__(self, recording: Recording) -> None"))
       .def("leaf_names", &Trace::leaf_names, nb::sig("def leaf_names(self) -> list[str]"))
+      .def("functions", &Trace::functions, nb::sig("def functions(self) -> list[Any]"),
+           "The functions of the graph as the traced function sees them.")
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def(
           "finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),

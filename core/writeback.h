@@ -3,6 +3,8 @@
 // Outcome, which later calls apply to the caller's own objects.
 #pragma once
 
+#include <functional>
+
 #include "commit.h"
 #include "rebuild.h"
 #include "recorded.h"
@@ -37,6 +39,8 @@ class Trace {
   nb::list leaf_names() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
   nb::list rebuild(nb::sequence leaves);
+  // The functions among the rebuilt nodes.
+  nb::list functions() const;
   // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,
   // whether a change cannot be seen in the result).
   // Without `forward`, an untouched input leaf in the result is an output like any other.
@@ -61,6 +65,8 @@ class Trace {
   Owned behind(uint32_t pc, PyObject* attributes) const;
   bool flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before);
   void refuse_changed_frozen();
+  Owned unflattened_names(uint32_t pc) const;
+  void refuse_new_attributes(uint32_t pc, PyObject* dict, const std::function<bool(PyObject*)>& is_known) const;
   void restore_node(uint32_t pc);
   void restore_raw(uint32_t track, Commit& commit);
   std::vector<bool> leads_to_rebuilt() const;
@@ -75,6 +81,7 @@ class Trace {
   OwnedList built_;
   OwnedList raw_;                   // by tracked index: registered nodes as rebuilt
   OwnedList behind_;                // by tracked index, of these: what is behind their attributes
+  OwnedList unflattened_;           // by instruction: names of attributes of immutable registered nodes, as rebuilt
   Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
 };

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
+from graftax import _direct
 from zoo import Box
 
 
@@ -18,6 +19,12 @@ def changing(g):
     g["w"] = g["w"] + 1
     g["box"].w = g["w"] * 2
     return g, g["w"].shape
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tested_direct_calls():
+    """The self-test before the first direct call of a process waits for its own results."""
+    _direct.status()
 
 
 def graph(w):

@@ -15,6 +15,8 @@ from ._difference import Difference, describe
 from ._dispatch import build_entry, leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._plan import Plan, leaf_names
+from ._reads import MOST_RESTARTS, NewReads
+from ._signature import Signature
 from ._trace import flat_function
 from ._tracebacks import boundary
 
@@ -29,6 +31,7 @@ NOT_KEPT = (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +39,7 @@ class Staging:
     """What a function was traced for: needed to check the arguments of a later call, and to give back its result."""
 
     caller: Any  # the Jitted
-    name: str
+    plan: Plan  # as it was then: the caller's may have more roots by now
     graphdef: _core.GraphDef
     layout: tuple[Any, ...]
     names: tuple[str, ...]  # of the roots
@@ -58,7 +61,7 @@ class _Stage(Generic[P, R]):
         return sorted({*super().__dir__(), *dir(self._stage)})
 
     def __repr__(self) -> str:
-        return f"<graftax {type(self).__name__} of {self._staging.name}>"
+        return f"<graftax {type(self).__name__} of {self._staging.plan.name}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnpicklableError(NOT_KEPT.format(what=f"{type(self).__name__} function"))
@@ -93,11 +96,10 @@ class Compiled(_Stage[P, R]):
             StructureError: where the arguments differ from those it was compiled for, naming the places.
             TypeError: where an array has another shape or dtype, naming its path.
         """
-        staging = self._staging
-        roots, layout = staging.caller._bound(args, kwargs)  # pyright: ignore[reportPrivateUsage]
-        plan: Plan = staging.caller._plan  # pyright: ignore[reportPrivateUsage]
+        staging, plan = self._staging, self._staging.plan
+        roots, layout = staging.caller._bound(args, kwargs, plan)  # pyright: ignore[reportPrivateUsage]
         names, wanted = staging.names, staging.layout
-        leaves, nodes = matched(staging.name, staging.graphdef, wanted, names, roots, layout, plan.record)
+        leaves, nodes = matched(plan.name, staging.graphdef, wanted, names, roots, layout, plan.record)
         try:
             result, written, code = self._stage(*own_copies(leaves))
         except (TypeError, ValueError) as error:
@@ -118,31 +120,57 @@ class Stageable(_core.Caller, Generic[P, R]):
         """Reads the function's signature anew: its `__defaults__` were replaced."""
         raise NotImplementedError
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """(roots, layout) of these arguments. Raises the function's own TypeError where it does not take them."""
-        if self._function.__defaults__ is not self._binding.given:
-            self._rebind()
-        bound = self._binding.bind(args, kwargs, self._prefix)
+    def _look_at(self, recording: _core.Recording) -> None:
+        """Raises NewReads where what the function reads has changed since its signature was read."""
+        raise NotImplementedError
+
+    def _bound(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(roots, layout) of these arguments, with the roots of now or those of a plan.
+
+        Raises the function's own TypeError where it does not take them.
+        """
+        binding = plan.signature.binding if plan else self._binding
+        if self._function.__defaults__ is not binding.given:
+            if plan:
+                places = plan.signature.places
+                binding = Signature.of(self._function, plan.signature.skip, plan.options.captured, places).binding
+            else:
+                self._rebind()
+                binding = self._binding
+        bound = binding.bind(args, kwargs, self._prefix)
         if bound is None:
             self._function(*self._prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self._plan.name} could not be bound")
         return bound
 
+    def _anew(self, run: Callable[[], T]) -> T:
+        """Runs it, anew with more roots where a trace meets code that reads what is no root yet."""
+        for _ in range(MOST_RESTARTS):
+            try:
+                return run()
+            except NewReads:
+                self._rebind()
+        return run()
+
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], _core.Recording]:
         roots, layout = self._bound(args, kwargs)
-        return roots, layout, self._plan.record(roots, layout, shapes=True)
+        recording = self._plan.record(roots, layout, shapes=True)
+        self._look_at(recording)
+        return roots, layout, recording
 
     @boundary
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""
-        return Lowered(*self._staged("lower", args, kwargs))
+        return Lowered(*self._anew(lambda: self._staged("lower", args, kwargs)))
 
     @boundary
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
         """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
-        return Traced(*self._staged("trace", args, kwargs))
+        return Traced(*self._anew(lambda: self._staged("trace", args, kwargs)))
 
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
         plan = self._plan
@@ -150,11 +178,14 @@ class Stageable(_core.Caller, Generic[P, R]):
         entry = build_entry(plan, self, roots, layout, recording, None, staged=True)
         run = getattr(entry.compiled, stage)
         staged = _core.run_active(self, roots, entry.outcomes, recording, run, *recording.leaves)
-        return Staging(self, plan.name, recording.graphdef, layout, recording.names, entry.outcomes), staged
+        return Staging(self, plan, recording.graphdef, layout, recording.names, entry.outcomes), staged
 
     @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The result with `jax.ShapeDtypeStruct` in place of every array. Changes nothing."""
+        return self._anew(lambda: self._shapes(args, kwargs))
+
+    def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         roots, layout, recording = self._prepare(args, kwargs)
         leaves, graphdef = recording.leaves, recording.graphdef
         outcomes: list[_core.Outcome] = []

@@ -205,6 +205,17 @@ class Recording:
     @property
     def leaves(self) -> list[Any]: ...
 
+    @property
+    def classes(self) -> set[type]:
+        """The classes of its nodes."""
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions among its nodes."""
+
+def is_opaque(obj: object) -> bool:
+    """Is this value one static leaf?"""
+
 def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]:
     """Walks the roots together and returns (leaves, GraphDef)."""
 
@@ -217,6 +228,43 @@ def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = 
     """
     Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
     """
+
+sees_frames: bool = True
+
+def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> Any:
+    """
+    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one.
+    """
+
+def seen_function(function: Any) -> Any:
+    """What runs in the place of a function in this thread's trace."""
+
+def seen_globals(globals: dict[str, Any]) -> dict[str, Any]:
+    """What frames of these globals see in this thread's trace."""
+
+def stands_for(copy: object, original: object) -> None:
+    """
+    A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.
+    """
+
+def made_in_trace(function: object) -> bool:
+    """Has this thread's trace made this function? Known from 3.12 on."""
+
+def is_watched() -> bool:
+    """Is this thread inside of a trace that notes what is read?"""
+
+has_watchers: bool = True
+
+class Reads:
+    """Bindings that the code of a trace has read, and the values they had."""
+
+    def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any]) -> None: ...
+
+    def holds(self) -> bool:
+        """Do all bindings still have the values that were read?"""
+
+    def changed(self) -> list[tuple[Any, str]]:
+        """(holder, name) of each binding that has another value."""
 
 class Outcome:
     """
@@ -263,6 +311,9 @@ class Trace:
     def __init__(self, recording: Recording) -> None: ...
 
     def leaf_names(self) -> list[str]: ...
+
+    def functions(self) -> list[Any]:
+        """The functions of the graph as the traced function sees them."""
 
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
 
@@ -462,7 +513,7 @@ def with_attributes(function: Callable[..., Any], attributes: dict[str, Any]) ->
 class Binding:
     """How the arguments of a signature become roots."""
 
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...]) -> None: ...
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...], places: tuple[tuple[Any, str | None], ...] = ()) -> None: ...
 
     @property
     def given(self) -> tuple[Any, ...] | None:
@@ -482,6 +533,9 @@ class Entry:
     def direct(self) -> int | None:
         """How many of its executables are run directly; None where none can be."""
 
+    def holds(self) -> bool:
+        """Do the bindings that it depends on have the values that they had?"""
+
     @property
     def used(self) -> int:
         """The table's clock at the last call."""
@@ -499,6 +553,18 @@ class Table:
 
     @property
     def hits(self) -> int: ...
+
+    @property
+    def as_plain(self) -> bool: ...
+
+    @as_plain.setter
+    def as_plain(self, arg: bool, /) -> None: ...
+
+    @property
+    def traced(self) -> bool: ...
+
+    @traced.setter
+    def traced(self, arg: bool, /) -> None: ...
 
     def _forget(self, entry: object) -> None: ...
 
@@ -520,6 +586,11 @@ class Caller:
     _table: types.MemberDescriptorType = ...
 
     _binding: types.MemberDescriptorType = ...
+
+def use_new_reads(type: type[BaseException]) -> None:
+    """
+    What a trace gives up with that has met code which reads what is no root yet.
+    """
 
 def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None] | None:
     """

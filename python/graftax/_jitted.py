@@ -29,6 +29,7 @@ from ._errors import CHANGE_LOST, LostChangeWarning
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
+from ._reads import NewReads
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import place_of
@@ -55,14 +56,16 @@ class Jitted(Stageable[P, R]):
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         plain, prefix, may_hang = resolve(function)
         refuse_generators(plain)
-        name = getattr(function, "__name__", type(function).__name__)
-        signature = Signature.of(plain, len(prefix), options.captured)
+        name = getattr(function, "__name__", None)
+        if not isinstance(name, str):
+            name = type(function).__name__
+        table = table_of(plain, may_hang, options)
+        signature = self._signature(plain, len(prefix), options, table)
         signature.check(options.static, "static_arg", name)
         for option in ("donate", "dynamic"):
             chosen, patterns = split_patterns(getattr(options, option))
             signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
             signature.check_patterns(patterns, option, name)
-        table = table_of(plain, may_hang, options)
         self._configure(plain, prefix, table, signature.binding)
         # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
         is_function = isinstance(function, types.FunctionType)
@@ -73,10 +76,19 @@ class Jitted(Stageable[P, R]):
         on_trace = functools.partial(_on_trace, name, options, table_ref)
         self._plan = Plan(name, place_of(plain), signature, options, on_trace)
 
+    @staticmethod
+    def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
+        signature = Signature.of(plain, skip, options.captured, table.places)
+        if table.reads is not None:
+            table.reads.own(plain.__globals__, signature.globals)
+        return signature
+
     def _rebind(self) -> None:
-        """Reads the function's signature anew: its `__defaults__` were replaced."""
+        """Reads the function's signature anew: its `__defaults__` were replaced, or there are more roots."""
+        if self._is_bound and self._method_of._options is self._options:
+            self._method_of._rebind()  # the next access binds what stands on the class
         plan, plain = self._plan, self._function
-        signature = Signature.of(plain, plan.signature.skip, self._options.captured)
+        signature = self._signature(plain, plan.signature.skip, self._options, self._table)
         self._plan = Plan(plan.name, plan.place, signature, self._options, plan.on_trace)
         self._configure(plain, self._prefix, self._table, signature.binding)
 
@@ -93,9 +105,9 @@ class Jitted(Stageable[P, R]):
         signature, table = self._plan.signature, self._table
         recording = self._plan.record(roots, layout, opened=opened)
         graphdef, names = recording.graphdef, recording.names
-        key = (graphdef, context)
+        self._look_at(recording)
         try:
-            entry = table.entries.get(key)
+            entry, key = table.find(graphdef, context)
         except Exception as error:  # a static's own __eq__ raised
             note_comparison(error, graphdef, names)
             raise
@@ -106,7 +118,27 @@ class Jitted(Stageable[P, R]):
         table.advice.new_structure(self._plan.name, graphdef, names, table.hits + table.found)
         table.advice.captured(self._plan.name, recording.leaves, graphdef, names, signature.arguments(layout))
         entry = build_entry(self._plan, self, roots, layout, recording, context)
-        return table.store((_core.weaken(graphdef), context), entry), recording
+        return table.store((_core.weaken(graphdef), *key[1:]), entry), recording
+
+    def _look_at(self, recording: _core.Recording) -> None:
+        """Begins anew where what the function reads, or what its code is, has changed since its signature was read."""
+        if self._table.reads is not None and self._table.reads.is_large:
+            self._table.clear()
+        reads, signature = self._table.reads, self._plan.signature
+        if reads is None:
+            return
+        reads.has(recording.functions)
+        code = self._function.__code__
+        if code not in reads.known:
+            reads.known.add(code)
+            reads.add(code, self._function.__globals__, self._function, False)
+        grown = reads.refresh() | reads.see_classes(recording.classes)
+        if grown or len(signature.places) != len(reads.places) or signature.code is not code:
+            raise NewReads
+
+    def _reads(self) -> _core.Reads | None:
+        """What an entry that was traced just now depends on."""
+        return self._table.reads.reads() if self._table.reads is not None else None
 
     @boundary
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,5 +235,6 @@ def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | N
     alive = table()
     if alive is not None:
         alive.traces += 1
+        alive.traced = True
     if lost and options.warn_lost:
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

@@ -68,6 +68,10 @@ class Options:
         return bool(self.donate) or self.donate_word != "none"
 
     @property
+    def shards(self) -> bool:
+        return self.in_shardings is not None or self.out_shardings is not None or bool(self.compiler_options)
+
+    @property
     def by_value(self) -> bool:
         return self.mutation == "discard"
 

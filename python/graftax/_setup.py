@@ -9,6 +9,7 @@ from types import ModuleType
 from jax import tree_util
 
 from . import _compat, _core, _direct, _hooks, _tracebacks
+from ._reads import NewReads
 
 
 def setup() -> None:
@@ -19,6 +20,7 @@ def setup() -> None:
         prng_impl=_compat.config_state("default_prng_impl", "threefry2x32"),
         others=(_compat.config_state("enable_custom_prng", False),),  # decides what `jax.random.PRNGKey` makes
     )
+    _core.use_new_reads(NewReads)
     _direct.setup()
     _tracebacks.setup()
 

@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
+from ._code import MISSING
 from ._handles import with_handles
 from ._patterns import of_arguments
+from ._reads import Place, ReadSet
+from ._views import Assigned, Views, with_parts
 
 GENERATOR = (
     "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
@@ -30,16 +33,6 @@ NOT_FOR = (
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()
-
-
-class Missing:
-    """Stands for a parameter without default, or a global that is not there."""
-
-    def __repr__(self) -> str:
-        return "missing"
-
-
-MISSING = Missing()
 
 
 def call_partial(
@@ -129,11 +122,13 @@ class Signature:
     cells: tuple[str, ...]
     globals: tuple[str, ...]
     stored: tuple[str, ...]
+    places: tuple[Place, ...]  # what code that f calls reads
+    code: types.CodeType | None  # that it was read from
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
     binding: _core.Binding
 
     @staticmethod
-    def of(function: types.FunctionType, skip: int, captured: bool) -> Signature:
+    def of(function: types.FunctionType, skip: int, captured: bool, places: Sequence[Place] = ()) -> Signature:
         code = function.__code__
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         variables = code.co_varnames
@@ -161,6 +156,7 @@ class Signature:
             cells=cells,
             globals=function.__globals__ if loaded else None,
             global_names=loaded,
+            places=tuple(places),
         )
         return Signature(
             names,
@@ -170,6 +166,8 @@ class Signature:
             code.co_freevars if captured else (),
             loaded,
             stored,
+            tuple(places),
+            code,
             skip,
             binding,
         )
@@ -196,7 +194,7 @@ class Signature:
             globals=None,
             global_names=(),
         )
-        return Signature(names, positional, var_positional, var_keyword, (), (), (), 0, binding)
+        return Signature(names, positional, var_positional, var_keyword, (), (), (), (), None, 0, binding)
 
     def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
         """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
@@ -208,6 +206,7 @@ class Signature:
             *layout[1:],
             *(f"closure {n}" for n in self.cells),
             *(f"global {n}" for n in self.globals),
+            *(place.text() for place in self.places),
         )
 
     def arguments(self, layout: tuple[Any, ...]) -> int:
@@ -237,7 +236,8 @@ class Signature:
         flags = [int(s) + 4 * int(d) for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
             flags[i] |= 8
-        for i in range(len(flags) - len(self.globals), len(flags)):
+        end = len(flags) - len(self.places)
+        for i in range(end - len(self.globals), end):
             flags[i] |= 2
         return flags
 
@@ -272,10 +272,13 @@ class Signature:
         layout: tuple[Any, ...],
         name: str,
         uses_up: bool,
+        reads: ReadSet | None = None,
+        present: set[int] | None = None,
     ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
 
-        In place of a handle it is given the object inside; with `uses_up` the result may take its place.
+        In place of a handle it is given the object inside; with `uses_up` the result may take its place. With `reads`,
+        what it calls sees rebuilt globals, class attributes and functions, too; `present` are the graph's functions.
         """
         extra = layout[0] if layout else 0
         positional = self.positional + extra
@@ -283,19 +286,25 @@ class Signature:
         at = positional + len(named)
         cells = values[at : at + len(self.cells)]
         at += len(self.cells)
-        changed = {
-            name: value
-            for name, value, old in zip(self.globals, values[at:], roots[at:], strict=True)
-            if value is not old
-        }
+        own = [Place(function.__globals__, name) for name in self.globals]
+        found = zip([*own, *self.places], values[at:], roots[at:], strict=True)
+        changed = [(place, value) for place, value, old in found if value is not old]
+        views = Views(reads, changed, present or set())
         if self.cells or changed or self.stored:
-            scope = {**function.__globals__, **changed} if changed or self.stored else function.__globals__
-            function = _with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
+            # Without what watches its frames, its own globals are a copy of its module's.
+            scope = views.scope(function.__globals__) if changed or self.stored else function.__globals__
+            twin = with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
+            views.functions.append((function, twin))
+            function = twin
 
         def run(given: list[Any]) -> Any:
-            return function(*given[:positional], **dict(zip(named, given[positional:], strict=True)))
+            keywords = dict(zip(named, given[positional:], strict=True))
+            return views.run(functools.partial(function, *given[:positional], **keywords))
 
-        result = with_handles(run, values[: positional + len(named)], name, uses_up)
+        try:
+            result = with_handles(run, values[: positional + len(named)], name, uses_up)
+        except Assigned as error:
+            raise GlobalAssigned(error.args[0]) from None
         assigned = [
             n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)
         ]
@@ -304,19 +313,9 @@ class Signature:
         return result
 
     def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
-        return values[len(values) - len(self.globals) + self.globals.index(name)]
+        first = len(values) - len(self.places) - len(self.globals)
+        return values[first + self.globals.index(name)]
 
 
 class GlobalAssigned(Exception):
     """The traced function assigned globals; args[0] lists them."""
-
-
-def _with_parts(
-    function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
-) -> types.FunctionType:
-    out = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
-    out.__kwdefaults__ = function.__kwdefaults__
-    out.__qualname__ = function.__qualname__
-    out.__module__ = function.__module__
-    out.__doc__ = function.__doc__
-    return out

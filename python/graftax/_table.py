@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from . import _core
 from ._advice import Advice
 from ._options import Options
+from ._reads import Place, ReadSet
 
+_MOST_VARIANTS = 64  # of one structure: bindings that changed in between
 _TABLES = "__graftax_tables__"
 
 
@@ -32,7 +34,20 @@ class FunctionTable(_core.Table):
         self.maxsize = options.cache_size
         self.entries: dict[tuple[_core.GraphDef, Any], _core.Entry] = {}
         self.advice = Advice()
+        self.reads = ReadSet() if options.captured else None
+        self.as_plain = options.mutation == "propagate" and options.captured and not options.shards
         self.misses = self.found = self.traces = 0
+        self._places = 0  # how many roots beside arguments its entries have
+
+    @property
+    def places(self) -> list[Place]:
+        """The roots that code under its traces reads. Entries with fewer do not know what the new ones hold, and go."""
+        if self.reads is None:
+            return []
+        if self._places != len(self.reads.places):
+            self._places = len(self.reads.places)
+            self.clear_entries()
+        return self.reads.places
 
     def store(self, key: tuple[_core.GraphDef, Any], entry: _core.Entry) -> _core.Entry:
         for dead in [k for k in self.entries if not k[0]._alive()]:
@@ -41,14 +56,30 @@ class FunctionTable(_core.Table):
             self.drop(min(self.entries, key=lambda k: self.entries[k].used))
         return self.entries.setdefault(key, entry)
 
+    def find(self, graphdef: _core.GraphDef, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
+        """The entry of a structure whose bindings are as they are now, and where it stands, or one would."""
+        key: tuple[Any, ...] = (graphdef, context)
+        for number in range(1, _MOST_VARIANTS):
+            entry = self.entries.get(key)
+            if entry is None or entry.holds():
+                return entry, key
+            key = (graphdef, context, number)
+        for number in range(1, _MOST_VARIANTS):
+            self.drop((graphdef, context, number))
+        return None, (graphdef, context, 1)
+
     def drop(self, key: tuple[_core.GraphDef, Any]) -> None:
         entry = self.entries.pop(key, None)
         if entry is not None:
             self._forget(entry)
 
-    def clear(self) -> None:
+    def clear_entries(self) -> None:
         self.entries.clear()
         self._forget_all()
+
+    def clear(self) -> None:
+        self.clear_entries()
+        self.reads = ReadSet() if self.reads is not None else None  # it holds classes and functions
         self.advice = Advice()  # it remembers the last structure
         self.misses = self.found = self.traces = 0
 

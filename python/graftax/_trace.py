@@ -88,9 +88,12 @@ def trace(
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
+    present: set[int] = set()
 
     def call(values: list[Any]) -> Any:
-        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up)
+        result = signature.call(
+            caller._function, roots, values, layout, plan.name, uses_up, caller._table.reads, present
+        )
         if options.captured and keep_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return result
@@ -98,7 +101,16 @@ def trace(
     # A forwarded input would keep its own sharding, whatever the options say.
     forward = options.in_shardings is None and options.out_shardings is None
     outcome, out, changed, lost = run_trace(
-        plan.name, recording, roots, leaves, call, options.mutation, by_value=by_value, forward=forward, donated=donated
+        plan.name,
+        recording,
+        roots,
+        leaves,
+        call,
+        options.mutation,
+        by_value=by_value,
+        forward=forward,
+        donated=donated,
+        present=present,
     )
     plan.on_trace(changed if lost else [])
     return outcome, out
@@ -116,12 +128,14 @@ def run_trace(
     forward: bool,
     donated: Sequence[bool] = (),
     arrays: bool = False,
+    present: set[int] | None = None,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots, as they were recorded, rebuilt around `leaves`.
 
     Whatever happens leaves the caller's objects as they were.
 
-    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants.
+    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants. `present` is given the ids of
+    the functions in the graph that `call` sees.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -129,6 +143,8 @@ def run_trace(
     tracing = _core.Trace(recording)
     try:
         values = tracing.rebuild(leaves)
+        if present is not None:
+            present.update(map(id, tracing.functions()))
         since = len(equations())
         try:
             result = _core.run_rebuilt(call, values)

@@ -220,15 +220,16 @@ def export(
 
     @boundary
     def exporter(*args: P.args, **kwargs: P.kwargs) -> Exported[P, R]:
-        return _export(cast("Jitted[P, R]", jitted), args, kwargs, platforms, tuple(disabled_checks))
+        own = cast("Jitted[P, R]", jitted)
+        return own._anew(lambda: _export(own, args, kwargs, platforms, tuple(disabled_checks)))
 
     return exporter
 
 
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
     options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
-    plan = Plan(jitted._plan.name, jitted._plan.place, jitted._plan.signature, options, jitted._plan.on_trace)
     roots, layout, recording = jitted._prepare(args, kwargs)
+    plan = Plan(jitted._plan.name, jitted._plan.place, jitted._plan.signature, options, jitted._plan.on_trace)
     graphdef, names = recording.graphdef, recording.names
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
     signature = _signature_of(jitted._function, skip)

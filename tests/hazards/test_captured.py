@@ -177,7 +177,6 @@ def test_variables_of_the_closure_that_are_rebound_or_changed_are_used():
     agree()
 
 
-@pytest.mark.xfail(reason="a helper's globals, and those of what it calls in turn, are read when f is traced")
 @pytest.mark.parametrize("helper_is", ["argument", "global"])
 def test_a_global_that_a_called_function_names_is_used(helper_is):
     scope = {"K": 2.0}
@@ -189,7 +188,6 @@ def test_a_global_that_a_called_function_names_is_used(helper_is):
     assert f(helper, f32(1)).tolist() == helper(f32(1)).tolist()
 
 
-@pytest.mark.xfail(reason="classes and modules count by identity: their attributes are read when f is traced")
 @pytest.mark.parametrize("kind", ["class", "module"])
 def test_an_attribute_of_a_class_or_module_that_changes_is_used(kind):
     holder = type("Config", (), {}) if kind == "class" else types.ModuleType("config")

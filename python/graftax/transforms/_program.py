@@ -20,6 +20,7 @@ from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChan
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._structure import place_name
 from .._trace import place_of, run_trace
+from .._views import seen
 
 CHANGED_WHILE = (
     "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
@@ -112,6 +113,7 @@ class Program:
             if not callable(function):
                 raise TypeError(NOT_CALLABLE.format(name=self.name.partition(" of ")[0], given=function))
             plain, prefix, _ = resolve(function)
+            plain = seen(plain)
         refuse_generators(plain)  # type: ignore[arg-type]
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
         marks = [_Placeholder() for _ in range(self.operands)]

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "frames.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+namespace graftax {
+
+namespace {
+
+// The head of an interpreter's frame (pycore_frame.h): what an evaluation hook is given (PEP 523).
+#if PY_VERSION_HEX >= 0x030E0000
+constexpr bool known_frames = false;
+#else
+constexpr bool known_frames = true;
+#endif
+
+struct Frame {
+#if PY_VERSION_HEX < 0x030C0000
+  PyFunctionObject* function;
+  PyObject* globals;
+  PyObject* builtins;
+  PyObject* locals;
+  PyObject* code;
+  PyFrameObject* object;
+  Frame* previous;
+  void* instruction;
+  int stacktop;
+  bool is_entry;
+  char owner;
+#else
+  PyObject* code;
+  Frame* previous;
+  PyObject* function;
+  PyObject* globals;
+  PyObject* builtins;
+  PyObject* locals;
+  PyFrameObject* object;
+  void* instruction;
+  int stacktop;
+  uint16_t return_offset;
+  char owner;
+#endif
+  PyObject* variables[1];
+};
+
+constexpr char owned_by_generator = 1;
+
+// A trace that is running in this thread.
+struct Session {
+  PyObject* enter;                      // (code, globals, function, first argument) -> what to do
+  std::unordered_set<PyObject*> known;  // code that was met before, borrowed from `held`
+  OwnedList held;
+  std::unordered_map<PyObject*, PyObject*> functions;  // function -> the rebuilt one that runs in its place; borrowed
+  std::unordered_map<PyObject*, PyObject*> shadows;    // globals -> what its frames see; both borrowed from the caller
+  std::unordered_map<PyObject*, PyObject*> originals;  // a copy of a function or of globals -> what it stands for
+  std::unordered_set<PyObject*> made;                  // functions that this thread has made since; not owned
+  bool busy = false;                                   // `enter` itself is running
+
+  PyObject* original(PyObject* copy) const {
+    for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy)) copy = found->second;
+    return copy;
+  }
+  PyObject* shadow(PyObject* globals) const {
+    auto found = shadows.find(globals);
+    return found == shadows.end() ? globals : found->second;
+  }
+  PyObject* twin(PyObject* function) const {
+    auto found = functions.find(function);
+    return found == functions.end() ? function : found->second;
+  }
+  void stands_for(PyObject* copy, PyObject* original) {
+    if (copy == original || !originals.emplace(copy, original).second) return;
+    held.push(copy);
+    held.push(original);
+  }
+};
+
+thread_local std::vector<Session*> sessions;
+
+int users = 0;                          // sessions of all threads: the hook is there while there is one
+_PyFrameEvalFunction before = nullptr;  // the hook that was there
+// Code that no session has to hear of (JAX, the standard library): kept for the life of the process.
+std::unordered_set<PyObject*>& ignored() {
+  static auto* all = new std::unordered_set<PyObject*>();
+  return *all;
+}
+
+PyObject* evaluate(PyThreadState* state, struct _PyInterpreterFrame* frame, int thrown) {
+  return before ? before(state, frame, thrown) : _PyEval_EvalFrameDefault(state, frame, thrown);
+}
+
+// Tells the session of code that it has not met. False with an exception set, which is to be raised in its place.
+bool announce(Session& session, const Frame& frame) {
+  struct Busy {
+    bool& flag;
+    explicit Busy(bool& f) : flag(f) { flag = true; }
+    ~Busy() { flag = false; }
+  } busy(session.busy);
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
+  PyObject* function = frame.function ? session.original(reinterpret_cast<PyObject*>(frame.function)) : Py_None;
+  if (session.made.count(function)) function = Py_None;  // its state is the trace's own
+  PyObject* first = code->co_argcount > 0 && frame.variables[0] ? frame.variables[0] : Py_None;
+  PyObject* args[] = {frame.code, session.original(frame.globals), function, first};
+  Owned answer = Owned::steal(PyObject_Vectorcall(session.enter, args, 4, nullptr));
+  if (!answer) return false;
+  if (answer.get() == Py_NotImplemented) {  // nobody has to hear of it
+    if (ignored().insert(frame.code).second) Py_INCREF(frame.code);
+    return true;
+  }
+  if (answer.get() == Py_False) return true;  // it wants to hear of each frame
+  if (answer.get() == Py_None) {
+    if (session.known.insert(frame.code).second) session.held.push(frame.code);
+    return true;
+  }
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(answer.get())), answer.get());
+  return false;
+}
+
+PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
+  if (sessions.empty() || sessions.back()->busy) return evaluate(state, raw, thrown);
+  Session& session = *sessions.back();
+  auto* frame = reinterpret_cast<Frame*>(raw);
+  if (!thrown && !session.known.count(frame->code) && !ignored().count(frame->code)) {
+    try {
+      if (!announce(session, *frame)) thrown = 1;
+    } catch (const std::exception&) {
+      PyErr_NoMemory();
+      thrown = 1;
+    }
+  }
+  if (!session.functions.empty() && frame->function) {
+    auto* own = reinterpret_cast<PyObject*>(frame->function);
+    PyObject* twin = session.twin(own);
+    if (twin != own) {
+      frame->function = reinterpret_cast<decltype(frame->function)>(Py_NewRef(twin));
+      Py_DECREF(own);
+    }
+  }
+  PyObject *own_globals = frame->globals, *shadow = session.shadow(own_globals);
+  if (shadow == own_globals) return evaluate(state, raw, thrown);
+  bool stays = frame->owner == owned_by_generator;  // other frames are gone when they have returned
+  Owned hold = Owned::borrow(frame->code);
+  frame->globals = shadow;
+  PyObject* result = evaluate(state, raw, thrown);
+  if (stays) frame->globals = own_globals;
+  return result;
+}
+
+class Scope {
+ public:
+  explicit Scope(Session& session) {
+    sessions.push_back(&session);
+    if (!known_frames || users++ > 0) return;
+    PyInterpreterState* interpreter = PyInterpreterState_Get();
+    before = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+    if (before == _PyEval_EvalFrameDefault) before = nullptr;
+    _PyInterpreterState_SetEvalFrameFunc(interpreter, hook);
+  }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  ~Scope() {
+    sessions.pop_back();
+    if (!known_frames || --users > 0) return;
+    PyInterpreterState* interpreter = PyInterpreterState_Get();
+    if (_PyInterpreterState_GetEvalFrameFunc(interpreter) != hook) return;  // somebody came after: it calls this one
+    _PyInterpreterState_SetEvalFrameFunc(interpreter, before ? before : _PyEval_EvalFrameDefault);
+  }
+};
+
+}  // namespace
+
+void bind_frames(nb::module_& m) {
+  m.attr("sees_frames") = known_frames;
+  m.def(
+      "run_watched",
+      [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions) {
+        Session session;
+        session.enter = enter.ptr();
+        for (nb::handle code : nb::borrow<nb::object>(known)) {
+          session.known.insert(code.ptr());
+          session.held.push(code.ptr());
+        }
+        for (nb::handle pair : shadows) {
+          PyObject *scope = nb::object(pair[0]).ptr(), *seen = nb::object(pair[1]).ptr();
+          session.shadows[scope] = seen;
+          session.stands_for(seen, scope);
+        }
+        for (nb::handle pair : functions) {
+          PyObject *function = nb::object(pair[0]).ptr(), *twin = nb::object(pair[1]).ptr();
+          session.functions[function] = twin;
+          session.stands_for(twin, function);
+        }
+        Scope scope(session);
+        return nb::steal(check(PyObject_CallNoArgs(f.ptr())));
+      },
+      nb::arg("f"), nb::arg("enter"), nb::arg("known"), nb::arg("shadows"), nb::arg("functions"),
+      nb::sig(
+          "def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
+          "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> "
+          "Any"),
+      "f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) "
+      "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
+      "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
+      "`functions` "
+      "runs with the parts of the other one.");
+  m.def(
+      "seen_function",
+      [](nb::object f) { return sessions.empty() ? f : nb::borrow(sessions.back()->twin(f.ptr())); }, nb::arg("function"),
+      nb::sig("def seen_function(function: Any) -> Any"), "What runs in the place of a function in this thread's trace.");
+  m.def(
+      "seen_globals",
+      [](nb::object d) { return sessions.empty() ? d : nb::borrow(sessions.back()->shadow(d.ptr())); }, nb::arg("globals"),
+      nb::sig("def seen_globals(globals: dict[str, Any]) -> dict[str, Any]"),
+      "What frames of these globals see in this thread's trace.");
+  m.def(
+      "stands_for",
+      [](nb::handle copy, nb::handle original) {
+        if (!sessions.empty()) sessions.back()->stands_for(copy.ptr(), original.ptr());
+      },
+      nb::arg("copy"), nb::arg("original"), nb::sig("def stands_for(copy: object, original: object) -> None"),
+      "A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.");
+  m.def(
+      "made_in_trace", [](nb::handle f) { return !sessions.empty() && sessions.back()->made.count(f.ptr()) > 0; },
+      nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
+  m.def("is_watched", []() { return !sessions.empty(); }, "Is this thread inside of a trace that notes what is read?");
+}
+
+void function_made(PyObject* function) {
+  if (!sessions.empty()) sessions.back()->made.insert(function);
+}
+
+void function_gone(PyObject* function) {
+  for (Session* session : sessions) session->made.erase(function);
+}
+
+bool is_watched() { return !sessions.empty(); }
+
+}  // namespace graftax

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch.h"
+
+#include <cstring>
+#include <unordered_map>
+
+#include "frames.h"
+
+namespace graftax {
+
+namespace {
+
+uint64_t epoch = 1;  // counts changes of watched bindings
+
+#if PY_VERSION_HEX >= 0x030C0000
+constexpr bool has_watchers = true;
+int dict_watcher = -1, type_watcher = -1, function_watcher = -1;
+
+// Names that some entry has read, by dict.
+std::unordered_map<PyObject*, std::unordered_map<PyObject*, size_t>>& watched() {
+  static auto* all = new std::unordered_map<PyObject*, std::unordered_map<PyObject*, size_t>>();
+  return *all;
+}
+std::unordered_map<PyObject*, size_t>& watched_functions() {
+  static auto* all = new std::unordered_map<PyObject*, size_t>();
+  return *all;
+}
+
+int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
+  if (event == PyDict_EVENT_DEALLOCATED) return watched().erase(dict), ++epoch, 0;
+  if (event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED || !key) return ++epoch, 0;
+  auto names = watched().find(dict);
+  if (names == watched().end()) return 0;
+  if (names->second.count(key) || !PyUnicode_CHECK_INTERNED(key)) ++epoch;
+  return 0;
+}
+
+int on_type(PyTypeObject*) { return ++epoch, 0; }
+
+int on_function(PyFunction_WatchEvent event, PyFunctionObject* function, PyObject*) {
+  if (event == PyFunction_EVENT_CREATE) return function_made(reinterpret_cast<PyObject*>(function)), 0;
+  if (event == PyFunction_EVENT_DESTROY) return function_gone(reinterpret_cast<PyObject*>(function)), 0;
+  if (watched_functions().count(reinterpret_cast<PyObject*>(function))) ++epoch;
+  return 0;
+}
+
+void watch(const Read& b) {
+  if (PyType_Check(b.holder)) {
+    auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
+    if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;
+    check(PyType_Watch(type_watcher, b.holder));
+    return;
+  }
+  check(PyDict_Watch(dict_watcher, b.holder));
+  ++watched()[b.holder][b.name];
+}
+
+void unwatch(const Read& b) {
+  if (b.is_gone() || PyType_Check(b.holder)) return;
+  auto names = watched().find(b.holder);
+  if (names == watched().end()) return;
+  auto name = names->second.find(b.name);
+  if (name != names->second.end() && --name->second == 0) names->second.erase(name);
+  if (!names->second.empty()) return;
+  watched().erase(names);
+  if (PyDict_Unwatch(dict_watcher, b.holder) < 0) PyErr_Clear();
+}
+
+void watch_function(PyObject* f) { ++watched_functions()[f]; }
+void unwatch_function(PyObject* f) {
+  auto it = watched_functions().find(f);
+  if (it != watched_functions().end() && --it->second == 0) watched_functions().erase(it);
+}
+
+// A type tells of one change, and of the next only once it has a version again.
+void arm(const Read& b) {
+  if (PyType_Check(b.holder)) PyUnstable_Type_AssignVersionTag(reinterpret_cast<PyTypeObject*>(b.holder));
+}
+
+bool unchanged(Reads& r) { return r.stamp == epoch; }
+void note_versions(Reads&) {}
+
+void init_watchers() {
+  check(dict_watcher = PyDict_AddWatcher(on_dict));
+  check(type_watcher = PyType_AddWatcher(on_type));
+  check(function_watcher = PyFunction_AddWatcher(on_function));
+}
+#else
+constexpr bool has_watchers = false;
+
+void watch(const Read&) {}
+void unwatch(const Read&) {}
+void watch_function(PyObject*) {}
+void unwatch_function(PyObject*) {}
+void init_watchers() {}
+
+uint64_t version(PyObject* holder) {
+  if (!PyType_Check(holder)) return reinterpret_cast<PyDictObject*>(holder)->ma_version_tag;
+  return reinterpret_cast<PyTypeObject*>(holder)->tp_version_tag;  // 0: it has changed, or never had one
+}
+
+// A type gets a version when something is looked up in it.
+void arm(const Read& b) {
+  if (PyType_Check(b.holder)) _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
+}
+
+bool unchanged(Reads& r) {
+  if (r.stamp != epoch || !r.held) return false;
+  for (const Read& b : r.bindings)
+    if (b.is_gone()) return false;
+  for (auto [holder, was] : r.versions)
+    if (was == 0 || version(holder) != was) return false;
+  for (size_t i = 0; i < r.functions.size(); ++i)
+    if (PyFunction_GET_CODE(r.functions[i]) != r.codes[i]) return false;
+  return true;
+}
+
+void note_versions(Reads& r) {
+  r.versions.clear();
+  PyObject* last = nullptr;
+  for (const Read& b : r.bindings) {
+    if (b.is_gone()) continue;
+    if (b.holder != last) r.versions.emplace_back(b.holder, version(b.holder));
+    last = b.holder;
+  }
+}
+#endif
+
+// The value under a name now, borrowed; null where there is none.
+PyObject* value_now(const Read& b) {
+  if (!PyType_Check(b.holder)) return dict_get(b.holder, b.name);
+  return _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
+}
+
+// The same value, for whoever reads the name? Numbers and texts may be other objects.
+bool same_value(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  PyTypeObject* type = Py_TYPE(a);
+  if (type == &PyFloat_Type) {
+    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (type != &PyLong_Type && type != &PyUnicode_Type && type != &PyBytes_Type) return false;
+  return equal(a, b);
+}
+
+// Does the binding have the value that was read?
+bool holds(const Read& b) {
+  if (b.is_gone()) return false;
+  PyObject* now = value_now(b);
+  if (!b.guard || !b.value || !PyWeakref_CheckRefExact(b.value)) return same_value(now, b.value);
+  Owned was = weak_target(b.value);
+  return was && was.get() == now;
+}
+
+// What is under the name now, kept alive or not as `guard` says.
+void note_value(Read& b) {
+  PyObject* now = value_now(b);
+  if (b.guard && now && PyType_SUPPORTS_WEAKREFS(Py_TYPE(now))) b.value = check(PyWeakref_NewRef(now, nullptr));
+  else b.value = Py_XNewRef(now);
+}
+
+void let_go(Reads& r) {
+  auto bindings = std::move(r.bindings);
+  auto functions = std::move(r.functions), codes = std::move(r.codes);
+  r.bindings.clear();
+  r.functions.clear();
+  r.codes.clear();
+  r.versions.clear();
+  r.stamp = 0;
+  for (const Read& b : bindings) {
+    unwatch(b);
+    if (!b.guard) Py_DECREF(b.holder);
+    Py_XDECREF(b.guard);
+    Py_DECREF(b.name);
+    Py_XDECREF(b.value);
+  }
+  for (PyObject* f : functions) unwatch_function(f), Py_DECREF(f);
+  for (PyObject* c : codes) Py_DECREF(c);
+}
+
+int reads_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* r = nb::inst_ptr<Reads>(self);
+  for (const Read& b : r->bindings) {
+    if (!b.guard) Py_VISIT(b.holder);
+    Py_VISIT(b.guard);
+    Py_VISIT(b.name);
+    Py_VISIT(b.value);
+  }
+  for (PyObject* f : r->functions) Py_VISIT(f);
+  for (PyObject* c : r->codes) Py_VISIT(c);
+  return 0;
+}
+
+int reads_clear(PyObject* self) {
+  if (nb::inst_ready(self)) let_go(*nb::inst_ptr<Reads>(self));
+  return 0;
+}
+
+// Of (a dict, a class, or a weak reference to a function for its globals, name).
+Read read_of(const nb::tuple& given) {
+  PyObject *holder = nb::object(given[0]).ptr(), *name = nb::object(given[1]).ptr();
+  Read b{holder, name, nullptr};
+  if (PyWeakref_CheckRefExact(holder)) {
+    Owned function = weak_target(holder);
+    if (!function || !PyFunction_Check(function.get()))
+      raise_error(PyExc_TypeError, "expected a weak reference to a function");
+    b.guard = holder;
+    b.holder = PyFunction_GET_GLOBALS(function.get());
+  }
+  if ((!PyDict_Check(b.holder) && !PyType_Check(b.holder)) || !PyUnicode_CheckExact(name))
+    raise_error(PyExc_TypeError, "expected a dict or a class, and a name");
+  note_value(b);
+  Py_INCREF(b.name);
+  PyUnicode_InternInPlace(&b.name);
+  if (b.guard) Py_INCREF(b.guard);
+  else Py_INCREF(b.holder);
+  return b;
+}
+
+PyType_Slot reads_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(reads_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(reads_clear)},
+                             {0, nullptr}};
+
+}  // namespace
+
+Reads::~Reads() { let_go(*this); }
+
+bool reads_hold(Reads& r) {
+  if (unchanged(r)) return r.held;
+  bool held = true;
+  uint64_t now = epoch;
+  for (size_t i = 0; i < r.bindings.size(); ++i) {
+    const Read b = r.bindings[i];
+    if (!b.is_gone()) arm(b);
+    held = held && holds(b);
+  }
+  for (size_t i = 0; i < r.functions.size(); ++i) held = held && PyFunction_GET_CODE(r.functions[i]) == r.codes[i];
+  note_versions(r);
+  r.stamp = now;
+  return r.held = held;
+}
+
+void bind_watch(nb::module_& m) {
+  init_watchers();
+  m.attr("has_watchers") = has_watchers;
+  nb::class_<Reads>(m, "Reads", nb::type_slots(reads_slots), nb::is_weak_referenceable(),
+                    "Bindings that the code of a trace has read, and the values they had.")
+      .def(
+          "__init__",
+          [](Reads* self, nb::list bindings, nb::list functions) {
+            new (self) Reads();
+            for (nb::handle h : bindings) {
+              self->bindings.push_back(read_of(nb::cast<nb::tuple>(h)));
+              watch(self->bindings.back());
+            }
+            for (nb::handle f : functions) {
+              if (!PyFunction_Check(f.ptr())) raise_error(PyExc_TypeError, "expected a function");
+              self->functions.push_back(Py_NewRef(f.ptr()));
+              self->codes.push_back(Py_NewRef(PyFunction_GET_CODE(f.ptr())));
+              watch_function(f.ptr());
+            }
+            reads_hold(*self);
+          },
+          nb::arg("bindings"), nb::arg("functions"),
+          nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any]) -> None"))
+      .def(
+          "holds", [](Reads& r) { return reads_hold(r); }, "Do all bindings still have the values that were read?")
+      .def(
+          "changed",
+          [](Reads& r) {
+            nb::list out;
+            for (const Read& b : r.bindings)
+              if (!b.is_gone() && !holds(b))
+                out.append(nb::make_tuple(nb::borrow(b.holder), nb::borrow(b.name)));
+            return out;
+          },
+          nb::sig("def changed(self) -> list[tuple[Any, str]]"),
+          "(holder, name) of each binding that has another value.");
+}
+
+}  // namespace graftax

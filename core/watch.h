@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a compiled entry depends on besides its roots: bindings that the code under its trace names. The interpreter
+// says when one changes (dict, type and function watchers, 3.12 and later); before that versions are compared.
+#pragma once
+
+#include <vector>
+
+#include "py.h"
+
+namespace graftax {
+
+// One name of a module's dict or of a class, and the value that was read; null where there was none.
+struct Read {
+  PyObject* holder;  // a dict or a type
+  PyObject* name;
+  PyObject* value;              // a weak reference to it where there is a guard, and it can be referred to
+  PyObject* guard = nullptr;    // a weak reference to a function: its globals, the holder, are kept alive by it alone
+  bool is_gone() const { return guard && !weak_target(guard); }
+};
+
+struct Reads {
+  Reads() = default;
+  Reads(const Reads&) = delete;
+  Reads& operator=(const Reads&) = delete;
+  ~Reads();
+
+  std::vector<Read> bindings;               // strong
+  std::vector<PyObject*> functions, codes;  // strong, side by side
+  uint64_t stamp = 0;                       // the epoch in which they were seen to hold, or not
+  bool held = false;
+  std::vector<std::pair<PyObject*, uint64_t>> versions;  // before 3.12: of holders, borrowed from `bindings`
+};
+
+// Do all bindings still have the values that were read? One comparison where none was changed since it was asked last.
+bool reads_hold(Reads& reads);
+
+void bind_watch(nb::module_& m);
+
+}  // namespace graftax

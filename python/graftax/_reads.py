@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The read set: what the code that runs under a trace names, outside of the arguments.
+
+A *binding* is a name of a module or a class whose value is a function, a class, a module or a constant: it is watched,
+and a change makes a new entry. A *place* holds what can change by itself (arrays, containers, objects, functions with
+state): its value is one more root of every call.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from . import _core
+from ._code import (
+    ASKED_ANY_TIME,
+    MISSING,
+    cells_of,
+    has_state,
+    in_class,
+    is_constant,
+    is_generated,
+    is_never_asked,
+    is_users_class,
+    is_users_code,
+    is_users_scope,
+    names_of,
+)
+
+
+class Place(NamedTuple):
+    """Where a root is found that is no argument: a name of a module's dict or of a class; without one, a function."""
+
+    holder: Any
+    name: str | None
+
+    def text(self) -> str:
+        """How messages call it."""
+        if self.name is None:
+            return f"function {self.holder.__qualname__}"
+        if isinstance(self.holder, type):
+            return f"class attribute {self.holder.__qualname__}.{self.name}"
+        return f"global {self.holder.get('__name__', '?')}.{self.name}"
+
+    def value(self) -> Any:
+        if self.name is None:
+            return self.holder
+        return (vars(self.holder) if isinstance(self.holder, type) else self.holder).get(self.name, MISSING)
+
+
+MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
+
+
+class NewReads(BaseException):
+    """The trace has met code that reads what is no root yet. The call begins anew with more roots.
+
+    No `Exception`: the traced function must not catch it.
+    """
+
+
+_MOST_BINDINGS = 50_000
+
+
+def _stays(scope: dict[str, Any]) -> bool:
+    """Is this the dict of a module? Another one goes with its functions."""
+    return "__name__" in scope
+
+
+class ReadSet:
+    """What the code that ran under the traces of one function names."""
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.stored: dict[int, tuple[dict[str, Any], set[str]]] = {}  # globals that the code assigns, by scope
+        self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+        self._seen: set[tuple[int, str | None]] = set()
+        self._bindings: list[tuple[Any, str]] = []
+        self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
+        self._functions: dict[int, types.FunctionType] = {}
+        self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
+        self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
+        self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
+        self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
+        self._attributes: set[str] = set()
+        self._classes: dict[type, int] = {}  # how many attributes were looked up in it
+        self._reads: tuple[tuple[int, int], _core.Reads] | None = None
+
+    # ---- while a trace runs
+
+    def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+        """Notes what code names that begins to run. An exception where something of it is no root yet.
+
+        `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
+        """
+        if is_never_asked(code.co_filename):
+            return NotImplemented
+        if code in self.known or (code.co_freevars and code in self._inner and not _core.has_watchers):
+            return False
+        if function is None and code.co_freevars:  # made in this trace; another one of this code may be older
+            if code in self._scanned:
+                return False
+            self._scanned.add(code)
+        if id(function) in present or self._functions.get(id(function)) is function:
+            return False
+        before = self._size
+        self.add(code, scope, function)
+        for obj in (first, type(first)):
+            if isinstance(obj, type):
+                self._add_class(obj)
+        self._look_up()
+        # Another function of this code may hold other state.
+        each = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code)
+        if not each:
+            self.known.add(code)
+        return NewReads() if self._size != before else False if each else None
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return len(self.places), sum(len(names) for _, names in self.stored.values())
+
+    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
+        """Notes what one code object names; of a function that stays also its state, and which code it has."""
+        users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code)
+        names = names_of(code)
+        self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
+        cells = cells_of(function)
+        if not _stays(scope) and isinstance(function, types.FunctionType):
+            self._guards.setdefault(id(scope), weakref.ref(function))
+        if users:
+            self._attributes |= names.attributes
+            if names.stored:
+                self.stored.setdefault(id(scope), (scope, set()))[1].update(names.stored)
+        for chain in names.chains:
+            if not users and chain[0] in names.stored:  # a library's own counter
+                continue
+            self._follow(chain, scope, cells, names.imports, users)
+        if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
+            self._functions.setdefault(id(function), function)
+            if has_state(function):
+                self._add_place(Place(function, None))
+
+    def _follow(
+        self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], imports: dict[str, str], users: bool
+    ) -> None:
+        name, *attributes = chain
+        if name in imports:
+            value: Any = sys.modules.get(imports[name], MISSING)
+        elif name in cells:
+            value = cells[name]
+        else:
+            value = scope.get(name, MISSING)
+            self._note(scope, name, value, users and is_users_scope(scope))
+        for attribute in attributes:
+            if isinstance(value, types.ModuleType):
+                holder = vars(value)
+                self.modules.setdefault(id(holder), value)
+                value = holder.get(attribute, MISSING)
+                self._note(holder, attribute, value, users and is_users_scope(holder))
+            elif isinstance(value, type):
+                self._add_class(value)
+                value = in_class(value, attribute)[1]
+            else:
+                if users and isinstance(value, types.FunctionType) and attribute in vars(value):
+                    made = _core.made_in_trace(value) or not self._is_older(value.__code__)
+                    if not made and value.__code__ not in self._of_graph:
+                        self._add_place(Place(value, None))
+                return
+        if isinstance(value, type):
+            self._add_class(value)
+
+    def _is_older(self, code: types.CodeType) -> bool:
+        """Was a function of this code made before the trace, as far as one can tell?"""
+        return _core.has_watchers or code not in self._inner
+
+    def _note(self, holder: Any, name: str, value: Any, can_be_place: bool) -> None:
+        if (id(holder), name) in self._seen:
+            return
+        if can_be_place and not is_constant(value):
+            self._add_place(Place(holder, name))
+        else:
+            self._seen.add((id(holder), name))
+            self._bindings.append((self._guards.get(id(holder), holder), name))
+
+    def _add_place(self, place: Place) -> None:
+        key = (id(place.holder), place.name)
+        if key not in self._seen:
+            self._seen.add(key)
+            self.places.append(place)
+
+    def _add_class(self, cls: type) -> None:
+        if cls not in self._classes and is_users_class(cls):
+            self._classes[cls] = 0
+            for base in cls.__mro__[:-1]:
+                for name, value in vars(base).items():
+                    if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
+                        self._note(cls, name, value, False)
+
+    def _look_up(self) -> None:
+        for cls, count in list(self._classes.items()):
+            if count == len(self._attributes):
+                continue
+            self._classes[cls] = len(self._attributes)
+            for name in self._attributes:
+                holder, value = in_class(cls, name)
+                if (
+                    holder is not None
+                    and is_users_class(holder)
+                    and not is_constant(value)
+                    and not _is_descriptor(value)
+                ):
+                    self._note(holder, name, value, True)
+                else:
+                    self._note(cls, name, value, False)
+
+    def see_classes(self, classes: Iterable[type]) -> bool:
+        """Notes the classes of the objects in a call's roots. True where that makes new roots."""
+        before = self._size
+        for cls in classes:
+            self._add_class(cls)
+        self._look_up()
+        return self._size != before
+
+    # ---- between calls
+
+    @property
+    def is_large(self) -> bool:
+        """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
+        return len(self._bindings) > _MOST_BINDINGS
+
+    def has(self, functions: Iterable[types.FunctionType]) -> None:
+        """The state of these functions is part of the roots already."""
+        for function in functions:
+            code = function.__code__
+            if code not in self.known and code not in self._of_graph:
+                self._of_graph.add(code)
+                self.add(code, function.__globals__, function, False)
+
+    def own(self, scope: dict[str, Any], names: Iterable[str]) -> None:
+        """These globals are roots of their own."""
+        self._seen.update((id(scope), name) for name in names)
+
+    def reads(self) -> _core.Reads:
+        """What an entry depends on, with the values of now."""
+        size = len(self._seen), len(self._functions)
+        if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
+            self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
+            self._reads = size, _core.Reads(self._bindings, list(self._functions.values()))
+        return self._reads[1]
+
+    def refresh(self) -> bool:
+        """Makes roots of bindings that hold something else by now. True where there are any."""
+        if self._reads is None or self._reads[1].holds():
+            return False
+        before = self._size
+        for holder, name in self._reads[1].changed():
+            value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
+            users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
+            if users and not is_constant(value) and not _is_descriptor(value):
+                where = self._guards.get(id(holder), holder)
+                self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
+                self._seen.discard((id(holder), name))
+                self._add_place(Place(holder, name))
+        for function in self._functions.values():
+            if function.__code__ not in self.known:
+                self.add(function.__code__, function.__globals__, function)
+                self.known.add(function.__code__)
+        if self._size == before:
+            return False
+        self._reads = None
+        return True
+
+
+def _is_descriptor(value: Any) -> bool:
+    return hasattr(type(value), "__get__")
