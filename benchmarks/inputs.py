@@ -94,7 +94,7 @@ def _assign_list(obj: list[Any], new: Arrays) -> None:
 
 
 # Sorted by name they keep their order, which is how JAX visits a dict.
-_NAMES = [f"x{i:05}" for i in range(100_000)]
+_NAMES = tuple(f"x{i:05}" for i in range(100_000))
 
 
 def _build_dict(arrays: Arrays) -> dict[str, Any]:

@@ -47,7 +47,7 @@ Setting setting_of(nb::object state) {
 }
 
 constexpr int max_restarts = 300;  // as in _reads.py
-PyObject* new_reads = nullptr;  // what a trace gives up with; kept for the life of the process
+PyObject* new_reads = nullptr;     // what a trace gives up with; kept for the life of the process
 
 struct Settings {
   Setting disable_jit, prng_impl;
@@ -254,8 +254,8 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
 PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
-  if (settings.disable_jit.now().get() == Py_True || // What the function captures is part of the call that is being traced.
-      (is_watched() && nb::inst_ptr<Table>(self->table)->as_plain))
+  // While another call is traced, what this function captures is part of that one.
+  if (settings.disable_jit.now().get() == Py_True || (is_watched() && nb::inst_ptr<Table>(self->table)->as_plain))
     return call_unjitted(self, args, nargs, kwnames);
   for (int tries = 0;; ++tries) {
     try {

@@ -86,7 +86,8 @@ void Trace::refuse_changed_frozen() {
     if (n.kind->node->is_registered) {
       if (PyObject* names = unflattened_[pc]) {
         Owned dict = own(PyObject_GenericGetDict(obj, nullptr));
-        refuse_new_attributes(pc, dict.get(), [names](PyObject* name) { return PySequence_Contains(names, name) == 1; });
+        refuse_new_attributes(pc, dict.get(),
+                              [names](PyObject* name) { return PySequence_Contains(names, name) == 1; });
       }
       continue;
     }

@@ -58,7 +58,8 @@ struct Session {
   bool busy = false;                                   // `enter` itself is running
 
   PyObject* original(PyObject* copy) const {
-    for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy)) copy = found->second;
+    for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy))
+      copy = found->second;
     return copy;
   }
   PyObject* shadow(PyObject* globals) const {
@@ -205,13 +206,12 @@ void bind_frames(nb::module_& m) {
       "`functions` "
       "runs with the parts of the other one.");
   m.def(
-      "seen_function",
-      [](nb::object f) { return sessions.empty() ? f : nb::borrow(sessions.back()->twin(f.ptr())); }, nb::arg("function"),
-      nb::sig("def seen_function(function: Any) -> Any"), "What runs in the place of a function in this thread's trace.");
+      "seen_function", [](nb::object f) { return sessions.empty() ? f : nb::borrow(sessions.back()->twin(f.ptr())); },
+      nb::arg("function"), nb::sig("def seen_function(function: Any) -> Any"),
+      "What runs in the place of a function in this thread's trace.");
   m.def(
-      "seen_globals",
-      [](nb::object d) { return sessions.empty() ? d : nb::borrow(sessions.back()->shadow(d.ptr())); }, nb::arg("globals"),
-      nb::sig("def seen_globals(globals: dict[str, Any]) -> dict[str, Any]"),
+      "seen_globals", [](nb::object d) { return sessions.empty() ? d : nb::borrow(sessions.back()->shadow(d.ptr())); },
+      nb::arg("globals"), nb::sig("def seen_globals(globals: dict[str, Any]) -> dict[str, Any]"),
       "What frames of these globals see in this thread's trace.");
   m.def(
       "stands_for",

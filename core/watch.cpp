@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 #include "frames.h"
 
@@ -11,6 +12,12 @@ namespace graftax {
 namespace {
 
 uint64_t epoch = 1;  // counts changes of watched bindings
+
+bool same_contents(const Reads& r) {
+  for (size_t i = 0; i < r.cells.size(); ++i)
+    if (PyCell_GET(r.cells[i]) != r.contents[i]) return false;
+  return true;
+}
 
 #if PY_VERSION_HEX >= 0x030C0000
 constexpr bool has_watchers = true;
@@ -77,7 +84,7 @@ void arm(const Read& b) {
   if (PyType_Check(b.holder)) PyUnstable_Type_AssignVersionTag(reinterpret_cast<PyTypeObject*>(b.holder));
 }
 
-bool unchanged(Reads& r) { return r.stamp == epoch; }
+bool unchanged(Reads& r) { return r.stamp == epoch && same_contents(r); }
 void note_versions(Reads&) {}
 
 void init_watchers() {
@@ -105,7 +112,7 @@ void arm(const Read& b) {
 }
 
 bool unchanged(Reads& r) {
-  if (r.stamp != epoch || !r.held) return false;
+  if (r.stamp != epoch || !r.held || !same_contents(r)) return false;
   for (const Read& b : r.bindings)
     if (b.is_gone()) return false;
   for (auto [holder, was] : r.versions)
@@ -164,9 +171,12 @@ void note_value(Read& b) {
 void let_go(Reads& r) {
   auto bindings = std::move(r.bindings);
   auto functions = std::move(r.functions), codes = std::move(r.codes);
+  auto cells = std::move(r.cells), contents = std::move(r.contents);
   r.bindings.clear();
   r.functions.clear();
   r.codes.clear();
+  r.cells.clear();
+  r.contents.clear();
   r.versions.clear();
   r.stamp = 0;
   for (const Read& b : bindings) {
@@ -178,6 +188,8 @@ void let_go(Reads& r) {
   }
   for (PyObject* f : functions) unwatch_function(f), Py_DECREF(f);
   for (PyObject* c : codes) Py_DECREF(c);
+  for (PyObject* c : cells) Py_DECREF(c);
+  for (PyObject* c : contents) Py_XDECREF(c);
 }
 
 int reads_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -192,6 +204,8 @@ int reads_traverse(PyObject* self, visitproc visit, void* arg) {
   }
   for (PyObject* f : r->functions) Py_VISIT(f);
   for (PyObject* c : r->codes) Py_VISIT(c);
+  for (PyObject* c : r->cells) Py_VISIT(c);
+  for (PyObject* c : r->contents) Py_VISIT(c);
   return 0;
 }
 
@@ -239,6 +253,12 @@ bool reads_hold(Reads& r) {
     held = held && holds(b);
   }
   for (size_t i = 0; i < r.functions.size(); ++i) held = held && PyFunction_GET_CODE(r.functions[i]) == r.codes[i];
+  for (size_t i = 0; i < r.cells.size(); ++i) {
+    Owned content = Owned::borrow(PyCell_GET(r.cells[i]));
+    if (content.get() == r.contents[i]) continue;
+    if (!same_value(content.get(), r.contents[i])) held = false;
+    else Py_DECREF(std::exchange(r.contents[i], content.release()));
+  }
   note_versions(r);
   r.stamp = now;
   return r.held = held;
@@ -251,7 +271,7 @@ void bind_watch(nb::module_& m) {
                     "Bindings that the code of a trace has read, and the values they had.")
       .def(
           "__init__",
-          [](Reads* self, nb::list bindings, nb::list functions) {
+          [](Reads* self, nb::list bindings, nb::list functions, nb::list cells) {
             new (self) Reads();
             for (nb::handle h : bindings) {
               self->bindings.push_back(read_of(nb::cast<nb::tuple>(h)));
@@ -263,10 +283,24 @@ void bind_watch(nb::module_& m) {
               self->codes.push_back(Py_NewRef(PyFunction_GET_CODE(f.ptr())));
               watch_function(f.ptr());
             }
+            for (nb::handle c : cells) {
+              if (!PyCell_Check(c.ptr())) raise_error(PyExc_TypeError, "expected a cell");
+              self->cells.push_back(Py_NewRef(c.ptr()));
+              self->contents.push_back(Py_XNewRef(PyCell_GET(c.ptr())));
+            }
             reads_hold(*self);
           },
-          nb::arg("bindings"), nb::arg("functions"),
-          nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any]) -> None"))
+          nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"),
+          nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any]) -> None"))
+      .def(
+          "changed_cells",
+          [](Reads& r) {
+            nb::list out;
+            for (size_t i = 0; i < r.cells.size(); ++i)
+              if (!same_value(PyCell_GET(r.cells[i]), r.contents[i])) out.append(nb::borrow(r.cells[i]));
+            return out;
+          },
+          nb::sig("def changed_cells(self) -> list[Any]"), "The cells that hold something else by now.")
       .def(
           "holds", [](Reads& r) { return reads_hold(r); }, "Do all bindings still have the values that were read?")
       .def(
@@ -274,8 +308,7 @@ void bind_watch(nb::module_& m) {
           [](Reads& r) {
             nb::list out;
             for (const Read& b : r.bindings)
-              if (!b.is_gone() && !holds(b))
-                out.append(nb::make_tuple(nb::borrow(b.holder), nb::borrow(b.name)));
+              if (!b.is_gone() && !holds(b)) out.append(nb::make_tuple(nb::borrow(b.holder), nb::borrow(b.name)));
             return out;
           },
           nb::sig("def changed(self) -> list[tuple[Any, str]]"),

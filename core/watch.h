@@ -13,8 +13,8 @@ namespace graftax {
 struct Read {
   PyObject* holder;  // a dict or a type
   PyObject* name;
-  PyObject* value;              // a weak reference to it where there is a guard, and it can be referred to
-  PyObject* guard = nullptr;    // a weak reference to a function: its globals, the holder, are kept alive by it alone
+  PyObject* value;            // a weak reference to it where there is a guard, and it can be referred to
+  PyObject* guard = nullptr;  // a weak reference to a function: its globals, the holder, are kept alive by it alone
   bool is_gone() const { return guard && !weak_target(guard); }
 };
 
@@ -26,6 +26,7 @@ struct Reads {
 
   std::vector<Read> bindings;               // strong
   std::vector<PyObject*> functions, codes;  // strong, side by side
+  std::vector<PyObject*> cells, contents;   // strong, side by side: compared on every call
   uint64_t stamp = 0;                       // the epoch in which they were seen to hold, or not
   bool held = false;
   std::vector<std::pair<PyObject*, uint64_t>> versions;  // before 3.12: of holders, borrowed from `bindings`

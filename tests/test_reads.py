@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import textwrap
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -39,7 +40,7 @@ def module(source: str, **names: Any) -> types.SimpleNamespace:
     """A user's module, with what it defines as attributes that can be set."""
     made = types.ModuleType("users")
     vars(made).update(jnp=jnp, jax=jax, graftax=graftax, functools=functools, **names)
-    exec(compile(source, "users.py", "exec"), vars(made))
+    exec(compile(textwrap.dedent(source), "users.py", "exec"), vars(made))
     return made  # type: ignore[return-value]
 
 
@@ -473,3 +474,47 @@ def test_lower_trace_and_eval_shape_read_as_calls_do() -> None:
     assert compiled(ONE).tolist() == [3, 3]
     assert f.eval_shape(ONE).shape == (2,)
     assert len(f.trace(ONE).jaxpr.in_avals) == 2
+
+
+def test_a_variable_that_two_functions_share_is_seen_when_one_changes_it() -> None:
+    def program(wrap: Wrap) -> Any:
+        m = module(
+            """
+            def make():
+                mode, scale = abs, 1.0
+                def get(x): return mode(x) * scale
+                def set_to(new, factor):
+                    nonlocal mode, scale
+                    mode, scale = new, factor
+                return get, set_to
+            get, set_to = make()
+            def f(x): return get(x)
+            """
+        )
+        f, out = wrap(m.f), []
+        for mode, factor in [(abs, 1.0), (jnp.sin, 1.0), (jnp.sin, 2.0), (abs, 1.0)]:
+            m.set_to(mode, factor)
+            out += [f(ONE), f(ONE)]
+        return out
+
+    both(program)
+
+
+def test_a_frozen_config_made_anew_does_not_compile_again() -> None:
+    m = module(
+        """
+        import dataclasses
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            rate: float
+            name: str = "a"
+        CONFIG = Config(1.0)
+        def helper(x): return x * CONFIG.rate
+        def f(x): return helper(x)
+        """
+    )
+    f = graftax.jit(m.f)
+    for rate in [1.0] * 20 + [2.0] * 20 + [1.0] * 20:
+        m.CONFIG = m.Config(rate)
+        assert f(ONE).tolist() == (ONE * rate).tolist()
+    assert f.cache_info().traces <= 4

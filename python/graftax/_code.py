@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import enum
 import functools
@@ -155,6 +156,7 @@ def _scan(code: types.CodeType) -> Names:
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
+_PLAIN_TYPES = frozenset(_PLAIN)
 _BOUND = (
     types.ModuleType,
     types.BuiltinFunctionType,
@@ -181,12 +183,27 @@ def is_constant(value: Any) -> bool:
     if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
         return True
     if cls in (tuple, frozenset):
-        return all(map(is_constant, value))
+        return _PLAIN_TYPES.issuperset(map(type, value)) or all(map(is_constant, value))
     if cls is types.MethodType:
         return is_constant(value.__self__)
     if cls is types.FunctionType or isinstance(value, _core.Caller):
         return True  # what it holds is met when it runs
-    return _core.is_opaque(value) or _is_sentinel(value)
+    return _core.is_opaque(value) or _is_sentinel(value) or _is_frozen(value)
+
+
+def can_be_equal(value: Any) -> bool:
+    """Is this a constant that is compared by what it holds, so that another one may be the same?"""
+    return isinstance(value, tuple | frozenset) or _is_frozen(value)
+
+
+def _is_frozen(value: Any) -> bool:
+    """A frozen dataclass of constants: a config."""
+    cls: Any = type(value)
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen or not hasattr(value, "__dict__"):
+        return False
+    names = {field.name for field in dataclasses.fields(value)}
+    return names == vars(value).keys() and all(map(is_constant, vars(value).values()))
 
 
 def _is_sentinel(value: Any) -> bool:
@@ -197,18 +214,10 @@ def _is_sentinel(value: Any) -> bool:
 
 
 def has_state(function: types.FunctionType) -> bool:
-    """Does a function hold what can change: variables of an enclosing call, attributes, mutable defaults?"""
+    """Does a function hold what can change by itself, or change its variables of an enclosing call?"""
     contents = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    if not all(map(is_constant, defaults)):
-        return True
-    written = _writes_cell(function) if contents else False
-    return written or not all(map(_is_settled, contents))
-
-
-def _is_settled(value: Any) -> bool:
-    """A constant of a cell counts as one only where it is a function or a class: a number may be another later."""
-    return is_constant(value) and not isinstance(value, (int, float, complex, str, bytes, tuple))
+    return not all(map(is_constant, [*contents, *defaults])) or bool(contents and _writes_cell(function))
 
 
 def is_empty(cell: types.CellType) -> bool:

@@ -18,6 +18,7 @@ from . import _core
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
+    can_be_equal,
     cells_of,
     has_state,
     in_class,
@@ -80,13 +81,14 @@ class ReadSet:
         self._bindings: list[tuple[Any, str]] = []
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
         self._functions: dict[int, types.FunctionType] = {}
+        self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
         self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
         self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
         self._classes: dict[type, int] = {}  # how many attributes were looked up in it
-        self._reads: tuple[tuple[int, int], _core.Reads] | None = None
+        self._reads: tuple[tuple[int, int, int], _core.Reads] | None = None
 
     # ---- while a trace runs
 
@@ -141,6 +143,8 @@ class ReadSet:
             self._functions.setdefault(id(function), function)
             if has_state(function):
                 self._add_place(Place(function, None))
+            else:
+                self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
 
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], imports: dict[str, str], users: bool
@@ -244,10 +248,12 @@ class ReadSet:
 
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
-        size = len(self._seen), len(self._functions)
+        size = len(self._seen), len(self._functions), len(self._cells)
         if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
             self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
-            self._reads = size, _core.Reads(self._bindings, list(self._functions.values()))
+            self._reads = size, _core.Reads(
+                self._bindings, list(self._functions.values()), [cell for cell, _ in self._cells.values()]
+            )
         return self._reads[1]
 
     def refresh(self) -> bool:
@@ -258,11 +264,13 @@ class ReadSet:
         for holder, name in self._reads[1].changed():
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
-            if users and not is_constant(value) and not _is_descriptor(value):
+            if users and (not is_constant(value) or can_be_equal(value)) and not _is_descriptor(value):
                 where = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
                 self._seen.discard((id(holder), name))
                 self._add_place(Place(holder, name))
+        for cell in self._reads[1].changed_cells():
+            self._add_place(Place(self._cells.pop(id(cell))[1], None))
         for function in self._functions.values():
             if function.__code__ not in self.known:
                 self.add(function.__code__, function.__globals__, function)

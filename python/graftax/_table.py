@@ -32,7 +32,7 @@ class FunctionTable(_core.Table):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.maxsize = options.cache_size
-        self.entries: dict[tuple[_core.GraphDef, Any], _core.Entry] = {}
+        self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.reads = ReadSet() if options.captured else None
         self.as_plain = options.mutation == "propagate" and options.captured and not options.shards
@@ -49,7 +49,7 @@ class FunctionTable(_core.Table):
             self.clear_entries()
         return self.reads.places
 
-    def store(self, key: tuple[_core.GraphDef, Any], entry: _core.Entry) -> _core.Entry:
+    def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
         for dead in [k for k in self.entries if not k[0]._alive()]:
             self.drop(dead)
         while len(self.entries) >= self.maxsize:
@@ -68,7 +68,7 @@ class FunctionTable(_core.Table):
             self.drop((graphdef, context, number))
         return None, (graphdef, context, 1)
 
-    def drop(self, key: tuple[_core.GraphDef, Any]) -> None:
+    def drop(self, key: tuple[Any, ...]) -> None:
         entry = self.entries.pop(key, None)
         if entry is not None:
             self._forget(entry)

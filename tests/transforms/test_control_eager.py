@@ -387,7 +387,7 @@ def test_prints_come_on_every_call(capfd: pytest.CaptureFixture[str]):
 
 
 def test_a_jitted_function_keeps_its_options():
-    jitted = graftax.jit(add)
+    jitted = graftax.jit(lambda carry, row: ({**carry, "sum": carry["sum"] + row.sum()}, row * 2))
     forbids = graftax.jit(lambda carry, row: (carry.update(sum=carry["sum"] + 1) or carry, None), mutation="error")
     for _ in range(3):
         assert float(graftax.scan(jitted, {"sum": 0.0, "name": "a"}, ROWS)[0]["sum"]) == 66

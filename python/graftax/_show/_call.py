@@ -25,7 +25,7 @@ class _Call:
     def __init__(self, jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         traced = jitted.trace(*args, **kwargs)
         staging = traced._staging
-        self.name, self.names, self.graphdef = staging.name, staging.names, staging.graphdef
+        self.name, self.names, self.graphdef = staging.plan.name, staging.names, staging.graphdef
         self.roots, self.layout = jitted._bound(args, kwargs)
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
