@@ -291,7 +291,8 @@ void bind_watch(nb::module_& m) {
             reads_hold(*self);
           },
           nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"),
-          nb::sig("def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any]) -> None"))
+          nb::sig(
+              "def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any]) -> None"))
       .def(
           "changed_cells",
           [](Reads& r) {

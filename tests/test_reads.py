@@ -4,9 +4,10 @@ of functions. Each program runs plainly and jitted, again on a hit, and after a 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import threading
 import textwrap
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -500,19 +501,19 @@ def test_a_variable_that_two_functions_share_is_seen_when_one_changes_it() -> No
     both(program)
 
 
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float
+    name: str = "a"
+
+
 def test_a_frozen_config_made_anew_does_not_compile_again() -> None:
-    m = module(
-        """
-        import dataclasses
-        @dataclasses.dataclass(frozen=True)
-        class Config:
-            rate: float
-            name: str = "a"
+    source = """
         CONFIG = Config(1.0)
         def helper(x): return x * CONFIG.rate
         def f(x): return helper(x)
         """
-    )
+    m = module(source, Config=Config)
     f = graftax.jit(m.f)
     for rate in [1.0] * 20 + [2.0] * 20 + [1.0] * 20:
         m.CONFIG = m.Config(rate)

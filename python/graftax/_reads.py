@@ -251,8 +251,9 @@ class ReadSet:
         size = len(self._seen), len(self._functions), len(self._cells)
         if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
             self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
-            self._reads = size, _core.Reads(
-                self._bindings, list(self._functions.values()), [cell for cell, _ in self._cells.values()]
+            self._reads = (
+                size,
+                _core.Reads(self._bindings, list(self._functions.values()), [cell for cell, _ in self._cells.values()]),
             )
         return self._reads[1]
 
