@@ -132,6 +132,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
                      Owned& recording) {
   Opened opened;
   walk.opened = &opened;
+  walk.in_order = true;
   for (size_t i = 0; i < table.recent.size(); ++i) {
     Owned hold = table.recent[i];
     const Entry& e = *nb::inst_ptr<Entry>(hold.get());

@@ -191,6 +191,18 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
 
 }  // namespace
 
+bool same_order(const Program& a, const Program& b) {
+  for (const Instr& n : a.code) {
+    if (n.op != Op::node || n.kind->node->keys != Keys::elements) continue;
+    const Instr& m = b.code[static_cast<size_t>(&n - a.code.data())];
+    for (uint32_t i = 0; i < n.arg; ++i) {
+      Owned element = static_object(b.statics[b.keys[m.keys + i]]);
+      if (!element || !static_matches(a, a.keys[n.keys + i], element.get())) return false;
+    }
+  }
+  return true;
+}
+
 Program weakened(const Program& p) { return weak_copy(p, nullptr); }
 
 Program weakened_inputs(const Program& p, const Program& inputs) {

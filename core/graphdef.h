@@ -134,6 +134,9 @@ Owned program_state(const Program& program);  // for pickle
 Owned instruction_fields();
 Program program_from_state(PyObject* state, bool is_outcome);
 
+// Of two equal programs: do the sets in them iterate in the same order?
+bool same_order(const Program& a, const Program& b);
+
 struct GraphDef {
   Program program;
 };

@@ -230,6 +230,8 @@ void Builder::finish_frame(const Frame& frame) {
   PyObject** values = values_.data() + frame.base;
   if (frame.fill) {
     fill_content(program_, frame.pc, nodes_[n.track], values, sources_.input_nodes);
+    if (sources_.live && n.kind->node->keys == Keys::elements)
+      n.kind->node->take_order(nodes_[n.track], sources_.live[frame.pc]);
     values_.resize(frame.base);
     return;
   }

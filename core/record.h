@@ -125,6 +125,7 @@ struct Walk {
   OwnedList leaves;
   OwnedList nodes;  // tracked nodes, by tracked index
   bool has_numpy = false;
+  bool in_order = false;     // sets count as the same only where they iterate in the same order
   Opened* opened = nullptr;  // what walks before have asked registered classes
 
   void clear() {

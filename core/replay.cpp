@@ -113,7 +113,9 @@ class Replayer {
       if (!ids_->insert(obj, in.track)) return false;
       walk_.nodes.set(in.track, obj);
     }
-    if (kind.node->has_content && !kind.node->content_matches(p_, in, obj)) return false;
+    if (kind.node->has_content &&
+        !(walk_.in_order ? kind.node->content_in_order(p_, in, obj) : kind.node->content_matches(p_, in, obj)))
+      return false;
     if (in.own != NONE && !static_matches(p_, in.own, obj)) return false;
     if (kind.sentinel && in.own == NONE && is_bare(obj, kind)) return false;
     uint32_t children = p_.children(pc);

@@ -163,8 +163,13 @@ void bind_table(nb::module_& m) {
           nb::sig("def direct(self) -> int | None"),
           "How many of its executables are run directly; None where none can be.")
       .def(
-          "holds", [](const Entry& e) { return !e.reads || reads_hold(*nb::inst_ptr<Reads>(e.reads.get())); },
-          "Do the bindings that it depends on have the values that they had?")
+          "serves",
+          [](const Entry& e, nb::handle graphdef) {
+            if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
+            return same_order(e.program, nb::cast<const GraphDef&>(graphdef).program);
+          },
+          nb::arg("graphdef"), nb::sig("def serves(self, graphdef: GraphDef) -> bool"),
+          "Do sets iterate as in this equal GraphDef, and have the bindings that it depends on the values they had?")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(

@@ -95,6 +95,12 @@ class NodeKind {
   virtual uint32_t add_elements(Program& program, PyObject* obj, std::vector<uint32_t>& keys) const;
   // Is `obj` apart from its children what node `n` was recorded from?
   virtual bool content_matches(const Program& program, const Instr& n, PyObject* obj) const;
+  // The same where the order of iteration counts, too.
+  virtual bool content_in_order(const Program& program, const Instr& n, PyObject* obj) const {
+    return content_matches(program, n, obj);
+  }
+  // Gives `made`, which holds the elements of `model`, its order of iteration, now and after changes.
+  virtual void take_order(PyObject* made, PyObject* model) const { (void)made, (void)model; }
   // Was content that is written back changed in place?
   virtual bool content_changed(const Program& program, const Instr& n, PyObject* obj) const;
   // Has a node of an unpickled state the payload and the number of items of this kind?

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sets and frozensets: their elements are keys, in no order, and hold no arrays.
+#include <algorithm>
+
 #include "commit.h"
 #include "exchange.h"
 #include "rebuild.h"
@@ -27,6 +29,24 @@ struct SetKind : NodeKind {
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
     return set_matches(p, n.keys, n.arg, obj);
   }
+  bool content_in_order(const Program& p, const Instr& n, PyObject* obj) const override {
+    if (PySet_GET_SIZE(obj) != static_cast<Py_ssize_t>(n.arg)) return false;
+    Owned elements = list_items(obj, &PySet_Type);
+    for (uint32_t i = 0; i < n.arg; ++i)
+      if (!static_matches(p, p.keys[n.keys + i], PyList_GET_ITEM(elements.get(), i))) return false;
+    return true;
+  }
+  void take_order(PyObject* made, PyObject* model) const override {
+    Owned a = list_items(made, &PySet_Type), b = list_items(model, &PySet_Type);
+    if (PyList_GET_SIZE(a.get()) != PyList_GET_SIZE(b.get())) return;
+    PyObject **first = PySequence_Fast_ITEMS(a.get()), **second = PySequence_Fast_ITEMS(b.get());
+    std::vector<PyObject*> x(first, first + PyList_GET_SIZE(a.get())), y(second, second + PyList_GET_SIZE(b.get()));
+    std::sort(x.begin(), x.end());
+    std::sort(y.begin(), y.end());
+    if (x != y) return;  // elements that were rebuilt
+    Owned fresh = set_like(model);
+    exchange_sets(made, fresh.get());
+  }
   bool content_changed(const Program& p, const Instr& n, PyObject* obj) const override {
     return !set_matches(p, n.keys, n.arg, obj);
   }
@@ -40,7 +60,16 @@ struct SetKind : NodeKind {
     for (uint32_t i = 0; i < c.n.arg; ++i) check(PySet_Add(shell, c.key(i).get()));
   }
   void write(Commit& commit, const Content& c, PyObject* set, const Touched&) const override {
-    commit.exchange(*this, set, new_items(c));
+    // Taken out of and added to what is there, as the function did: so it iterates as after the function.
+    Owned wanted = new_items(c), fresh = set_like(set), before = list_items(set, &PySet_Type);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before.get()); ++i) {
+      PyObject* element = PyList_GET_ITEM(before.get(), i);
+      int stays = PySet_Contains(wanted.get(), element);
+      check(stays);
+      if (!stays) check(PySet_Discard(fresh.get(), element));
+    }
+    fill(c, fresh.get());
+    commit.exchange(*this, set, std::move(fresh));
   }
   Owned new_items(const Content& c) const override {
     Owned out = own(PySet_New(nullptr));

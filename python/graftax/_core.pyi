@@ -536,8 +536,10 @@ class Entry:
     def direct(self) -> int | None:
         """How many of its executables are run directly; None where none can be."""
 
-    def holds(self) -> bool:
-        """Do the bindings that it depends on have the values that they had?"""
+    def serves(self, graphdef: GraphDef) -> bool:
+        """
+        Do sets iterate as in this equal GraphDef, and have the bindings that it depends on the values they had?
+        """
 
     @property
     def used(self) -> int:

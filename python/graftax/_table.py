@@ -12,7 +12,7 @@ from ._advice import Advice
 from ._options import Options
 from ._reads import Place, ReadSet
 
-_MOST_VARIANTS = 64  # of one structure: bindings that changed in between
+_MOST_VARIANTS = 64  # of one structure: bindings that changed in between, sets of another order
 _TABLES = "__graftax_tables__"
 
 
@@ -57,11 +57,11 @@ class FunctionTable(_core.Table):
         return self.entries.setdefault(key, entry)
 
     def find(self, graphdef: _core.GraphDef, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
-        """The entry of a structure whose bindings are as they are now, and where it stands, or one would."""
+        """The entry that serves a structure with the bindings of now, and where it stands, or one would."""
         key: tuple[Any, ...] = (graphdef, context)
         for number in range(1, _MOST_VARIANTS):
             entry = self.entries.get(key)
-            if entry is None or entry.holds():
+            if entry is None or entry.serves(graphdef):
                 return entry, key
             key = (graphdef, context, number)
         for number in range(1, _MOST_VARIANTS):
