@@ -259,6 +259,19 @@ void bind_outcome(nb::module_& m) {
       .def(
           "identities", [](const Outcome& o) { return identities(o.program); },
           nb::sig("def identities(self) -> list[Any]"), "The statics that count by identity, keys among them.")
+      .def_prop_ro(
+          "classes",
+          [](const Outcome& o) {
+            nb::set out;
+            for (const Instr& n : o.program.code)
+              if (n.op == Op::node && n.type->tp_flags & Py_TPFLAGS_HEAPTYPE)
+                out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
+            for (const Static& s : o.program.statics)
+              if (s.obj && PyType_Check(s.obj) && reinterpret_cast<PyTypeObject*>(s.obj)->tp_flags & Py_TPFLAGS_HEAPTYPE)
+                out.add(nb::borrow(s.obj));
+            return out;
+          },
+          nb::sig("def classes(self) -> set[type]"), "The classes of its nodes, and those that are values in it.")
       .def("rows", &rows_of<Outcome>, nb::sig("def rows(self) -> list[Row]"))
       .def(
           "__reduce__", [](nb::handle self) { return hooks::reduce_outcome.object()(self); },

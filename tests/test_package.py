@@ -37,6 +37,7 @@ LAYERS = [
         "_errors",
         "_handles",
         "_code",
+        "_escaped",
         "_reads",
         "_views",
         "_buffers",

@@ -295,6 +295,10 @@ class Outcome:
     def identities(self) -> list[Any]:
         """The statics that count by identity, keys among them."""
 
+    @property
+    def classes(self) -> set[type]:
+        """The classes of its nodes, and those that are values in it."""
+
     def rows(self) -> list[Row]: ...
 
     def __reduce__(self) -> tuple[Any, ...]: ...

@@ -15,6 +15,7 @@ import jax
 from . import _core
 from ._compat import equations, is_of_a_traced_value
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
+from ._escaped import refuse_tracers_in_classes
 from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
 from ._signature import GlobalAssigned
@@ -149,6 +150,7 @@ def run_trace(
         try:
             result = _core.run_rebuilt(call, values)
             outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays)
+            refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if is_of_a_traced_value(error):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import graftax
+from zoo import Box
 
 x = jnp.arange(3.0)
 
@@ -175,3 +176,82 @@ def test_an_object_without_attributes_that_is_made_inside_is_made_for_every_call
     assert vars(second) == {}
     g = graftax.jit(lambda y: (MARK, y))
     assert g(x)[0] is g(x)[0] is MARK
+
+
+def _in_a_method(x):
+    class Local:
+        def get(self):
+            return x + 1
+
+    return Local()
+
+
+def _in_a_property(x):
+    class Local:
+        doubled = property(lambda self: x * 2)
+
+    return {"made": [Local()]}
+
+
+def _in_a_static_method(x):
+    class Local:
+        @staticmethod
+        def get():
+            return x
+
+    return Local
+
+
+def _in_an_attribute(x):
+    class Local:
+        scale = x * 3
+
+    return Local()
+
+
+def _in_a_base(x):
+    class Base:
+        def get(self):
+            return x
+
+    class Local(Base):
+        pass
+
+    return Local()
+
+
+@pytest.mark.parametrize("make", [_in_a_method, _in_a_property, _in_a_static_method, _in_an_attribute, _in_a_base])
+def test_a_class_that_holds_a_tracer_does_not_leave_the_trace(make):
+    f = graftax.jit(make)
+    for _ in range(2):
+        with pytest.raises(graftax.StructureError, match="result.*Local.*made inside the traced function"):
+            f(x)
+
+
+def test_a_class_made_inside_may_be_returned_where_it_holds_no_tracer():
+    def make(x):
+        class Local:
+            kind = "local"
+
+            def __init__(self, w):
+                self.w = w
+
+            def get(self):
+                return self.w + 1
+
+        return Local(x * 2)
+
+    f = graftax.jit(make)
+    for _ in range(2):
+        assert f(x).get().tolist() == make(x).get().tolist() and f(x).kind == "local"
+
+
+def test_a_change_that_puts_such_an_object_into_an_argument_is_refused():
+    box = Box(held=None)
+
+    def put(box, x):
+        box.held = _in_a_method(x)
+
+    with pytest.raises(graftax.StructureError, match="what it changed"):
+        graftax.jit(put)(box, x)
+    assert box.held is None

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace may not leave behind: a class that was made in it, and whose methods hold its tracers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from . import _core
+from ._code import cells_of
+from ._errors import StructureError
+from ._structure import Op, Structure, place_name
+
+CLASS_HOLDS_TRACER = (
+    "{name} gives back {place}: {what} {cls}, which was made inside the traced function, and {where} holds an array "
+    "that exists only while it is traced. Make the class outside, and keep the array as an attribute of the instance."
+)
+
+
+def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
+    """Raises StructureError where a class of the result, or of what was written back, holds a tracer.
+
+    An instance's attributes come back as arrays. What a class holds by itself, or a method of it in its closure, would
+    stay the tracer that it was.
+    """
+    for cls in outcome.classes:
+        where = next(_tracers_of(cls), None)
+        if where is not None:
+            place, what = _place_of(outcome, cls)
+            raise StructureError(
+                CLASS_HOLDS_TRACER.format(name=name, place=place, what=what, cls=cls.__qualname__, where=where)
+            )
+
+
+def _tracers_of(cls: type) -> Iterator[str]:
+    for base in cls.__mro__[:-1]:
+        for attribute, value in list(vars(base).items()):
+            if isinstance(value, jax.core.Tracer):
+                yield f"its attribute {attribute}"
+            for function in _functions_of(value):
+                for variable, content in cells_of(function).items():
+                    if isinstance(content, jax.core.Tracer):
+                        yield f"{function.__name__} (in the variable {variable})"
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    inside = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+    for function in inside:
+        function = getattr(function, "__func__", function)  # of a staticmethod or classmethod
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def _place_of(outcome: _core.Outcome, cls: type) -> tuple[str, str]:
+    structure = Structure(outcome)
+    for row in structure.rows:
+        is_value = row.op is Op.static and row.value is cls
+        if is_value or (row.op is Op.node and row.type is cls):
+            root, path = structure.place(row)
+            what = "the class" if is_value else "an instance of"
+            return place_name((0, path), ("result",)) if root == 0 else "what it changed", what
+    return "a result", "an instance of"
