@@ -267,7 +267,8 @@ void bind_outcome(nb::module_& m) {
               if (n.op == Op::node && n.type->tp_flags & Py_TPFLAGS_HEAPTYPE)
                 out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
             for (const Static& s : o.program.statics)
-              if (s.obj && PyType_Check(s.obj) && reinterpret_cast<PyTypeObject*>(s.obj)->tp_flags & Py_TPFLAGS_HEAPTYPE)
+              if (s.obj && PyType_Check(s.obj) &&
+                  reinterpret_cast<PyTypeObject*>(s.obj)->tp_flags & Py_TPFLAGS_HEAPTYPE)
                 out.add(nb::borrow(s.obj));
             return out;
           },

@@ -224,7 +224,7 @@ def _in_a_base(x):
 def test_a_class_that_holds_a_tracer_does_not_leave_the_trace(make):
     f = graftax.jit(make)
     for _ in range(2):
-        with pytest.raises(graftax.StructureError, match="result.*Local.*made inside the traced function"):
+        with pytest.raises(graftax.StructureError, match=r"result.*Local.*made inside the traced function"):
             f(x)
 
 

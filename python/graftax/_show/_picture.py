@@ -12,9 +12,9 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from .._structure import place_name, plain_key
-from ..interop.names import MACHINERY, RAW_VALUES
 from ..path import Graph
 from ..places import find
+from ._libraries import MACHINERY, RAW_VALUES
 from ._words import array_text, array_type, plain_text, size_of, type_text, value_text
 
 _INLINE_ITEMS = 12  # of a container that is written on one line
