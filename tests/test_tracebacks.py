@@ -169,7 +169,13 @@ def test_errors_of_graftax_show_the_users_frames_alone():
     def forbidden():
         graftax.jit(lambda d: d.clear(), mutation="error")({"x": X})
 
-    for call in (refused, wrong_option, not_scalar, lowered, exported, forbidden):
+    def no_such_place():
+        graftax.at({"a": 1})["b"].set(2)
+
+    def others():
+        graftax.combine({"a": 1}, [1])
+
+    for call in (refused, wrong_option, not_scalar, lowered, exported, forbidden, no_such_place, others):
         error = raised(call)
         assert not of_graftax(error), call.__name__
 

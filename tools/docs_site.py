@@ -37,8 +37,8 @@ GROUPS = {
     "transforms": ("Transforms", {"transforms"}),
     "filtered": ("By value, as Equinox", set[str]()),  # filter_*
     "graphs": ("Graphs by hand", {"compare", "flatform", "graph", "path", "places", "surgery", "tree", "packed"}),
-    "training": ("Training", {"_leaves", "_optimizer", "_labels", "_gradients", "_fields"}),
-    "classes": ("Classes", {"fields", "marks", "module"}),
+    "training": ("Training", {"_leaves", "_optimizer", "_labels"}),
+    "classes": ("Classes", {"_fields", "marks", "module"}),
     "errors": ("Errors and warnings", {"_errors"}),
 }
 

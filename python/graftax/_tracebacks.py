@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import jax
 
 from . import _compat
+from ._errors import GraftaxError
 
 OPERANDS = "Of its operands, {operands}."
 
@@ -104,7 +105,7 @@ def name_operands(error: BaseException, leaves: Sequence[Any], names: Callable[[
         leaves: what the function was given in their place.
         names: the key paths of the leaves.
     """
-    if _FULL or getattr(error, "_names_operands", False):
+    if _FULL or isinstance(error, GraftaxError) or getattr(error, "_names_operands", False):
         return
     number = {id(leaf): i for i, leaf in enumerate(leaves)}
     found = list(dict.fromkeys(number[id(x)] for x in _operands(error) if id(x) in number))[:_MOST]

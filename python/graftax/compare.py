@@ -15,10 +15,12 @@ import numpy as np
 from . import _core
 from ._difference import Difference, Way, lockstep, spelled
 from ._errors import UnsupportedValueError, at_path, some
+from ._tracebacks import boundary
 from ._trees import describe_value
 from .path import Graph, Path, Row
 
 
+@boundary
 def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
     """Are two object graphs equal: types, keys, values, arrays, and what is shared in them?
 
@@ -41,6 +43,7 @@ def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing
     return next(_differences(one, other, rtol, atol, sharing), None) is None
 
 
+@boundary
 def diff(
     one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True, limit: int | None = None
 ) -> list[Difference[Path]]:

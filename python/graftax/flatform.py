@@ -12,6 +12,7 @@ from ._core import How
 from ._errors import StructureError
 from ._jax_nodes import NoneKey, one_level_treedef
 from ._structure import Op, Row, Structure
+from ._tracebacks import boundary
 from .path import Path, Ref
 
 _CLASS = GetAttrKey("__class__")
@@ -19,6 +20,7 @@ _EXTRA = GetAttrKey("__graftax__")
 _MOST_REPEATED = 1_000  # entries that one repeated value may be spelled out to
 
 
+@boundary
 def to_dict(obj: object) -> dict[Path, Any]:
     """The flat, path-keyed form of an object graph.
 
@@ -81,6 +83,7 @@ class Leaf:
         return hash((Leaf, self.value))
 
 
+@boundary
 def from_dict(flat: dict[Path, Any]) -> Any:
     """Builds the object graph that `to_dict` described, with its shared and cyclic references.
 

@@ -20,6 +20,7 @@ from ._buffers import Buffer, copied, cut, is_deleted, is_plain, join, sharding_
 from ._compat import ref_types
 from ._errors import StructureError
 from ._handles import HandleClass, HandleLayout, add_handle_class
+from ._tracebacks import boundary
 from .marks import Dynamic
 
 PACK_BYTES = "max_bytes={value!r}: expected a whole number of bytes, 0 or more."
@@ -246,6 +247,7 @@ def _from_children(aux: Any, children: Iterable[Any]) -> Packed[Any]:
 tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _children)
 
 
+@boundary
 def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool = True) -> Packed[T]:
     """Packs the small arrays of an object graph into one buffer per dtype and sharding.
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ._errors import StructureError, a_type, at_path, some
 from ._patterns import is_pattern, nearest
+from ._tracebacks import boundary
 from .path import Graph, Path
 
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
@@ -34,6 +35,7 @@ V = TypeVar("V")
 _Where = str | Path | type | types.UnionType | Callable[[T], Any]
 
 
+@boundary
 def at(obj: T) -> At[T]:
     """Places in a graph, to read them, or to have a copy with other values there.
 
@@ -59,6 +61,7 @@ class At(Generic[T]):
     def __init__(self, obj: T) -> None:
         self._obj = obj
 
+    @boundary
     def __getitem__(self, where: _Where[T] | tuple[_Where[T], ...]) -> Places[T]:
         return Places(self._obj, where)
 
@@ -72,15 +75,18 @@ class Places(Generic[T]):
         self._where = where
 
     @property
+    @boundary
     def paths(self) -> list[Path]:
         """Where they are. What a function pointed at may stand in several places: then it is one path for each."""
         return [self._graph.path(place) for place in self._places]
 
+    @boundary
     def get(self) -> Any:
         """The value, or a list of them for a pattern or several places."""
         values = [self._graph.rows[group[0]].value for group in self._groups]
         return values if self._several else values[0]
 
+    @boundary
     def set(self, value: Any) -> T:
         """A copy with another value there. Only what contains one of the places is copied: the rest is shared.
 
@@ -89,10 +95,12 @@ class Places(Generic[T]):
         """
         return self._graph.core.build(self._values(value))
 
+    @boundary
     def apply(self, function: Callable[[Any], Any]) -> T:
         """A copy with `function(value)` in each of the places. It is called once for each object."""
         return self._graph.core.build(self._applied(function))
 
+    @boundary
     def update(self, value: Any) -> None:
         """As `set`, in place. Immutable objects on the way are made anew inside the mutable one that holds them."""
         self._graph.write(self._values(value))
@@ -238,6 +246,7 @@ class Found(NamedTuple, Generic[V]):
 def find(obj: Any, what: type[V] | tuple[type[V], ...]) -> list[Found[V]]: ...
 @overload
 def find(obj: Any, what: str | Path | types.UnionType | Callable[[Any], object]) -> list[Found[Any]]: ...
+@boundary
 def find(obj: Any, what: Any) -> list[Found[Any]]:
     """Every part of a graph that is an instance of a type, or for which a function says True.
 
@@ -276,6 +285,7 @@ class Shared(NamedTuple):
     paths: list[Path]
 
 
+@boundary
 def shared(obj: Any) -> list[Shared]:
     """What is reached more than once: mutable objects, and arrays. Cycles are among them.
 

@@ -15,6 +15,7 @@ import numpy as np
 from . import _core, _prefix
 from ._difference import Way, lockstep, short_text
 from ._errors import StructureError, a_type, some
+from ._tracebacks import boundary
 from .compare import leaf_difference, node_difference
 from .path import Graph, Path
 from .places import asked, is_types, matching
@@ -33,6 +34,7 @@ T = TypeVar("T")
 # ---- whole graphs
 
 
+@boundary
 def copy(obj: T, *, arrays: bool = False) -> T:
     """A copy of an object graph, with the same sharing and cycles; no `__init__` runs.
 
@@ -63,6 +65,7 @@ def _copied(leaf: Any) -> Any:
     return jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else leaf
 
 
+@boundary
 def update(obj: T, source: Any) -> T:
     """Writes the leaves of a graph into another one, in place. All values are made before the first is written.
 
@@ -97,6 +100,7 @@ def update(obj: T, source: Any) -> T:
 # ---- parts
 
 
+@boundary
 def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     """Two copies of a graph: one with the selected leaves, one with the others; None stands for what is left out.
 
@@ -131,6 +135,7 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     return graph.core.build(out, all=True), graph.core.build(into, all=True)
 
 
+@boundary
 def combine(*graphs: T) -> T:
     """A graph with, at each place, the first leaf that is not None.
 
