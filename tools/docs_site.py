@@ -34,9 +34,9 @@ EXAMPLES = "examples/index.md"
 # The page of each public name, by the module that it is imported from.
 GROUPS = {
     "compiling": ("Compiling", {"_jit", "_jitted", "_aot", "_table", "export", "_show", "_core"}),
-    "transforms": ("Transforms", {"transforms"}),
+    "transforms": ("Transforms", {"transforms", "_stacking"}),
     "filtered": ("By value, as Equinox", set[str]()),  # filter_*
-    "graphs": ("Graphs by hand", {"compare", "flatform", "graph", "path", "places", "surgery", "tree", "packed"}),
+    "graphs": ("Graphs by hand", set[str]()),  # all others
     "training": ("Training", {"_leaves", "_optimizer", "_labels"}),
     "classes": ("Classes", {"_fields", "marks", "module"}),
     "errors": ("Errors and warnings", {"_errors"}),
@@ -60,10 +60,14 @@ def group_of(name: str, module: str) -> str:
     if name.startswith("filter_") and module.startswith("transforms"):
         return "filtered"
     first = module.partition(".")[0]
-    found = [group for group, (_, modules) in GROUPS.items() if first in modules]
-    if len(found) != 1:
-        raise PluginError(f"tools/docs_site.py: graftax.{name} of {module} stands in {found or 'no group'}")
-    return found[0]
+    return next((group for group, (_, modules) in GROUPS.items() if first in modules), "graphs")
+
+
+def on_config(config: Any) -> Any:
+    """Lists the examples in the navigation."""
+    examples = [{Path(place).stem.replace("_", " "): place} for place in PAGES if place.startswith("examples/")]
+    config["nav"].insert(-2, {"Examples": [{"All examples": EXAMPLES}, *examples]})
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
