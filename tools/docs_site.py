@@ -19,6 +19,8 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
 # Files that lie elsewhere, by their place on the site.
 PAGES = {
     "index.md": "README.md",
@@ -64,9 +66,15 @@ def group_of(name: str, module: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Lists the examples in the navigation."""
+    """Adds to the navigation what it does not name: the examples, and pages that are new."""
+    nav: list[Any] = config["nav"]
+    named = set(re.findall(r"'([\w./-]+\.md)'", repr(nav)))
     examples = [{Path(place).stem.replace("_", " "): place} for place in PAGES if place.startswith("examples/")]
-    config["nav"].insert(-2, {"Examples": [{"All examples": EXAMPLES}, *examples]})
+    nav.insert(-2, {"Examples": [{"All examples": EXAMPLES}, *examples]})
+    for place in sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")):
+        if place not in named:
+            section = "Internals" if place.startswith("internals/") else "Guides"
+            next(part for part in nav if section in part)[section].append(place)
     return config
 
 
@@ -113,4 +121,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return text
         return f"[{text}]({os.path.relpath(place, posixpath.dirname(here) or '.')}{anchor})"
 
-    return LINK.sub(led, markdown)
+    if source.endswith(".py"):
+        return markdown
+    return "".join(part if i % 2 else LINK.sub(led, part) for i, part in enumerate(FENCE.split(markdown)))
