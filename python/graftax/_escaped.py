@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 from . import _core
 from ._code import cells_of
@@ -38,11 +38,11 @@ def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
 def _tracers_of(cls: type) -> Iterator[str]:
     for base in cls.__mro__[:-1]:
         for attribute, value in list(vars(base).items()):
-            if isinstance(value, jax.core.Tracer):
+            if isinstance(value, Tracer):
                 yield f"its attribute {attribute}"
             for function in _functions_of(value):
                 for variable, content in cells_of(function).items():
-                    if isinstance(content, jax.core.Tracer):
+                    if isinstance(content, Tracer):
                         yield f"{function.__name__} (in the variable {variable})"
 
 
