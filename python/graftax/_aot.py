@@ -135,7 +135,8 @@ class Stageable(_core.Caller, Generic[P, R]):
         if self._function.__defaults__ is not binding.given:
             if plan:
                 places = plan.signature.places
-                binding = Signature.of(self._function, plan.signature.skip, plan.options.captured, places).binding
+                hidden, captured = plan.signature.hidden, plan.options.captured
+                binding = Signature.of(self._function, plan.signature.skip, captured, places, hidden).binding
             else:
                 self._rebind()
                 binding = self._binding

@@ -155,6 +155,22 @@ def _scan(code: types.CodeType) -> Names:
     return Names(longest, imports, tuple(stored), frozenset(attributes))
 
 
+def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
+    """The variables and globals of a function that are read or assigned by these functions in it alone."""
+    own: set[str] = set()
+    theirs: set[str] = set()
+    todo = [(code, False)]
+    while todo:
+        part, in_host = todo.pop()
+        in_host |= part in hosts
+        (theirs if in_host else own).update(at.argval for at in dis.get_instructions(part) if at.opname in _NAMED)
+        todo += [(constant, in_host) for constant in part.co_consts if isinstance(constant, types.CodeType)]
+    return theirs - own
+
+
+_NAMED = frozenset(
+    f"{what}_{where}" for what in ("LOAD", "STORE", "DELETE") for where in ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
+) | {"LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
 _PLAIN_TYPES = frozenset(_PLAIN)
 _BOUND = (

@@ -321,14 +321,14 @@ def calls_host(since: int) -> bool:
     return False
 
 
-def host_functions(since: int) -> list[Any]:
-    """The functions with side effects that `equations()[since:]` call on the host."""
+def host_functions(since: int, pure: bool = False) -> list[Any]:
+    """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
     found: list[Any] = []
-    strong = [at for at in equations()[since:] if type(at) is not weakref.ref]
-    todo: list[Any] = [at() if isinstance(at, types.FunctionType) else at for at in strong]
+    new = [at for at in equations()[since:] if pure or type(at) is not weakref.ref]
+    todo: list[Any] = [at() if isinstance(at, weakref.ref | types.FunctionType) else at for at in new]
     while todo:
         equation = todo.pop()
-        if not equation.effects:
+        if equation is None or not (pure or equation.effects):
             continue
         host = equation.params.get("callback")
         if host is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,18 @@ def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
             called = getattr(host, "__qualname__", type(host).__qualname__)
             message = COPY_CHANGED.format(name=name, host=called, paths=", ".join(held[1]))
             warnings.warn(message, LostChangeWarning, caller_level())
+
+
+def codes(since: int) -> set[types.CodeType]:
+    """The code of the functions that `equations()[since:]` call on the host."""
+    found: set[types.CodeType] = set()
+    for host in host_functions(since, pure=True):
+        host = getattr(getattr(host, "__self__", None), "host_function", host)
+        while isinstance(host, functools.partial):
+            host = host.func
+        if isinstance(host, types.FunctionType):
+            found.add(host.__code__)
+    return found
 
 
 def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:

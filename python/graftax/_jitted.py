@@ -78,7 +78,8 @@ class Jitted(Stageable[P, R]):
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
-        signature = Signature.of(plain, skip, options.captured, table.places)
+        hidden = frozenset(table.reads.hidden) if table.reads is not None else frozenset[str]()
+        signature = Signature.of(plain, skip, options.captured, table.places, hidden)
         if table.reads is not None:
             table.reads.own(plain.__globals__, signature.globals)
         return signature
@@ -133,7 +134,8 @@ class Jitted(Stageable[P, R]):
             reads.known.add(code)
             reads.add(code, self._function.__globals__, self._function, False)
         grown = reads.refresh() | reads.see_classes(recording.classes)
-        if grown or len(signature.places) != len(reads.places) or signature.code is not code:
+        as_known = len(signature.places) == len(reads.places) and signature.hidden == reads.hidden
+        if grown or not as_known or signature.code is not code:
             raise NewReads
 
     def _reads(self) -> _core.Reads | None:

@@ -29,6 +29,7 @@ from ._code import (
     is_users_code,
     is_users_scope,
     names_of,
+    only_in,
 )
 
 
@@ -82,6 +83,8 @@ class ReadSet:
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
         self._functions: dict[int, types.FunctionType] = {}
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
+        self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
+        self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
         self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
         self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
@@ -99,6 +102,8 @@ class ReadSet:
         """
         if is_never_asked(code.co_filename):
             return NotImplemented
+        if code.co_freevars:
+            self._ran.add(code)
         if code in self.known or (code.co_freevars and code in self._inner and not _core.has_watchers):
             return False
         if function is None and code.co_freevars:  # made in this trace; another one of this code may be older
@@ -218,6 +223,16 @@ class ReadSet:
                     self._note(holder, name, value, True)
                 else:
                     self._note(cls, name, value, False)
+
+    def see_hosts(self, code: types.CodeType, hosts: set[types.CodeType]) -> bool:
+        """Notes what only host functions read, which run after the trace: no root. True where that is new.
+
+        A function that ran in the trace itself is none.
+        """
+        hosts = {host for host in hosts if host not in self._ran and host not in self.known}
+        new = only_in(code, hosts) - self.hidden if hosts else set[str]()
+        self.hidden |= new
+        return bool(new)
 
     def see_classes(self, classes: Iterable[type]) -> bool:
         """Notes the classes of the objects in a call's roots. True where that makes new roots."""

@@ -123,12 +123,19 @@ class Signature:
     globals: tuple[str, ...]
     stored: tuple[str, ...]
     places: tuple[Place, ...]  # what code that f calls reads
+    hidden: frozenset[str]  # variables and globals that are no roots: only host functions read them
     code: types.CodeType | None  # that it was read from
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
     binding: _core.Binding
 
     @staticmethod
-    def of(function: types.FunctionType, skip: int, captured: bool, places: Sequence[Place] = ()) -> Signature:
+    def of(
+        function: types.FunctionType,
+        skip: int,
+        captured: bool,
+        places: Sequence[Place] = (),
+        hidden: frozenset[str] = frozenset(),
+    ) -> Signature:
         code = function.__code__
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         variables = code.co_varnames
@@ -142,8 +149,10 @@ class Signature:
         var_positional = variables[at] if code.co_flags & _VARARGS else None
         at += var_positional is not None
         var_keyword = variables[at] if code.co_flags & _VARKEYWORDS else None
-        cells = (function.__closure__ or ()) if captured else ()
+        closure = zip(code.co_freevars, function.__closure__ or (), strict=False) if captured else ()
+        cells = {name: cell for name, cell in closure if name not in hidden}
         loaded, stored = global_names(function) if captured else ((), ())
+        loaded = tuple(name for name in loaded if name not in hidden)
         binding = _core.Binding(
             names=names,
             defaults=tuple(defaults),
@@ -153,7 +162,7 @@ class Signature:
             positional_only=code.co_posonlyargcount,
             var_positional=var_positional is not None,
             var_keyword=var_keyword is not None,
-            cells=cells,
+            cells=tuple(cells.values()),
             globals=function.__globals__ if loaded else None,
             global_names=loaded,
             places=tuple(places),
@@ -163,10 +172,11 @@ class Signature:
             count,
             var_positional,
             var_keyword,
-            code.co_freevars if captured else (),
+            tuple(cells),
             loaded,
             stored,
             tuple(places),
+            hidden,
             code,
             skip,
             binding,
@@ -194,7 +204,7 @@ class Signature:
             globals=None,
             global_names=(),
         )
-        return Signature(names, positional, var_positional, var_keyword, (), (), (), (), None, 0, binding)
+        return Signature(names, positional, var_positional, var_keyword, (), (), (), (), frozenset(), None, 0, binding)
 
     def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
         """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
@@ -293,7 +303,9 @@ class Signature:
         if self.cells or changed or self.stored:
             # Without what watches its frames, its own globals are a copy of its module's.
             scope = views.scope(function.__globals__) if changed or self.stored else function.__globals__
-            twin = with_parts(function, scope, tuple(cells) if self.cells else function.__closure__)
+            rebuilt = dict(zip(self.cells, cells, strict=True))
+            closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+            twin = with_parts(function, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
             views.functions.append((function, twin))
             function = twin
 

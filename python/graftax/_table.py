@@ -37,15 +37,16 @@ class FunctionTable(_core.Table):
         self.reads = ReadSet() if options.captured else None
         self.as_plain = options.mutation == "propagate" and options.captured and not options.shards
         self.misses = self.found = self.traces = 0
-        self._places = 0  # how many roots beside arguments its entries have
+        self._roots = (0, 0)  # how many places are roots of its entries, and how many variables are none
 
     @property
     def places(self) -> list[Place]:
         """The roots that code under its traces reads. Entries with fewer do not know what the new ones hold, and go."""
         if self.reads is None:
             return []
-        if self._places != len(self.reads.places):
-            self._places = len(self.reads.places)
+        roots = len(self.reads.places), len(self.reads.hidden)
+        if self._roots != roots:
+            self._roots = roots
             self.clear_entries()
         return self.reads.places
 

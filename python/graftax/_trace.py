@@ -16,8 +16,10 @@ from . import _core
 from ._compat import equations, is_of_a_traced_value
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
+from ._hosts import codes as host_codes
 from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
+from ._reads import NewReads
 from ._signature import GlobalAssigned
 from ._tracebacks import name_operands
 
@@ -92,9 +94,10 @@ def trace(
     present: set[int] = set()
 
     def call(values: list[Any]) -> Any:
-        result = signature.call(
-            caller._function, roots, values, layout, plan.name, uses_up, caller._table.reads, present
-        )
+        reads, since = caller._table.reads, len(equations())
+        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up, reads, present)
+        if reads is not None and reads.see_hosts(caller._function.__code__, host_codes(since)):
+            raise NewReads
         if options.captured and keep_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return result

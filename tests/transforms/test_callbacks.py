@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import operator
+
 import jax
 import jax.experimental
 import jax.numpy as jnp
@@ -148,13 +150,86 @@ def test_an_io_callback_reaches_its_own_objects(jit):
     assert [(float(r["loss"]), r["name"]) for r in LOG] == [(1, "a"), (0, "a")]
 
 
-def test_what_the_compiled_function_captures_too_cannot_be_changed_by_the_host():
+def _jax_io(host, x):
+    jax.experimental.io_callback(host, None, x)
+
+
+CALLS = {
+    "graftax.io_callback": lambda host, x: io_callback(host, None, x),
+    "jax.io_callback": _jax_io,
+    "jax.debug.callback": lambda host, x: jax.debug.callback(host, x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_host_function_has_the_callers_own_variables(call):
+    log, calls = [], 0
+
+    @graftax.jit
+    def f(x):
+        def host(v):
+            nonlocal calls
+            calls += 1
+            log.append(float(v))
+
+        call(host, x)
+        return x + 1
+
+    first = log
+    for n in range(5):
+        assert float(f(jnp.float32(n))) == n + 1
+    jax.effects_barrier()
+    assert log == [0, 1, 2, 3, 4] and calls == 5
+    assert f.cache_info().traces == 1  # a list that grows is no new structure: the compiled code does not read it
+    log = []  # another object under the name
+    f(jnp.float32(7))
+    jax.effects_barrier()
+    assert log == [7] and len(first) == 5
+
+
+@pytest.mark.parametrize("call", [pure_callback, jax.pure_callback], ids=["graftax", "jax"])
+def test_a_host_function_reads_a_numpy_table_as_it_is_now(call):
+    table = np.arange(4, dtype=np.float32)
+    f = graftax.jit(lambda i: call(lambda v: table[np.asarray(v)], SCALAR, i))
+    assert float(f(jnp.asarray(2))) == 2
+    table[2] = 9
+    assert float(f(jnp.asarray(2))) == 9
+    table = table + 1
+    assert float(f(jnp.asarray(2))) == 10
+    assert f.cache_info().traces == 1
+
+
+def test_a_change_of_the_callers_dict_by_the_host_is_there_however_it_is_spelled():
+    seen = {"last": 0.0}
+
+    def f(x):
+        jax.debug.callback(lambda v: operator.setitem(seen, "last", float(v)), x)
+        return x
+
+    graftax.jit(f)(jnp.float32(3))
+    jax.effects_barrier()
+    assert seen == {"last": 3.0}
+
+
+def test_what_the_compiled_code_reads_too_stays_its_own():
+    table = np.ones(3, np.float32)
+
+    @graftax.jit
+    def g(x):
+        return x * table[0] + pure_callback(lambda v: np.float32(v), SCALAR, x)
+
+    assert float(g(jnp.float32(1))) == 2
+    table[0] = 5
+    assert float(g(jnp.float32(1))) == 6
+
+
+def test_what_the_compiled_function_itself_reads_cannot_be_changed_by_the_host():
     log = []
 
     @graftax.jit
     def f(x):
         io_callback(lambda x: log.append(x), None, x)
-        return x
+        return x + len(log)
 
     with pytest.raises(Exception, match=r"changed what it captures[\s\S]*log\[0\]"):
         f(jnp.ones(()))

@@ -156,6 +156,11 @@ class _Host:
         wanted, self._wanted = _core.record((result_shape,), ("result_shape_dtypes",), [0], None, False, True)
         self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in wanted)
 
+    @property
+    def host_function(self) -> Callable[..., Any]:
+        """The user's."""
+        return self._callback
+
     def result(self, leaves: Sequence[Any]) -> Any:
         return _core.unflatten(self._wanted, list(leaves))
 
