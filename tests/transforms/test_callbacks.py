@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
-
-import operator
 
 import jax
 import jax.experimental
