@@ -141,7 +141,8 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
     if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
     if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) continue;
     try {
-      if (replay(e.program, roots.values.data(), roots.values.size(), walk)) {
+      if (replay(e.program, roots.values.data(), roots.values.size(), walk) &&
+          e.has_identities([&](uint32_t track) { return walk.nodes[track]; })) {
         ++table.hits;
         table.promote(hold.get());
         walk.opened = nullptr;
@@ -149,8 +150,8 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
       }
     } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
       if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
-      walk.clear();
     }
+    walk.clear();
     opened.walk_again();
   }
   walk.opened = nullptr;
@@ -192,7 +193,7 @@ void rebind_replaced_defaults(CallerObject* self) {
 // Gives an entry that was traced what it depends on.
 void tell_reads(CallerObject* self, Table& table, PyObject* entry) {
   table.traced = false;
-  nb::inst_ptr<Entry>(entry)->reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_reads", nullptr));
+  nb::inst_ptr<Entry>(entry)->reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_reads", "O", entry));
   if (nb::inst_ptr<Entry>(entry)->reads.get() == Py_None) nb::inst_ptr<Entry>(entry)->reads = {};
 }
 

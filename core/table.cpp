@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table.h"
 
+#include "recorded.h"
 #include "watch.h"
 
 #include <algorithm>
@@ -164,12 +165,26 @@ void bind_table(nb::module_& m) {
           "How many of its executables are run directly; None where none can be.")
       .def(
           "serves",
-          [](const Entry& e, nb::handle graphdef) {
+          [](const Entry& e, const Recorded& r) {
             if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
-            return same_order(e.program, nb::cast<const GraphDef&>(graphdef).program);
+            const Program& p = r.program();
+            return e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
+                   same_order(e.program, p);
           },
-          nb::arg("graphdef"), nb::sig("def serves(self, graphdef: GraphDef) -> bool"),
-          "Do sets iterate as in this equal GraphDef, and have the bindings that it depends on the values they had?")
+          nb::arg("recording"), nb::sig("def serves(self, recording: Recording) -> bool"),
+          "Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, "
+          "and "
+          "have the bindings that it depends on the values they had?")
+      .def(
+          "note_identities",
+          [](Entry& e, nb::dict found) {
+            e.identities.clear();
+            for (auto [track, id] : found)
+              e.identities.emplace_back(nb::cast<uint32_t>(track),
+                                        reinterpret_cast<PyObject*>(nb::cast<uintptr_t>(id)));
+          },
+          nb::arg("found"), nb::sig("def note_identities(self, found: dict[int, int]) -> None"),
+          "The ids of objects that its code asked for, by tracked index.")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(

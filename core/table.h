@@ -2,7 +2,9 @@
 // What is compiled for one function under one set of options: an entry for each structure.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "direct.h"
 #include "record.h"
@@ -12,18 +14,24 @@ namespace graftax {
 // One structure of one function.
 struct Entry {
   Program program;
-  Owned context;           // what else is in the key
-  Owned compiled;          // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
-  Owned reads;             // a Reads: bindings that it depends on, or null
-  Owned outcomes;          // list of Outcome; the number that the executable returns picks one
-  uint64_t used = 0;       // the table's clock at the last call
-  bool tupled = false;     // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  Owned context;        // what else is in the key
+  Owned compiled;       // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned reads;          // a Reads: bindings that it depends on, or null
+  Owned outcomes;       // list of Outcome; the number that the executable returns picks one
+  uint64_t used = 0;    // the table's clock at the last call
+  bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
   uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
   std::vector<std::shared_ptr<Direct>> directs{};  // by what the leaves look like; the one used last first
   bool refused = false;                            // its executable is none to run directly
   int in_vain = 0;                                 // calls that found no direct one, less those that did
   int pause = 0;                                   // calls that do not look for one
 
+  // Are the nodes whose id() its code asked for the same objects? `node` gives one by its tracked index.
+  template <typename Node>
+  bool has_identities(Node node) const {
+    return std::all_of(identities.begin(), identities.end(), [&](auto& i) { return node(i.first) == i.second; });
+  }
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;
   // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.

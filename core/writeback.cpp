@@ -20,6 +20,15 @@ nb::list Trace::leaf_names() const {
   return out;
 }
 
+nb::dict Trace::identities() const {
+  const Program& p = recording_->program();
+  nb::dict out;
+  for (uint32_t t = 0; t < p.track_pc.size(); ++t)
+    out[nb::int_(reinterpret_cast<uintptr_t>(expected(p.track_pc[t])))] =
+        nb::make_tuple(t, reinterpret_cast<uintptr_t>(recording_->live[p.track_pc[t]]));
+  return out;
+}
+
 nb::list Trace::functions() const {
   const Program& p = recording_->program();
   nb::list out;
@@ -280,6 +289,8 @@ void bind_trace(nb::module_& m) {
           },
           nb::arg("recording"), nb::sig("def __init__(self, recording: Recording) -> None"))
       .def("leaf_names", &Trace::leaf_names, nb::sig("def leaf_names(self) -> list[str]"))
+      .def("identities", &Trace::identities, nb::sig("def identities(self) -> dict[int, tuple[int, int]]"),
+           "Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).")
       .def("functions", &Trace::functions, nb::sig("def functions(self) -> list[Any]"),
            "The functions of the graph as the traced function sees them.")
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))

@@ -39,6 +39,8 @@ class Trace {
   nb::list leaf_names() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
   nb::list rebuild(nb::sequence leaves);
+  // Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
+  nb::dict identities() const;
   // The functions among the rebuilt nodes.
   nb::list functions() const;
   // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,

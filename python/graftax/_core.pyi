@@ -319,6 +319,11 @@ class Trace:
 
     def leaf_names(self) -> list[str]: ...
 
+    def identities(self) -> dict[int, tuple[int, int]]:
+        """
+        Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
+        """
+
     def functions(self) -> list[Any]:
         """The functions of the graph as the traced function sees them."""
 
@@ -540,10 +545,13 @@ class Entry:
     def direct(self) -> int | None:
         """How many of its executables are run directly; None where none can be."""
 
-    def serves(self, graphdef: GraphDef) -> bool:
+    def serves(self, recording: Recording) -> bool:
         """
-        Do sets iterate as in this equal GraphDef, and have the bindings that it depends on the values they had?
+        Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, and have the bindings that it depends on the values they had?
         """
+
+    def note_identities(self, found: dict[int, int]) -> None:
+        """The ids of objects that its code asked for, by tracked index."""
 
     @property
     def used(self) -> int:

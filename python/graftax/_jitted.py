@@ -108,7 +108,7 @@ class Jitted(Stageable[P, R]):
         graphdef, names = recording.graphdef, recording.names
         self._look_at(recording)
         try:
-            entry, key = table.find(graphdef, context)
+            entry, key = table.find(recording, context)
         except Exception as error:  # a static's own __eq__ raised
             note_comparison(error, graphdef, names)
             raise
@@ -138,8 +138,10 @@ class Jitted(Stageable[P, R]):
         if grown or not as_known or signature.code is not code:
             raise NewReads
 
-    def _reads(self) -> _core.Reads | None:
+    def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """What an entry that was traced just now depends on."""
+        entry.note_identities(self._table.asked)
+        self._table.asked = {}
         return self._table.reads.reads() if self._table.reads is not None else None
 
     @boundary

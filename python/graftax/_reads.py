@@ -83,6 +83,7 @@ class ReadSet:
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
         self._functions: dict[int, types.FunctionType] = {}
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
+        self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
@@ -125,8 +126,8 @@ class ReadSet:
         return NewReads() if self._size != before else False if each else None
 
     @property
-    def _size(self) -> tuple[int, int]:
-        return len(self.places), sum(len(names) for _, names in self.stored.values())
+    def _size(self) -> tuple[int, int, int]:
+        return len(self.places), len(self.of_ids), sum(len(names) for _, names in self.stored.values())
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -136,6 +137,8 @@ class ReadSet:
         cells = cells_of(function)
         if not _stays(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
+        if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
+            self.of_ids.setdefault(id(scope), scope)
         if users:
             self._attributes |= names.attributes
             if names.stored:

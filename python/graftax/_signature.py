@@ -18,7 +18,7 @@ from ._code import MISSING
 from ._handles import with_handles
 from ._patterns import of_arguments
 from ._reads import Place, ReadSet
-from ._views import Assigned, Views, with_parts
+from ._views import Assigned, Rebuilt, Views, with_parts
 
 GENERATOR = (
     "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
@@ -283,12 +283,12 @@ class Signature:
         name: str,
         uses_up: bool,
         reads: ReadSet | None = None,
-        present: set[int] | None = None,
+        graph: Rebuilt | None = None,
     ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
 
         In place of a handle it is given the object inside; with `uses_up` the result may take its place. With `reads`,
-        what it calls sees rebuilt globals, class attributes and functions, too; `present` are the graph's functions.
+        what it calls sees rebuilt globals, class attributes and functions, too; `graph` is asked about rebuilt objects.
         """
         extra = layout[0] if layout else 0
         positional = self.positional + extra
@@ -299,10 +299,11 @@ class Signature:
         own = [Place(function.__globals__, name) for name in self.globals]
         found = zip([*own, *self.places], values[at:], roots[at:], strict=True)
         changed = [(place, value) for place, value, old in found if value is not old]
-        views = Views(reads, changed, present or set())
-        if self.cells or changed or self.stored:
-            # Without what watches its frames, its own globals are a copy of its module's.
-            scope = views.scope(function.__globals__) if changed or self.stored else function.__globals__
+        views = Views(reads, changed, graph)
+        # Without what watches its frames, its own globals are a copy of its module's.
+        own_scope = function.__globals__
+        scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
+        if self.cells or scope is not own_scope:
             rebuilt = dict(zip(self.cells, cells, strict=True))
             closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             twin = with_parts(function, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)

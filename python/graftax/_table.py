@@ -37,6 +37,7 @@ class FunctionTable(_core.Table):
         self.reads = ReadSet() if options.captured else None
         self.as_plain = options.mutation == "propagate" and options.captured and not options.shards
         self.misses = self.found = self.traces = 0
+        self.asked: dict[int, int] = {}  # what the trace that ended last asked id() of
         self._roots = (0, 0)  # how many places are roots of its entries, and how many variables are none
 
     @property
@@ -57,12 +58,13 @@ class FunctionTable(_core.Table):
             self.drop(min(self.entries, key=lambda k: self.entries[k].used))
         return self.entries.setdefault(key, entry)
 
-    def find(self, graphdef: _core.GraphDef, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
+    def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
         """The entry that serves a structure with the bindings of now, and where it stands, or one would."""
+        graphdef = recording.graphdef
         key: tuple[Any, ...] = (graphdef, context)
         for number in range(1, _MOST_VARIANTS):
             entry = self.entries.get(key)
-            if entry is None or entry.serves(graphdef):
+            if entry is None or entry.serves(recording):
                 return entry, key
             key = (graphdef, context, number)
         for number in range(1, _MOST_VARIANTS):

@@ -22,6 +22,7 @@ from ._plan import Layout, Plan
 from ._reads import NewReads
 from ._signature import GlobalAssigned
 from ._tracebacks import name_operands
+from ._views import Rebuilt
 
 MUTATION_FORBIDDEN = (
     "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
@@ -91,11 +92,11 @@ def trace(
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
-    present: set[int] = set()
+    graph = Rebuilt()
 
     def call(values: list[Any]) -> Any:
         reads, since = caller._table.reads, len(equations())
-        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up, reads, present)
+        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up, reads, graph)
         if reads is not None and reads.see_hosts(caller._function.__code__, host_codes(since)):
             raise NewReads
         if options.captured and keep_attributes(caller, attributes):
@@ -114,8 +115,9 @@ def trace(
         by_value=by_value,
         forward=forward,
         donated=donated,
-        present=present,
+        graph=graph,
     )
+    caller._table.asked = graph.asked
     plan.on_trace(changed if lost else [])
     return outcome, out
 
@@ -132,14 +134,14 @@ def run_trace(
     forward: bool,
     donated: Sequence[bool] = (),
     arrays: bool = False,
-    present: set[int] | None = None,
+    graph: Rebuilt | None = None,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots, as they were recorded, rebuilt around `leaves`.
 
     Whatever happens leaves the caller's objects as they were.
 
-    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants. `present` is given the ids of
-    the functions in the graph that `call` sees.
+    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants. `graph` is told of the trace
+    that `call` runs in.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -147,8 +149,8 @@ def run_trace(
     tracing = _core.Trace(recording)
     try:
         values = tracing.rebuild(leaves)
-        if present is not None:
-            present.update(map(id, tracing.functions()))
+        if graph is not None:
+            graph.begin(tracing)
         since = len(equations())
         try:
             result = _core.run_rebuilt(call, values)
@@ -174,6 +176,8 @@ def run_trace(
             )
         return outcome, out, changed, lost
     finally:
+        if graph is not None:
+            graph.end()
         tracing.close()
 
 

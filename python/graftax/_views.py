@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import threading
@@ -75,11 +76,39 @@ class Assigned(Exception):
 _PATCHING = threading.RLock()  # one trace at a time puts what it sees into classes and modules
 
 
+class Rebuilt:
+    """What code under a trace may ask of the rebuilt graph: which functions are in it, and whose copy an object is."""
+
+    def __init__(self) -> None:
+        self.functions: set[int] = set()  # their ids
+        self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
+        self._trace: _core.Trace | None = None
+        self._ids: dict[int, tuple[int, int]] = {}
+
+    def begin(self, trace: _core.Trace) -> None:
+        self.functions.update(map(id, trace.functions()))
+        self._trace = trace
+
+    def end(self) -> None:
+        self._trace = None
+        self._ids = {}
+
+    def id(self, obj: object, /) -> int:
+        """What `id` is for code under the trace: of a copy, that of the caller's object."""
+        if self._trace is not None:
+            self._ids, self._trace = self._trace.identities(), None
+        found = self._ids.get(builtins.id(obj))
+        if found is None:
+            return builtins.id(obj)
+        self.asked[found[0]] = found[1]
+        return found[1]
+
+
 class Views:
     """The rebuilt values of places, where the code under the trace looks for them."""
 
-    def __init__(self, reads: ReadSet | None, changed: list[tuple[Place, Any]], present: set[int]) -> None:
-        self._reads, self._present = reads, present
+    def __init__(self, reads: ReadSet | None, changed: list[tuple[Place, Any]], rebuilt: Rebuilt | None) -> None:
+        self._reads, self._rebuilt = reads, rebuilt or Rebuilt()
         self._modules: list[tuple[types.ModuleType, type, type]] = []
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: list[tuple[type, str, _SeenAttribute]] = []
@@ -95,6 +124,8 @@ class Views:
             self._see_modules(reads, [place for place, _ in changed if isinstance(place.holder, dict)])
         for scope, _ in reads.stored.values() if reads is not None else ():
             self.scope(scope)
+        for scope in reads.of_ids.values() if reads is not None else ():
+            self.scope(scope)["id"] = self._rebuilt.id
         self._before = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
 
     def _see_modules(self, reads: ReadSet, places: list[Place]) -> None:
@@ -112,6 +143,7 @@ class Views:
         return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
 
     def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
+        """The same, where they see anything else than the globals themselves."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -135,7 +167,7 @@ class Views:
                     _core.stands_for(copy, original)
                 return function()
             scopes = list(self._scopes.values())
-            enter = functools.partial(reads.enter, self._present)
+            enter = functools.partial(reads.enter, self._rebuilt.functions)
             result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
             assigned = self._assigned()
         finally:
