@@ -37,6 +37,7 @@ LAYERS = [
         "_errors",
         "_handles",
         "_code",
+        "_impure",
         "_escaped",
         "_reads",
         "_views",

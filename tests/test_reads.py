@@ -102,6 +102,22 @@ def test_a_name_of_a_helper_that_changes_is_used(change: Callable[[Any], None]) 
     both(program)
 
 
+@pytest.mark.parametrize(
+    "body", ["def inner(): return x * W * N\n    return inner()", "def inner(y): return y * W * N\n    return inner(x)"]
+)
+def test_what_a_function_inside_of_a_helper_names_is_used(body: str) -> None:
+    def program(wrap: Wrap) -> Any:
+        m = module(f"W, N, x = jnp.ones(2), 1, 0\ndef helper(x):\n    {body}\ndef f(x): return helper(x)")
+        f = wrap(m.f)
+        out = [f(ONE), f(ONE)]
+        m.N = 2
+        out += [f(ONE), f(ONE)]
+        m.W = m.W * 3
+        return [*out, f(ONE), f(ONE)]
+
+    both(program)
+
+
 def test_a_binding_that_comes_back_is_a_hit() -> None:
     m = module("SCALE = 2.0\ndef helper(x): return x * SCALE\ndef f(x): return helper(x)")
     f = graftax.jit(m.f)

@@ -49,6 +49,10 @@ class LostChangeWarning(UserWarning):
     """A by-value call changed an argument, and the change is dropped."""
 
 
+class ImpureCallWarning(UserWarning):
+    """The function that is traced calls what a compiled call cannot repeat: time, random numbers, print, files."""
+
+
 def type_name(value: Any) -> str:
     """The type of a value, as messages name it."""
     name = type(value).__qualname__

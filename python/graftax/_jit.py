@@ -49,6 +49,7 @@ def jit(
     compiler_options: dict[str, Any] | None = None,
     check: bool = False,
     progress: bool | Callable[[str, float], Any] = False,
+    warn_impure: bool = True,
 ) -> Any:
     """Compiles a function of any Python objects with XLA.
 
@@ -75,6 +76,9 @@ def jit(
             finding out why something goes wrong, in one thread.
         progress: a call that compiles says on the standard error what it has done: recorded, traced, lowered, compiled,
             and how long each took; `failed` where it raised. A function is told instead: `progress(part, seconds)`.
+        warn_impure: where a trace sees your code call what a compiled call cannot repeat (`time`, `random`,
+            `numpy.random`, `print`, `open`, `logging`, …), an `ImpureCallWarning` names the place, and what to write
+            instead. With `check=True` there is none: the check compares what such calls do.
 
     Raises:
         UnsupportedValueError: for a value with hidden state, at its path.
@@ -91,6 +95,7 @@ def jit(
         mutation=mutation,
         check=check,
         progress=progress,
+        warn_impure=warn_impure,
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),

@@ -31,6 +31,7 @@ class JitOptions(FilterJitOptions, total=False):
     out_shardings: Any
     check: bool
     progress: bool | Callable[[str, float], Any]
+    warn_impure: bool
 
 
 MUTATION = ("propagate", "error", "discard")
@@ -46,6 +47,7 @@ class Options:
     captured: bool = True  # the function's closure and globals are part of the program
     check: bool = dataclasses.field(default=False, compare=False)  # the plain function runs beside
     progress: Any = dataclasses.field(default=False, compare=False)  # says what a first call does
+    warn_impure: bool = dataclasses.field(default=False, compare=False)  # calls that cannot be replayed are named
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
@@ -66,6 +68,10 @@ class Options:
     @property
     def donates(self) -> bool:
         return bool(self.donate) or self.donate_word != "none"
+
+    @property
+    def warns_impure(self) -> bool:
+        return self.warn_impure and not self.check  # which compares what these calls did
 
     @property
     def shards(self) -> bool:

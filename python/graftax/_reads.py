@@ -31,6 +31,7 @@ from ._code import (
     names_of,
     only_in,
 )
+from ._impure import ImpureCalls
 
 
 class Place(NamedTuple):
@@ -77,6 +78,7 @@ class ReadSet:
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.stored: dict[int, tuple[dict[str, Any], set[str]]] = {}  # globals that the code assigns, by scope
+        self.impure = ImpureCalls()
         self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
@@ -105,16 +107,17 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
-        if code in self.known or (code.co_freevars and code in self._inner and not _core.has_watchers):
+        if code in self.known:
             return False
-        if function is None and code.co_freevars:  # made in this trace; another one of this code may be older
+        made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
+        if made and code.co_freevars:  # made in this trace; another one of this code may be older
             if code in self._scanned:
                 return False
             self._scanned.add(code)
-        if id(function) in present or self._functions.get(id(function)) is function:
+        if not made and (id(function) in present or self._functions.get(id(function)) is function):
             return False
         before = self._size
-        self.add(code, scope, function)
+        self.add(code, scope, function, not made)
         for obj in (first, type(first)):
             if isinstance(obj, type):
                 self._add_class(obj)
@@ -140,11 +143,14 @@ class ReadSet:
         if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
             self.of_ids.setdefault(id(scope), scope)
         if users:
+            self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
             if names.stored:
                 self.stored.setdefault(id(scope), (scope, set()))[1].update(names.stored)
         for chain in names.chains:
             if not users and chain[0] in names.stored:  # a library's own counter
+                continue
+            if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
                 continue
             self._follow(chain, scope, cells, names.imports, users)
         if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):

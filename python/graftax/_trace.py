@@ -96,7 +96,9 @@ def trace(
 
     def call(values: list[Any]) -> Any:
         reads, since = caller._table.reads, len(equations())
-        result = signature.call(caller._function, roots, values, layout, plan.name, uses_up, reads, graph)
+        named = reads.impure.named(plan.name, options.warns_impure) if reads is not None else contextlib.nullcontext()
+        with named:
+            result = signature.call(caller._function, roots, values, layout, plan.name, uses_up, reads, graph)
         if reads is not None and reads.see_hosts(caller._function.__code__, host_codes(since)):
             raise NewReads
         if options.captured and keep_attributes(caller, attributes):

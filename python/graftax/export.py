@@ -216,7 +216,7 @@ def export(
         >>> again({"rate": 2}, jnp.ones(3))
         Array([2., 2., 2.], dtype=float32)
     """
-    jitted = function if isinstance(function, Jitted) else Jitted(function, Options())
+    jitted = function if isinstance(function, Jitted) else Jitted(function, Options(warn_impure=True))
 
     @boundary
     def exporter(*args: P.args, **kwargs: P.kwargs) -> Exported[P, R]:
