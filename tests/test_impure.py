@@ -131,6 +131,18 @@ def test_one_warning_for_a_place_and_a_function_and_another_place_when_it_is_met
     assert told(run, jnp.ones((3, 3)), 2) == []
 
 
+def test_what_is_met_after_all_else_was_told_is_told_too():
+    def late(x):
+        quiet_print(x)
+        return random.random()
+
+    def f(x):
+        now = time.time()
+        return now, late(x), graftax.jit(helper, mutation="discard")(x), late(x), os.getenv("HOME")
+
+    assert len(told(graftax.jit(f), x)) == 5
+
+
 def test_with_the_standard_filter_a_place_is_told_of_once_in_the_process():
     def make():
         return graftax.jit(lambda x: time.time())

@@ -144,6 +144,10 @@ def _is_date(value: Any) -> bool:
 
 # ---- what code names
 
+_HAS_MONITORING = sys.version_info >= (3, 12)
+_ANYWHERE = -1
+_Offsets = dict[int, "Call | None"]
+
 
 class _Scope(NamedTuple):
     """Where the names of one code object are looked up."""
@@ -172,16 +176,18 @@ class _Scope(NamedTuple):
         return value
 
 
-def _is_impure(value: Any, known: _Table) -> bool:
-    """Is it what cannot be replayed, or leads to it?"""
-    cls = type(value)
-    if cls is types.ModuleType:
-        return value.__name__ in _FUNCTIONS or value.__name__ == "datetime"
-    if cls in known.types:
-        return value is os.getenv or _call_of(value) is not None
+def _tells_itself(value: Any) -> bool:
+    """The environment or a logger: their methods run as Python's own code, whatever they are called through."""
     logging = sys.modules.get("logging")
     loggers = (logging.Logger, logging.LoggerAdapter) if logging is not None else ()
-    return issubclass(cls, (type(os.environ), *loggers))
+    return value is os.getenv or issubclass(type(value), (type(os.environ), *loggers))
+
+
+def _is_impure(value: Any, known: _Table) -> bool:
+    """Is it what cannot be replayed, or leads to it?"""
+    if type(value) is types.ModuleType:
+        return value.__name__ in _FUNCTIONS or value.__name__ == "datetime"
+    return _tells_itself(value) or (type(value) in known.types and _call_of(value) is not None)
 
 
 def _names_impure(where: _Scope, names: Names) -> bool:
@@ -193,9 +199,24 @@ def _names_impure(where: _Scope, names: Names) -> bool:
                 return True
         elif _is_impure(value, known):
             return True
+    return _asks_a_logger(names)
+
+
+def _asks_a_logger(names: Names) -> bool:
+    """Does it name a logger's method on what is known only when it runs, `self.logger` say?"""
     if names.attributes.isdisjoint(_LOGS[:6]):
         return False
-    return not names.attributes.difference(*(chain[1:] for chain in names.chains)).isdisjoint(_LOGS[:6])  # self.logger
+    return not names.attributes.difference(*(chain[1:] for chain in names.chains)).isdisjoint(_LOGS[:6])
+
+
+def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
+    """Where this code can call such a function, as far as that is known before: at an offset, or at `_ANYWHERE`."""
+    if _HAS_MONITORING:
+        return {_ANYWHERE: None}
+    found: dict[int, Call | None] = dict(_offsets(where))
+    if _asks_a_logger(names) or any(_tells_itself(where.value(chain)) for chain in names.chains):
+        found[_ANYWHERE] = None
+    return found
 
 
 def _offsets(where: _Scope) -> dict[int, Call]:
@@ -251,7 +272,7 @@ class ImpureCalls:
     """What the code under the traces of one function calls that cannot be replayed."""
 
     def __init__(self) -> None:
-        self._suspects: weakref.WeakKeyDictionary[types.CodeType, dict[int, Call]] = weakref.WeakKeyDictionary()
+        self._suspects: weakref.WeakKeyDictionary[types.CodeType, _Offsets] = weakref.WeakKeyDictionary()
         self.told: set[tuple[str, int, str]] = set()
 
     def note(self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names) -> None:
@@ -259,7 +280,7 @@ class ImpureCalls:
         where = _Scope(code, scope, cells, names.imports)
         if code in self._suspects or not _names_impure(where, names):
             return
-        offsets = {} if _HAS_MONITORING else _offsets(where)
+        offsets = _looked_at(where, names)
         with _LOCK:
             self._suspects[code] = offsets
         watch = _watch()
@@ -289,10 +310,12 @@ class _Watch:
 
     def __init__(self, calls: ImpureCalls, name: str) -> None:
         self.calls, self._name, self._looks = calls, name, False
-        self.codes: dict[int, tuple[types.CodeType, dict[int, Call]]] = {}
+        self.codes: dict[int, tuple[types.CodeType, _Offsets]] = {}
 
-    def look_at(self, code: types.CodeType, offsets: dict[int, Call]) -> None:
-        if not self._looks:
+    def look_at(self, code: types.CodeType, offsets: _Offsets) -> None:
+        if not offsets:  # all was told
+            return
+        if not self._looks or not _HAS_MONITORING:  # a trace function is gone when all was told
             self._looks = _begin()
         if self._looks:
             self.codes[id(code)] = (code, offsets)
@@ -323,8 +346,6 @@ class _Watch:
         if frame is not None and id(frame.f_code) in self.codes:
             self.tell(Call("os.environ", _ENVIRON), frame)
 
-
-_HAS_MONITORING = sys.version_info >= (3, 12)
 
 if sys.version_info >= (3, 12):
     _monitoring = sys.monitoring
@@ -414,6 +435,9 @@ else:
             call = offsets.get(frame.f_lasti) if event == "opcode" else None
             if call is not None:
                 watch.tell(call, frame)
+                offsets.pop(frame.f_lasti, None)
+                if not any(left for each in _THREAD.watches if each for _, left in each.codes.values()):
+                    sys.settrace(None)  # tracing is slow, and there is nothing more to tell
             return at
 
         return at
