@@ -31,6 +31,7 @@ LAYERS = [
         "_jax_nodes",
         "_opaque",
         "_pickle",
+        "_refused",
         "_statics",
         "path",
         "_patterns",

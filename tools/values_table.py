@@ -35,6 +35,13 @@ plain call of the same function does with a value made afresh.
   other arrays.
 
 """
+REFUSAL = """\
+An object of C code (an extension type, or a class derived from one) is refused where it may change, because nobody can
+see that: it is taken if it is a function, is known not to change, or says by its own `==` and hash what it is. Where
+an instance never changes, `graftax.register_static(its class)` says so.
+
+An error names the place, the reason and the way out, before anything has run:
+"""
 MARKS = """\
 ✓ exact, ✗ not exact yet, — the law says nothing of this kind, and why.
 """
@@ -109,7 +116,7 @@ def page(results: list[dict[str, Any]]) -> str:
                 cells = " | ".join(cell(kind, law, results) for law in LAWS)
                 lines.append(f"| {kind.name} | {cells} | {kind.note} |".replace("|  |", "| |"))
         lines.append("")
-    lines += ["## Refused", "", "An error names the place, the reason and the way out, before anything has run:", ""]
+    lines += ["## Refused", "", REFUSAL]
     lines += [f"- {name}" for name, _ in REFUSED]
     return "\n".join(lines).rstrip() + "\n"
 

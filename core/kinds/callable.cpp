@@ -37,10 +37,20 @@ struct BuiltinKind final : NodeKind {
   bool is_of(PyTypeObject* solid) const override {
     return solid == &PyCFunction_Type || solid == runtime.method_wrapper_type;
   }
-  // A function of a module, or one whose object cannot be opened.
+  // A function of a module, or one whose object cannot be opened. That of a refused object is refused with it.
   bool is_itself(PyObject* obj) const override {
     Owned self = own(PyObject_GetAttrString(obj, "__self__"));
-    return PyModule_Check(self.get()) || !kind_of(self.get()).is_node();
+    if (PyModule_Check(self.get())) return true;
+    const Kind& kind = kind_of(self.get());
+    if (kind.leaf == Leaf::refused) return is_name_of_module(obj, self.get());
+    return !kind.is_node();
+  }
+  // A function of a library that happens to be a method of an object of its own, as `random.random` is.
+  static bool is_name_of_module(PyObject* method, PyObject* self) {
+    Owned module_name = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__module__"));
+    Owned name = own(PyObject_GetAttrString(method, "__name__"));
+    PyObject* module = dict_get(PyImport_GetModuleDict(), module_name.get());
+    return module && PyModule_Check(module) && dict_get(PyModule_GetDict(module), name.get()) == method;
   }
   bool is_valid(const Program&, const Instr& n) const override { return n.items == 2; }
   Owned make(const Content& c) const override { return own(PyObject_GetAttr(c.items()[1], c.items()[0])); }

@@ -175,10 +175,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType,
 _PLAIN_TYPES = frozenset(_PLAIN)
 _BOUND = (
     types.ModuleType,
-    types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
-    types.MethodWrapperType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
     types.CodeType,
@@ -202,9 +200,18 @@ def is_constant(value: Any) -> bool:
         return _PLAIN_TYPES.issuperset(map(type, value)) or all(map(is_constant, value))
     if cls is types.MethodType:
         return is_constant(value.__self__)
+    if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+        owner = value.__self__
+        return owner is None or _is_name_of_module(value, owner) or is_constant(owner)
     if cls is types.FunctionType or isinstance(value, _core.Caller):
         return True  # what it holds is met when it runs
     return _core.is_opaque(value) or _is_sentinel(value) or _is_frozen(value)
+
+
+def _is_name_of_module(method: Any, owner: object) -> bool:
+    """Is this a function of a library, which happens to be a method of an object of its own? (`random.random`)"""
+    module = sys.modules.get(type(owner).__module__)
+    return module is not None and getattr(module, method.__name__, None) is method
 
 
 def can_be_equal(value: Any) -> bool:
@@ -226,7 +233,8 @@ def _is_sentinel(value: Any) -> bool:
     """An instance of a library's class that holds nothing."""
     cls = type(value)
     holds = cls.__basicsize__ > object.__basicsize__ + 16 or cls.__itemsize__ or getattr(value, "__dict__", None)
-    return not holds and not is_users_class(cls) and bool(cls.__flags__ & _HEAP_TYPE)
+    hidden = _core.kind_info(cls)[0] == "refused"
+    return not holds and not hidden and not is_users_class(cls) and bool(cls.__flags__ & _HEAP_TYPE)
 
 
 def has_state(function: types.FunctionType) -> bool:

@@ -12,12 +12,9 @@ import enum
 import fractions
 import functools
 import inspect
-import io
 import logging
 import multiprocessing.process
 import pathlib
-import queue
-import random
 import socket
 import threading
 import types
@@ -38,6 +35,7 @@ from . import _core, _statics, interop
 from ._compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
 from ._description import Description
 from ._handles import HandleLayout, handle_classes
+from ._refused import IN_C, ITERATOR, hides_state, why_refused
 from .marks import Dynamic, Static
 
 _BY_PICKLE = (
@@ -60,7 +58,6 @@ MUTABLE_OPAQUE = (
     threading.Semaphore,
     threading.Barrier,
     threading.Thread,
-    queue.Queue,
 )
 
 # Never entered, whatever their fields hold: they stand for something outside the program.
@@ -69,7 +66,6 @@ _OPAQUE = (
     logging.Logger,
     logging.Handler,
     logging.LoggerAdapter,
-    threading.local,
     concurrent.futures.Executor,
     concurrent.futures.Future,
     socket.socket,
@@ -99,22 +95,6 @@ _NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
 _SUBCLASS_OF_ARRAY = (
     "inside a compiled program it would be a plain array, without what the subclass adds. "
     "Pass numpy.asarray(...) of it."
-)
-_HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
-_REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((random.Random,), _HIDDEN_STATE + "Use jax.random with an explicit key."),
-    (
-        (np.random.Generator, np.random.RandomState, np.random.BitGenerator),
-        _HIDDEN_STATE + "Use jax.random with an explicit key.",
-    ),
-    ((io.IOBase,), _HIDDEN_STATE + "Read the data first and pass that."),
-    (
-        (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
-        _HIDDEN_STATE + "Turn it into a list first.",
-    ),
-    ((memoryview,), "it shows memory that others may change. Pass bytes(...) or numpy.asarray(...) of it."),
-    ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
-    ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
 )
 
 
@@ -146,9 +126,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):
         return Description("node", frozen=False, handed=True, static_fields=frozenset({"value"}))
-    for types_refused, reason in _REFUSED:
-        if isinstance(obj, types_refused):
-            return Description("refused", reason=reason)
+    if reason := why_refused(obj):
+        return Description("refused", reason=reason)
     if isinstance(obj, (np.ndarray, np.generic)):
         if isinstance(obj, np.ndarray) and cls not in _NUMPY:
             return Description("refused", reason=_SUBCLASS_OF_ARRAY)
@@ -179,15 +158,17 @@ def describe(obj: Any, solid: type) -> Description:
             return Description("value", handed=True, frozen=False, reduce=reduce)
         return Description("reduce", frozen=False, reduce=reduce)
     if isinstance(obj, Iterator):
-        return Description("refused", reason=_HIDDEN_STATE + "Turn it into a list first.")
+        return Description("refused", reason=ITERATOR)
     if solid in _NODES and cls is not object:
         fields_only = solid is object
         sentinel = fields_only and not _has_methods(cls)
         order = item_names(cls) if is_namedtuple else None
         return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
-    if cls.__eq__ is not object.__eq__ and cls.__hash__ is not None and cls.__hash__ is not object.__hash__:
+    hidden = hides_state(obj, solid)
+    by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__)
+    if by_value and (not hidden or solid.__eq__ is not object.__eq__):  # a subclass cannot speak for what C keeps
         return Description("equal")
-    return Description("identity")
+    return Description("refused", reason=IN_C) if hidden else Description("identity")
 
 
 def names_of_children(cls: type) -> tuple[str, ...] | None:

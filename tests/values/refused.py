@@ -3,12 +3,25 @@
 
 from __future__ import annotations
 
+import contextvars
+import ctypes
+import decimal
 import fractions
+import functools
+import hashlib
 import io
 import itertools
+import mmap
+import multiprocessing
+import queue
 import random
+import re
+import sqlite3
+import threading
 import time
 import weakref
+import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +54,21 @@ def with_array(v: Any) -> Any:
     return v
 
 
+def closed_connection() -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:")
+    db.close()
+    return db
+
+
+def frame() -> Any:
+    """Without pandas, a class of its name."""
+    try:
+        import pandas
+    except ImportError:
+        return type("NDFrame", (), {"__module__": "pandas.core.generic"})()
+    return pandas.DataFrame({"a": [1.0]})
+
+
 THING = with_array(WithAttributes())
 
 KINDS: list[tuple[str, Callable[[], Any]]] = [
@@ -53,6 +81,21 @@ KINDS: list[tuple[str, Callable[[], Any]]] = [
     ("`numpy.random.Generator`", np.random.default_rng),
     ("`numpy.random.RandomState`", np.random.RandomState),
     ("`memoryview` that can be written to", lambda: memoryview(bytearray(b"a"))),
+    ("`ctypes` data, `multiprocessing.Value`: pass its value", lambda: ctypes.c_int(2)),
+    ("`mmap.mmap`: pass its bytes", lambda: mmap.mmap(-1, 8)),
+    ("`threading.local`: pass what this thread keeps in it", threading.local),
+    ("`contextvars.ContextVar`: pass the value that is set now", lambda: contextvars.ContextVar("v")),
+    ("`decimal.Context`: pass its settings", decimal.Context),
+    ("`queue.Queue`, `queue.SimpleQueue`: pass a list or a `deque`", queue.SimpleQueue),
+    ("`multiprocessing` connection or queue: read it first", lambda: multiprocessing.Pipe()[0]),
+    ("element of `xml.etree.ElementTree`: pass its text or attributes", lambda: ElementTree.Element("a")),
+    ("`hashlib` object: pass its digest", hashlib.sha256),
+    ("`zlib` and other (de)compressors: pass the bytes", zlib.compressobj),
+    ("`sqlite3` connection: pass the rows", closed_connection),
+    ("scanner of a `re.Pattern`: pass the pattern", lambda: re.compile("a").scanner("a")),
+    ("bound method of a refused object", lambda: queue.SimpleQueue().put),
+    ("frame or series of pandas or polars: pass its columns as arrays", frame),
+    ("other object of C code: pass what the function needs of it", lambda: functools.cmp_to_key(max)(1)),
     ("NumPy array of objects", lambda: np.array([None])),
     ("structured NumPy array", lambda: np.zeros(2, [("a", "i4")])),
     ("masked NumPy array", lambda: np.ma.masked_array([1, 2], [True, False])),

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused: values whose state a compiled program can neither see nor repeat, each with the way out."""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import decimal
+import io
+import operator
+import queue
+import random
+import re
+import struct
+import threading
+import types
+from typing import Any
+
+import numpy as np
+
+_HIDDEN_STATE = "it hides state that a compiled program cannot replay. "
+_SHARED = "it shows memory that others may change. "
+_KEY = _HIDDEN_STATE + "Use jax.random with an explicit key."
+_CData: type = ctypes.Structure.__base__  # type: ignore[assignment]
+_CFuncPtr: type = ctypes.CFUNCTYPE(None).__base__  # type: ignore[assignment]
+
+_REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((random.Random,), _KEY),
+    ((np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.random.SeedSequence), _KEY),
+    ((io.IOBase,), _HIDDEN_STATE + "Read the data first and pass that."),
+    (
+        (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
+        _HIDDEN_STATE + "Turn it into a list first.",
+    ),
+    ((memoryview,), _SHARED + "Pass bytes(...) or numpy.asarray(...) of it."),
+    ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
+    ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
+    ((threading.local,), _HIDDEN_STATE + "Pass what this thread keeps in it."),
+    ((contextvars.ContextVar, contextvars.Context), _HIDDEN_STATE + "Pass the value that is set now."),
+    ((decimal.Context,), _HIDDEN_STATE + "Pass its settings, such as prec."),
+    ((queue.Queue, queue.SimpleQueue), _HIDDEN_STATE + "Pass a list or a collections.deque."),
+)
+ITERATOR = _HIDDEN_STATE + "Turn it into a list first."
+_C_DATA = _SHARED + "Pass its value, or numpy.ctypeslib.as_array(...) of it."
+IN_C = (
+    "it is an object of C code, which keeps its state where no change of it can be seen. Pass what the function needs "
+    "of it. Where it never changes, say so once with graftax.register_static(type(...))."
+)
+_TABLE = "a compiled program cannot follow what is done to a table. Pass its columns as arrays: t['x'].to_numpy()."
+
+# Classes that nothing here imports: (package, name of the class).
+_REFUSED_NAMES = {
+    ("pandas", "NDFrame"): _TABLE,
+    ("pandas", "Index"): _TABLE,
+    ("pandas", "ExtensionArray"): _TABLE,
+    ("polars", "DataFrame"): _TABLE,
+    ("polars", "LazyFrame"): _TABLE,
+    ("polars", "Series"): _TABLE,
+    ("multiprocessing", "_ConnectionBase"): _HIDDEN_STATE + "Read the data first and pass that.",
+}
+
+
+# Extension types without `==` whose instances do not change, or stand for a function or a lock.
+_LASTING = (
+    re.Match,
+    struct.Struct,
+    operator.itemgetter,
+    operator.attrgetter,
+    operator.methodcaller,
+    types.TracebackType,
+    _CFuncPtr,
+)
+_LASTING_NAMES = {
+    ("builtins", "PyCapsule"),
+    ("builtins", "fortran"),  # a function that f2py made
+    ("typing", "TypeAliasType"),
+    ("_multiprocessing", "SemLock"),
+}
+_LASTING_PACKAGES = ("jax", "jaxlib", "nanobind")  # nanobind's own types are functions
+
+
+def why_refused(obj: Any) -> str:
+    """Why a value of a known type is refused; empty where it is not."""
+    if isinstance(obj, _CData):
+        return "" if isinstance(obj, _CFuncPtr) else _C_DATA
+    named = (_REFUSED_NAMES.get((_package(base), base.__name__), "") for base in type(obj).__mro__)
+    known = (reason for classes, reason in _REFUSED if isinstance(obj, classes))
+    return next(known, "") or next(filter(None, named), "")
+
+
+def hides_state(obj: Any, solid: type) -> bool:
+    """Does an object that is no node and has no value keep state in C?
+
+    None is kept by a function, a descriptor, what is known not to change, and what has no room for any.
+    """
+    room = solid.__basicsize__ - object.__basicsize__ or solid.__itemsize__ or solid.__dictoffset__
+    lasting = isinstance(obj, _LASTING) or (solid.__module__, solid.__name__) in _LASTING_NAMES
+    lasting = lasting or _package(solid) in _LASTING_PACKAGES
+    is_function = callable(obj) and any("__name__" in vars(base) for base in solid.__mro__)
+    return bool(room) and not (lasting or is_function or hasattr(solid, "__get__"))
+
+
+def _package(cls: type) -> str:
+    return str(cls.__module__).partition(".")[0]
