@@ -321,12 +321,14 @@ void Recorder::step() {
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   }
+  // Without its callback a weak reference would be another structure.
+  bool callback = options_.everything && kind.node->is_weak && stage == Cursor::Stage::items && top.cursor.index() > 0;
   size_t pc = out_.program.code.size();
   visit(child, below);
   if (out_.program.code.size() <= pc) return;
   Instr& n = out_.program.code[pc];
   bool array = n.op == Op::leaf && n.items == 0;
-  if (below.aux || (below.arrays_only && !array)) n.flags |= AUX;
+  if (below.aux || (below.arrays_only && !array) || (callback && n.op != Op::node)) n.flags |= AUX;
 }
 
 void Recorder::close() {

@@ -447,3 +447,44 @@ def test_a_message_shows_a_value_that_has_no_repr():
 
     with pytest.raises(graftax.StructureError, match=r"obj\[a\] does not say"):
         graftax.partition({"a": {"b": 1}}, {"a": Mute()})
+
+
+def forgotten(ref: Any) -> None:
+    """A callback of weak references."""
+
+
+def holding(value: Any) -> Any:
+    return lambda ref: value
+
+
+class Watched:
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    def forget(self, ref: Any) -> None:
+        self.w = None
+
+
+CALLBACKS: list[Any] = [
+    forgotten,
+    lambda ref: None,
+    holding([1]),
+    holding(f32(2)),
+    functools.partial(forgotten, None),
+    print,
+    Watched(f32(3)).forget,
+]
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+@pytest.mark.parametrize("spec", [jax.Array, str, lambda leaf: True, lambda leaf: False])
+def test_a_weak_reference_with_a_callback_is_put_together_again(callback: Any, spec: Any):
+    watched = Watched(f32(1))
+    graph = {"watched": watched, "ref": weakref.ref(watched, callback), "name": "a"}
+    selected, rest = graftax.partition(graph, spec)
+    again = graftax.combine(selected, rest)
+    assert oracle.difference(graph, again) is None
+    assert again["ref"]() is again["watched"] and type(again["ref"].__callback__) is type(callback)
+    assert oracle.difference(graph, graftax.combine(rest, selected)) is None
+    graftax.update(graph, again)
+    assert graph["watched"].w is again["watched"].w
