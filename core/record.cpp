@@ -320,15 +320,15 @@ void Recorder::step() {
     below.arrays_only = below.arrays_only || kind.by_name;  // other attributes are part of such an object
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
+  } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {
+    below.arrays_only = true;  // without its callback a weak reference would be another structure
   }
-  // Without its callback a weak reference would be another structure.
-  bool callback = options_.everything && kind.node->is_weak && stage == Cursor::Stage::items && top.cursor.index() > 0;
   size_t pc = out_.program.code.size();
   visit(child, below);
   if (out_.program.code.size() <= pc) return;
   Instr& n = out_.program.code[pc];
   bool array = n.op == Op::leaf && n.items == 0;
-  if (below.aux || (below.arrays_only && !array) || (callback && n.op != Op::node)) n.flags |= AUX;
+  if (below.aux || (below.arrays_only && !array)) n.flags |= AUX;
 }
 
 void Recorder::close() {

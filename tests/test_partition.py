@@ -470,7 +470,7 @@ CALLBACKS: list[Any] = [
     lambda ref: None,
     holding([1]),
     holding(f32(2)),
-    functools.partial(forgotten, None),
+    functools.partial(forgotten),
     print,
     Watched(f32(3)).forget,
 ]

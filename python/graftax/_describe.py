@@ -164,11 +164,9 @@ def describe(obj: Any, solid: type) -> Description:
         sentinel = fields_only and not _has_methods(cls)
         order = item_names(cls) if is_namedtuple else None
         return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
-    hidden = hides_state(obj, solid)
-    by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__)
-    if by_value and (not hidden or solid.__eq__ is not object.__eq__):  # a subclass cannot speak for what C keeps
+    if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
         return Description("equal")
-    return Description("refused", reason=IN_C) if hidden else Description("identity")
+    return Description("refused", reason=IN_C) if hides_state(obj, solid) else Description("identity")
 
 
 def names_of_children(cls: type) -> tuple[str, ...] | None:
