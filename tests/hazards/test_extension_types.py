@@ -228,6 +228,7 @@ def test_used_inside_alone_it_is_as_in_plain_python():
         assert jitted(X, text).tolist() == f(X, text).tolist()
 
 
+@pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
 def test_what_a_library_keeps_for_itself_is_a_binding():
     def f(x):
         number = decimal.Decimal(1) / decimal.Decimal(3)  # through the library's own context of this thread
@@ -236,6 +237,7 @@ def test_what_a_library_keeps_for_itself_is_a_binding():
     assert graftax.jit(f)(X).tolist() == f(X).tolist()
 
 
+@pytest.mark.filterwarnings("ignore::graftax.ImpureCallWarning")
 def test_a_function_of_a_library_is_a_name_also_where_it_is_a_method_of_a_hidden_object():
     def inner():
         return getrandbits(1)
