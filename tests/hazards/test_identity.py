@@ -81,7 +81,9 @@ def test_objects_are_compared_and_counted_by_id():
             assert jitted(boxes, x)[0].tolist() == f(boxes, x)[0].tolist()
 
 
-@pytest.mark.parametrize("make", [lambda: [1, x], lambda: {"w": x}, lambda: Box(w=x), lambda: {1, 2}], ids=["list", "dict", "object", "set"])
+@pytest.mark.parametrize(
+    "make", [lambda: [1, x], lambda: {"w": x}, lambda: Box(w=x), lambda: {1, 2}], ids=["list", "dict", "object", "set"]
+)
 def test_an_id_that_is_given_back_is_the_callers(make):
     f = graftax.jit(lambda obj, x: (id(obj), x))
     for obj in (make(), make()):
