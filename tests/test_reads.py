@@ -9,6 +9,7 @@ import functools
 import textwrap
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -535,3 +536,29 @@ def test_a_frozen_config_made_anew_does_not_compile_again() -> None:
         m.CONFIG = m.Config(rate)
         assert f(ONE).tolist() == (ONE * rate).tolist()
     assert f.cache_info().traces <= 4
+
+
+@pytest.mark.parametrize("mutation", ["propagate", "error", "discard"])
+def test_what_a_jitted_function_of_any_mode_reads_is_part_of_the_call_around_it(mutation: str) -> None:
+    m = module("W, N = jnp.ones(2), 2.0\ndef helper(x): return x * W * N")
+    inner = graftax.jit(m.helper, mutation=mutation)  # type: ignore[call-overload]
+    f = graftax.jit(lambda x: inner(x) + 1)
+    for weight, number in [(1, 2.0), (3, 2.0), (3, 5.0)]:
+        m.W, m.N = jnp.full(2, float(weight)), number
+        for _ in range(2):
+            assert f(ONE).tolist() == [weight * number + 1] * 2
+
+
+def test_a_mode_that_forbids_changes_does_so_in_the_trace_of_another_call() -> None:
+    def change(log: list[int], x: Any) -> Any:
+        log.append(1)
+        return x + len(log)
+
+    log: list[int] = []
+    forbids, drops = graftax.jit(change, mutation="error"), graftax.jit(change, mutation="discard")
+    with pytest.raises(graftax.MutationError, match="forbids"):
+        graftax.jit(lambda log, x: forbids(log, x))(log, ONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", graftax.LostChangeWarning)
+        assert graftax.jit(lambda log, x: drops(log, x))(log, ONE).tolist() == [2, 2]
+    assert log == []

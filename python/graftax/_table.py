@@ -35,7 +35,8 @@ class FunctionTable(_core.Table):
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.reads = ReadSet() if options.captured else None
-        self.as_plain = options.mutation == "propagate" and options.captured and not options.shards
+        named = bool(options.static or options.dynamic) and options.mutation != "propagate"
+        self.as_plain = options.captured and not options.shards and not named
         self.misses = self.found = self.traces = 0
         self.asked: dict[int, int] = {}  # what the trace that ended last asked id() of
         self._roots = (0, 0)  # how many places are roots of its entries, and how many variables are none
