@@ -146,13 +146,13 @@ class Jitted(Stageable[P, R]):
 
     @boundary
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
-        """A call under `jax.disable_jit`, or in the trace of another: the function, with objects in place of handles."""
+        """A call under `jax.disable_jit` or in another's trace: the function, with objects in place of handles."""
         if self._options.mutation != "propagate" and _core.is_watched():
-            from .transforms._program import Program  # it stands on this module
+            from .transforms._lift import Program, call_first  # they stand on this module
 
             bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
             program = Program(self._plan.name, [bound], args, kwargs, mutation=self._options.mutation)
-            _, out = program.trace(program.leaves, lambda functions, operands: functions[0](*operands))
+            _, out = program.trace(program.leaves, call_first)
             return program.finish(out)
         if not any(map(is_handle, (*args, *kwargs.values()))):
             return self._function(*self._prefix, *args, **kwargs)
