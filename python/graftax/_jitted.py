@@ -15,7 +15,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, overload
 
 import jax
 import jax.core
@@ -50,6 +50,8 @@ class Jitted(Stageable[P, R]):
     """A function compiled by graftax: what `graftax.jit` returns."""
 
     __wrapped__: Callable[P, R]
+    # (name, function, args, kwargs, mutation): a call as a part of the trace around it. Set by what stands above.
+    _as_program: ClassVar[Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str], Any]]
     __self__: Any  # of a bound method
     _method_of: Jitted[Any, R]  # of a bound method: the one on the class
 
@@ -148,12 +150,8 @@ class Jitted(Stageable[P, R]):
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
         """A call under `jax.disable_jit` or in another's trace: the function, with objects in place of handles."""
         if self._options.mutation != "propagate" and _core.is_watched():
-            from .transforms._lift import Program, call_first  # they stand on this module
-
             bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
-            program = Program(self._plan.name, [bound], args, kwargs, mutation=self._options.mutation)
-            _, out = program.trace(program.leaves, call_first)
-            return program.finish(out)
+            return Jitted._as_program(self._plan.name, bound, args, kwargs, self._options.mutation)
         if not any(map(is_handle, (*args, *kwargs.values()))):
             return self._function(*self._prefix, *args, **kwargs)
         roots, layout = self._bound(args, kwargs)

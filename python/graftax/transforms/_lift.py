@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
+from .._jitted import Jitted
 from .._table import without_table
 from .._tracebacks import boundary
 from ._program import Program
@@ -23,6 +24,16 @@ by_value = functools.partial(Program, mutation="discard", captured=False)
 def call_first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
     """The body of a transform that calls its one function."""
     return functions[0](*operands)
+
+
+def run(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mutation: str) -> Any:
+    """Calls a function of any objects as a part of the running trace: its changes are treated as `mutation` says."""
+    program = Program(name, [function], args, kwargs, mutation=mutation)
+    _, out = program.trace(program.leaves, call_first)
+    return program.finish(out)
+
+
+Jitted._as_program = staticmethod(run)  # pyright: ignore[reportPrivateUsage]
 
 
 def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
