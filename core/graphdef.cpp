@@ -195,10 +195,15 @@ bool same_order(const Program& a, const Program& b) {
   for (const Instr& n : a.code) {
     if (n.op != Op::node || n.kind->node->keys != Keys::elements) continue;
     const Instr& m = b.code[static_cast<size_t>(&n - a.code.data())];
+    OwnedList elements;
+    bool same = true;
     for (uint32_t i = 0; i < n.arg; ++i) {
       Owned element = static_object(b.statics[b.keys[m.keys + i]]);
-      if (!element || !static_matches(a, a.keys[n.keys + i], element.get())) return false;
+      if (!element) return false;
+      same = same && static_matches(a, a.keys[n.keys + i], element.get());
+      elements.push_stolen(std::move(element));
     }
+    if (!same && !hash_apart(a, n.keys, elements.data(), n.arg)) return false;
   }
   return true;
 }

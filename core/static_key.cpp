@@ -271,6 +271,21 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
   return values_equal(x.how, x.obj, y.obj);
 }
 
+bool hash_apart(const Program& program, uint32_t first, PyObject* const* others, uint32_t count) {
+  std::vector<Py_hash_t> hashes, theirs;
+  for (uint32_t i = 0; i < count; ++i) {
+    Owned element = static_object(program.statics[program.keys[first + i]]);
+    if (!element) return false;
+    for (auto [to, from] : {std::pair{&hashes, element.get()}, std::pair{&theirs, others[i]}}) {
+      to->push_back(PyObject_Hash(from));
+      if (to->back() == -1) raise_python();
+    }
+  }
+  std::sort(hashes.begin(), hashes.end());
+  std::sort(theirs.begin(), theirs.end());
+  return hashes != theirs;
+}
+
 bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObject* set) {
   if (PySet_GET_SIZE(set) != static_cast<Py_ssize_t>(count)) return false;
   if (count == 0) return true;

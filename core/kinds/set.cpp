@@ -33,7 +33,9 @@ struct SetKind : NodeKind {
     if (PySet_GET_SIZE(obj) != static_cast<Py_ssize_t>(n.arg)) return false;
     Owned elements = list_items(obj, &PySet_Type);
     for (uint32_t i = 0; i < n.arg; ++i)
-      if (!static_matches(p, p.keys[n.keys + i], PyList_GET_ITEM(elements.get(), i))) return false;
+      if (!static_matches(p, p.keys[n.keys + i], PyList_GET_ITEM(elements.get(), i)))
+        return set_matches(p, n.keys, n.arg, obj) &&
+               hash_apart(p, n.keys, PySequence_Fast_ITEMS(elements.get()), n.arg);
     return true;
   }
   void take_order(PyObject* made, PyObject* model) const override {
