@@ -263,7 +263,12 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     try {
       return call_once(self, args, nargs, kwnames);
     } catch (nb::python_error& e) {
-      if (tries == max_restarts || !new_reads || !e.matches(new_reads)) throw;
+      if (!new_reads || !e.matches(new_reads)) throw;
+      if (tries == max_restarts)
+        raise_graftax(
+            "GraftaxError",
+            "what the function reads outside of its arguments is something else each time that it is traced: "
+            "globals, classes or functions that its code makes anew. Make them once, or pass them as arguments.");
     }
     Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
   }

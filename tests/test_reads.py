@@ -562,3 +562,17 @@ def test_a_mode_that_forbids_changes_does_so_in_the_trace_of_another_call() -> N
         warnings.simplefilter("ignore", graftax.LostChangeWarning)
         assert graftax.jit(lambda log, x: drops(log, x))(log, ONE).tolist() == [2, 2]
     assert log == []
+
+
+def test_globals_that_the_trace_itself_makes_are_not_read() -> None:
+    m = module(
+        """
+        def evaluated(x): return eval("lambda: obj['x'] * factors[0]", {"obj": {"x": x}, "factors": [2.0]})()
+        def helper(x): return eval("obj['x'] + 1", {"obj": {"x": x}}) + evaluated(x)
+        def f(x): return helper(x)
+        """
+    )
+    f = graftax.jit(m.f)
+    for n in range(3):
+        assert f(ONE * n).tolist() == [n * 3 + 1] * 2
+    assert f.cache_info().traces == 1

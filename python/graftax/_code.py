@@ -72,7 +72,8 @@ def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
     """Code that has no file of its own (made from a text) is whose its globals are."""
     filename = code.co_filename
     if filename.startswith("<"):
-        return not filename.startswith(("<frozen", "<attrs generated")) and is_users_scope(scope)
+        written = filename.startswith(("<string>", "<stdin>", "<ipython", "<doctest"))  # else a library made it
+        return is_users_scope(scope) if written or "__name__" in scope and not filename.startswith("<@") else False
     return is_users(filename)
 
 

@@ -110,6 +110,9 @@ class ReadSet:
         if code in self.known:
             return False
         made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
+        known_scope = _stays(scope) or id(scope) in self._guards
+        if not known_scope and (made or code.co_name == "<module>" or not _core.has_watchers):
+            return False  # globals that the trace itself has made, for `eval` or `exec`
         if made and code.co_freevars:  # made in this trace; another one of this code may be older
             if code in self._scanned:
                 return False
