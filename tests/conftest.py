@@ -2,8 +2,9 @@
 """What a run consists of: everything, a sample of it (``--quick``), a part of it (``--share``); Hypothesis profiles.
 
 ``--quick`` is what ``make test`` runs: of a test with many parameters a few cases, drawn by the names of the test and
-of its cases; of a random test a few examples; of a test marked ``quick(n)`` n cases; what is deep, wide or repeated in
-the second of the two sizes that ``sizes.sized`` is given. ``make test-all`` runs everything.
+of its cases; of a random test a few examples; of a test marked ``quick(n)`` n cases, and of one marked ``quick("id")``
+the case of that name; what is deep, wide or repeated in the second of the two sizes that ``sizes.sized`` is given.
+``make test-all`` runs everything.
 """
 
 import gc
@@ -31,7 +32,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=SLOW_IS_FINE,
 )
-settings.register_profile("quick", settings.get_profile("suite"), max_examples=30)
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=12)
 settings.register_profile("nightly", settings.get_profile("suite"), max_examples=10_000, derandomize=False)
 settings.load_profile("suite")
 
@@ -42,7 +43,7 @@ collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH")
 FILE = pytest.StashKey[Path]()  # of the test that ran last
 
 # The cases that `--quick` runs of one test, at most.
-CASES = 8
+CASES = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"quick(cases): how many cases a quick run draws, where not {CASES}; 0 for none")
+    config.addinivalue_line("markers", f"quick(cases): how many a quick run draws if not {CASES}, or the name of one")
     if config.getoption("--quick") and config.getoption("--hypothesis-profile") is None:
         settings.load_profile("quick")
     if config.getoption("--quick"):
@@ -68,7 +69,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     yield
     if metafunc.config.getoption("--quick"):
         marker = metafunc.definition.get_closest_marker("quick")
-        metafunc._calls[:] = sample(metafunc.definition.nodeid, metafunc._calls, marker.args[0] if marker else CASES)
+        which = marker.args[0] if marker else CASES
+        if isinstance(which, str):
+            metafunc._calls[:] = [case for case in metafunc._calls if case.id == which]
+        else:
+            metafunc._calls[:] = sample(metafunc.definition.nodeid, metafunc._calls, which)
 
 
 def sample(name: str, cases: list, most: int) -> list:

@@ -23,6 +23,8 @@ import zoo
 from graftax.path import Graph
 from zoo import Affine, Box, Data, Frozen, Node, Point, Registered, RegisteredData, SlottedFrozen, f32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 NEW = "another value"
 
 

@@ -39,6 +39,7 @@ def test_a_table_of_one_case_gives_numbers_that_were_checked(tmp_path, capsys):
     assert "list 10" in capsys.readouterr().out
 
 
+@pytest.mark.quick(0)  # two seconds; no result depends on it
 def test_parts_share_one_file(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     out.write_text('{"table": 1}')
@@ -89,6 +90,7 @@ def timed(limit, **kwargs):
     return budgets.Timed("one array", limit, "update", "one array", "jax_tree", **kwargs)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("budget", "status"),
     [

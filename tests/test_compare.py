@@ -19,6 +19,8 @@ import oracle
 import zoo
 from zoo import Affine, Box, Point, Registered, f32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 
 class Text(str):
     """A string with attributes."""

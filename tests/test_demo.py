@@ -7,6 +7,7 @@ from graftax.__main__ import main
 from graftax._demo import equinox_model, experiment, nnx_model, plain_model, training
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", [equinox_model, nnx_model, plain_model], ids=lambda m: m.__name__.rpartition(".")[2])
 def test_a_model_learns_to_read_digits(model):
     assert training.train(model.Trainer(), epochs=3) > 0.85

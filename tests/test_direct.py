@@ -15,6 +15,7 @@ import pytest
 import graftax
 from graftax import _direct
 from hazards.watchdog import python
+from sizes import sized
 
 
 def run(code, **environment):
@@ -113,6 +114,7 @@ def test_an_array_at_the_address_of_one_that_is_gone_is_looked_at():
         del x, out
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("shapes", "kept"), [(4, 4), (12, 12), (20, 0)])
 def test_shapes_in_turn_go_direct_until_there_are_more_than_it_keeps(shapes, kept):
     f = graftax.jit(lambda t: t["a"].sum() + t["b"].sum())
@@ -222,6 +224,7 @@ def test_a_numpy_leaf_that_is_returned_is_the_callers_own():
     assert directs(f) == 1
 
 
+@pytest.mark.quick(0)  # an interpreter of its own, as the test of several devices
 def test_a_numpy_leaf_goes_to_the_device_of_the_others():
     run(
         """
@@ -526,6 +529,7 @@ def test_results_that_come_back_as_leaves_are_told_from_others():
     assert old() is None
 
 
+@pytest.mark.quick(0)  # an interpreter of its own; the tests on Python 3.11 run without direct calls
 def test_the_environment_turns_it_off():
     run(
         """
@@ -568,7 +572,7 @@ def test_threads_that_ask_for_one_executable_at_the_same_time_run_it_as_it_is(ca
             a, b = f(a, b)
         results.append((float(a[0]), float(b[0])))
 
-    for _ in range(20):
+    for _ in range(sized(20, 5)):
         results = []
         shared = graftax.jit(lambda a, b: (a + 1, b + 1))
         threads = [threading.Thread(target=steps, args=[shared]) for _ in range(4)]

@@ -14,6 +14,8 @@ from flax import nnx
 
 import graftax
 
+pytestmark = pytest.mark.quick(1)
+
 
 class OfEquinox(eqx.Module):
     w: jax.Array

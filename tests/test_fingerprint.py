@@ -7,6 +7,7 @@ import pytest
 
 import graftax
 from hazards.watchdog import python
+from sizes import sized
 
 CHILD = """
 import collections, fractions, jax.numpy as jnp, graftax, zoo
@@ -18,7 +19,7 @@ print(graftax.flatten(graph)[1].fingerprint())
 
 
 def test_it_is_the_same_in_every_process():
-    prints = {python(CHILD, PYTHONHASHSEED=seed).strip() for seed in ("1", "2", "3")}
+    prints = {python(CHILD, PYTHONHASHSEED=seed).strip() for seed in ("1", "2", "3")[: sized(3, 2)]}
     assert len(prints) == 1
     assert len(prints.pop()) == 64
 

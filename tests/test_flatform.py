@@ -13,6 +13,8 @@ from hazards.watchdog import python
 from strategies import graphs
 from zoo import Box
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 CLASS = GetAttrKey("__class__")
 
 

@@ -16,6 +16,8 @@ import zoo
 from strategies import graphs
 from zoo import Box, Data, Level, Slotted, f32, i32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 UNPICKLABLE = ("statics", "statics_beside_arrays")  # an object() and a module
 
 

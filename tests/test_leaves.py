@@ -18,6 +18,8 @@ import zoo
 from graftax.path import Graph
 from zoo import Affine, Box, f32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 
 def places(x: Any) -> list[tuple[str, Any]]:
     graph = Graph(x)

@@ -264,7 +264,7 @@ ERRORS: dict[str, tuple[Callable[[Any, Any], Any], type, str]] = {
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS.values(), ids=ERRORS)
-@pytest.mark.quick(20)
+@pytest.mark.quick(10)
 def test_errors_say_where_and_what_to_write(call: Any, error: Any, message: str):
     model = layers()
     opt = graftax.optimizer(optax.adam(1.0), model)

@@ -11,6 +11,8 @@ import oracle
 import zoo
 from zoo import Box, Data, Level, Slotted, f32, i32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_two_builds_are_the_same_graph(build):

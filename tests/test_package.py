@@ -231,6 +231,7 @@ def test_imports_are_read_as_python_reads_them():
     assert imports(source, "graftax.sub", modules, inside_functions=True) == expected
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_point_one_way(name: str):
     back = {used for used in imports_of(name, inside_functions=True) if layer(used) > layer(name)}

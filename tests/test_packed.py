@@ -447,6 +447,7 @@ def test_optax_works_on_what_is_inside_and_on_whole_buffers():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick(0)  # as the one of nnx below
 def test_an_equinox_model_is_trained_packed():
     eqx, optax = pytest.importorskip("equinox"), pytest.importorskip("optax")
     optimizer = optax.adam(1e-2)

@@ -356,6 +356,7 @@ def test_equal_layouts_are_one_object_in_threads_too():
     assert len({id(layout) for _, layout in found}) == 50 and len(found) == 200
 
 
+@pytest.mark.quick(0)  # an interpreter of its own, as in test_packed
 def test_replicated_arrays_of_any_rank_share_a_buffer_however_their_sharding_is_spelled():
     python(
         textwrap.dedent(

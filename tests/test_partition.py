@@ -23,6 +23,8 @@ import zoo
 from graftax.path import Graph
 from zoo import Affine, Box, Frozen, Registered, f32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 
 def mutable_ids(x: Any) -> set[int]:
     """The identities of all mutable nodes, but those without content that count by identity."""

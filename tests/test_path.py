@@ -15,6 +15,8 @@ from graftax import Path
 from graftax.path import Graph
 from zoo import Affine, Box, Frozen, Registered, f32
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 KEYS: list[Any] = [
     *(
         "a",

@@ -6,6 +6,7 @@ import threading
 import jax.numpy as jnp
 
 import graftax
+from sizes import sized
 
 
 def together(n, work):
@@ -27,7 +28,7 @@ def together(n, work):
 
 
 def test_first_calls_at_once_with_other_shapes_get_their_own_static_results():
-    for _ in range(10):
+    for _ in range(sized(10, 3)):
         f = graftax.jit(lambda x: (x + 1, x.shape))
         together(8, lambda i, f=f: [check_shape(f, 1 + i % 4) for _ in range(5)])
 

@@ -119,7 +119,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("donate", ["none", "self", "all", ("**.w", "self.state")], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)  # three seconds: test_writeback trains plain objects, the test of a state below, too
 def test_a_trainer_of_plain_objects(optimizer, donate):
     plain, fast = Trainer(optimizer()), Trainer(optimizer())
     step = graftax.jit(Trainer.step, donate=donate)
@@ -158,6 +158,7 @@ def test_an_epoch_as_a_scan_over_an_object():
     assert_same(plain, fast)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("donate", ["none", "state"])
 def test_a_train_state_with_a_loss_made_for_every_step(donate):
     def train_state():

@@ -8,6 +8,7 @@ import pytest
 
 import graftax
 import oracle
+from sizes import sized
 from zoo import Box, Frozen, Registered, f32, scalar
 
 # ── NumPy arguments that are overwritten ──
@@ -22,7 +23,7 @@ PLACES = {
 jits = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @jits
 @pytest.mark.parametrize("wrap", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("size", [4, 100_000])
@@ -34,7 +35,7 @@ def test_a_numpy_argument_may_be_overwritten_right_after_the_call(jit, wrap, siz
     jitted, wrong = jit(f), 0
     buffer = np.empty(size + 16, np.float32)
     start = (-buffer.ctypes.data % 64) // 4  # where XLA could use the memory as it is
-    for turn in range(60):
+    for turn in range(sized(60, 20)):
         a = buffer[start : start + size]
         a[:] = turn
         out = jitted(wrap(a))

@@ -287,6 +287,7 @@ def test_a_captured_iterator_is_refused_by_name():
     assert next(values) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock, threading.Event], ids=["lock", "rlock", "event"])
 def test_a_lock_counts_by_identity_and_is_the_callers_own_inside(make):
     first, second = make(), make()

@@ -76,7 +76,7 @@ def chain(kind, depth):
     return x
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["list", "dict", "tuple", "object"])
 @pytest.mark.parametrize("depth", [10_000, 200_000])
 @isolated()
@@ -223,7 +223,7 @@ def meddled_object(what):
     return holder
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("what", ["clear", "grow", "replace", "shrink", "collect"])
 @pytest.mark.parametrize("kind", ["list", "dict", "object"])
 @isolated()

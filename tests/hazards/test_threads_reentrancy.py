@@ -96,7 +96,7 @@ def usable_depth():
 # ── exceptions, ten thousand times ──
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("where", ["opening", "closing", "function", "refused", "deep_write"])
 @isolated(seconds=400)
 def test_ten_thousand_failing_calls_change_nothing(where):
@@ -382,10 +382,11 @@ def mixture(i):
     return {"log": [], "box": Box(w=f32(*range(1 + i % 2)), k=i % 3), "list": [f32(1)] * (i % 2)}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("by_value", [False, True])
 @isolated()
 def test_eight_threads_mixed_structures_and_first_calls_at_once(by_value):
-    for _ in range(5):
+    for _ in range(sized(5, 2)):
         function = lambda g, n: mixed(g, n)
         f = graftax.filter_jit(function) if by_value else graftax.jit(function)
 
@@ -407,7 +408,7 @@ def test_eight_threads_mixed_structures_and_first_calls_at_once(by_value):
 
 @isolated()
 def test_threads_that_meet_one_key_at_once_trace_it_once():
-    for _ in range(20):
+    for _ in range(sized(20, 6)):
         count = itertools.count()
 
         class Counting:
@@ -441,7 +442,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("hook", [False, True], ids=["plain", "user_code"])
 @isolated()

@@ -15,6 +15,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.quick(2)
+
 FUNCTIONS = {"delete_init_state", "inference_mode", "make_with_state"}
 
 
@@ -335,7 +337,7 @@ def test_a_module_that_went_through_jax_is_the_same_structure(example):
 
 @MODES
 @pytest.mark.parametrize("example", CASES)
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_forward_is_equinoxs_and_other_weights_do_not_retrace(example, jit):
     model = build(example)
     ours, theirs = jit(example.call), eqx.filter_jit(example.call)

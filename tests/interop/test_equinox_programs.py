@@ -10,6 +10,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.quick(1)  # a second each
+
 MODES = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
 STEPS = 3
 
@@ -131,6 +133,7 @@ class Normed(eqx.Module):
         return self.last(x), state
 
 
+@pytest.mark.quick(0)  # of its parts: test_a_stateful_operation, and test_equinox_state
 @MODES
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_a_stateful_model_trains(mode, jit):
@@ -191,6 +194,7 @@ def cross_entropy(y, predicted):
     return -jnp.mean(jnp.take_along_axis(predicted, jnp.expand_dims(y, 1), axis=1))
 
 
+@pytest.mark.quick(0)  # two seconds, and the way of training is that of the MLP
 @MODES
 def test_a_convolutional_classifier(jit):
     optimizer = optax.adamw(3e-3)
@@ -243,6 +247,7 @@ class RNN(eqx.Module):
         return jax.nn.sigmoid(self.linear(out) + self.bias)
 
 
+@pytest.mark.quick(0)  # as the convolutional one
 @MODES
 def test_a_recurrent_classifier(jit):
     def program(jit):

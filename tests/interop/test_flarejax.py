@@ -14,6 +14,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.quick(2)
+
 flr = pytest.importorskip("flarejax")
 
 JITS = [flr.filter_jit, graftax.filter_jit, graftax.jit]
@@ -467,6 +469,7 @@ def structure_by_static(jit):
 PROGRAMS = [flarejax_adam, frozen_and_tied, scanned_recurrence, vectorised_ensemble, structure_by_static]
 
 
+@pytest.mark.quick(2)
 @OURS
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_of_flarejax_filter_jit(program, jit):
@@ -514,6 +517,7 @@ def optax_in_place(optimizer):
     return [trainer.model, jax.tree.leaves(trainer.state), losses]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [lambda: optax.adam(1e-2), lambda: optax.chain(optax.clip(0.1), optax.adamw(1e-2))])
 def test_training_with_optax_gives_the_numbers_of_flarejax(make):
     theirs, _ = optax_by_leaves(flr.filter_jit, make())

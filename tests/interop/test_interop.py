@@ -29,16 +29,14 @@ def loaded(code):
     return result.stdout.split()
 
 
-def test_an_adapter_is_loaded_once_its_library_is():
-    call = "graftax.flatten(type('C', (), {})())"
-    assert loaded(call) == []
-    assert loaded(f"import equinox\n{call}") == ["graftax.interop.equinox"]
-    assert loaded(f"from flax import nnx\n{call}") == ["graftax.interop.nnx"]
-
-
-def test_the_adapter_of_flarejax_is_loaded_once_flarejax_is():
-    pytest.importorskip("flarejax")
-    assert loaded("import flarejax\ngraftax.flatten(type('C', (), {})())") == ["graftax.interop.flarejax"]
+@pytest.mark.quick("equinox")  # each starts an interpreter
+@pytest.mark.parametrize("library", ["none", "equinox", "nnx", "flarejax"])
+def test_an_adapter_is_loaded_once_its_library_is(library):
+    if library == "flarejax":
+        pytest.importorskip("flarejax")
+    given = {"none": "", "nnx": "from flax import nnx"}.get(library, f"import {library}")
+    found = loaded(f"{given}\ngraftax.flatten(type('C', (), {{}})())")
+    assert found == ([] if library == "none" else [f"graftax.interop.{library}"])
 
 
 def test_a_library_without_the_names_an_adapter_needs_is_what_jax_makes_of_it():

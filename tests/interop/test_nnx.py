@@ -343,6 +343,7 @@ def test_a_module_without_arrays_may_be_changed_inside():
     assert empty.get_value() == 5
 
 
+@pytest.mark.quick(0)  # by value: test_filter_jit; such a step: test_three_training_steps_give_the_numbers_of_nnx_jit
 def test_filter_jit_leaves_the_caller_alone_and_returns_its_own():
     model, optimizer, metrics = training()
     before = arrays(nnx.state((model, optimizer, metrics)))

@@ -71,7 +71,7 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 def test_a_layer_computes_and_changes_what_it_does_without_jit(name):
     build, shape = LAYERS[name]
     plain, jitted = build(nnx.Rngs(0)), build(nnx.Rngs(0))
@@ -109,6 +109,7 @@ def test_embeddings_take_integers():
     np.testing.assert_allclose(graftax.jit(lambda m, x: m.attend(x))(layer, jnp.ones(3)), layer.attend(jnp.ones(3)))
 
 
+@pytest.mark.quick(0)  # a second: a cache is a variable that is changed
 def test_decoding_fills_the_cache_of_the_callers_attention():
     def build():
         layer = nnx.MultiHeadAttention(2, 4, decode=True, rngs=nnx.Rngs(0))
@@ -176,6 +177,7 @@ def test_a_state_is_changed_in_place():
     assert set(state) == {"bias", "kernel", "new"}
 
 
+@pytest.mark.quick(0)  # as test_nnx_vmap_and_scan_work_inside
 def test_nnx_functions_work_inside():
     model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     plain = nnx.clone(model)

@@ -21,6 +21,8 @@ import graftax
 from oracle import difference
 from zoo import Box
 
+pytestmark = pytest.mark.quick(2)
+
 # ---- planets that refer to each other
 
 
@@ -194,6 +196,7 @@ def applied(model: Any, x: Any) -> Any:
     return model, model(x)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit])
 def test_an_nnx_module_keeps_its_statistics_and_random_counts_through_a_scan(captured: bool, jit: Any):

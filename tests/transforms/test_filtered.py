@@ -13,6 +13,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.quick(1)  # each case compiles Equinox's, too
+
 JITS = pytest.mark.parametrize(
     "jit", [lambda f: f, graftax.filter_jit, eqx.filter_jit], ids=["plain", "jit", "equinox"]
 )
@@ -92,7 +94,6 @@ MODELS = pytest.mark.parametrize("build", [mlp, scaled, linear_and_norm, numpy_a
 
 @JITS
 @MODELS
-@pytest.mark.quick(2)
 def test_gradients_are_those_of_equinox(build, jit):
     for name in ("filter_grad", "filter_value_and_grad"):
         mine, theirs = both(name)
@@ -104,7 +105,6 @@ def test_gradients_are_those_of_equinox(build, jit):
 
 @MODELS
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
-@pytest.mark.quick(3)
 def test_jacobians_are_those_of_equinox(build, name):
     mine, theirs = both(name)
     same(mine(run)(build(), X, factor=2.0), theirs(run)(build(), X, factor=2.0))
@@ -379,6 +379,7 @@ def test_a_converted_closure_is_for_arguments_like_those_given(arguments, messag
 NAMES = [name for name in dir(graftax) if name.startswith("filter_") and hasattr(eqx, name)]
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"filter_jit"}))
 def test_the_parameters_are_those_of_equinox(name):
     mine, theirs = (

@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import graftax
 from plain import Linear, Net, Plain, close, descend, normal, same_arrays, twin_of
+
+pytestmark = pytest.mark.quick(0)  # a program learns for seconds, and each of its parts has a test; one is drawn below
 
 # ---- a DQN: an environment, a replay buffer and a target network, all objects that change
 
@@ -290,6 +293,7 @@ class Trainer:
         return graftax.scan(lambda _, batch: (None, self.step(batch, tell)), None, batches)[1]
 
 
+@pytest.mark.quick(1)
 def test_a_trainer_fits_in_one_scan_and_tells_the_host():
     optimizer, told = optax.adam(1e-2), []
     trainer, batches = Trainer(optimizer), (normal(1, 4, 5, 2), normal(2, 4, 5, 1))

@@ -41,6 +41,7 @@ OTHERWISE = {
 }
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize("name", THEIRS)
 def test_a_transform_has_the_arguments_of_jax(name: str):
     theirs, ours = (inspect.signature(f).parameters for f in (THEIRS[name], getattr(graftax, name)))

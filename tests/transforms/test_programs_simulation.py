@@ -16,6 +16,8 @@ import pytest
 import graftax
 from plain import Net, Plain, close, floating, normal, same_arrays
 
+pytestmark = pytest.mark.quick(1)
+
 # ---- a particle filter: one object with an axis, and as many objects
 
 
@@ -65,6 +67,7 @@ def filtered_one_by_one(particles: list[Particle], sensor: Sensor, key: Any, see
     return jnp.stack([p.place for p in particles]).mean()
 
 
+@pytest.mark.quick(0)  # two seconds: test_vmap maps over objects
 def test_a_particle_filter_maps_over_objects():
     keys, count = jax.random.split(jax.random.key(1), 4), 6
     first = jax.random.split(jax.random.key(0), count)

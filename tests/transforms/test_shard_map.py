@@ -348,18 +348,21 @@ FAILS = {
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, str]:
-    """For each case what it raised; one interpreter with eight devices runs them all."""
-    code = PROGRAM + RUN.format(cases=CASES | FAILS)
+def found(request: pytest.FixtureRequest) -> dict[str, str]:
+    """For each case of this run what it raised; one interpreter with eight devices runs them all."""
+    names = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
+    code = PROGRAM + RUN.format(cases={name: case for name, case in (CASES | FAILS).items() if name in names})
     out = python(code, XLA_FLAGS="--xla_force_host_platform_device_count=8", seconds=300)
     return ast.literal_eval(out.splitlines()[-1])
 
 
+@pytest.mark.quick(2)  # each compiles for eight devices
 @pytest.mark.parametrize("name", CASES)
 def test_over_eight_devices(name: str, found: dict[str, str]) -> None:
     assert not found[name], found[name]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FAILS)
 def test_a_case_can_fail(name: str, found: dict[str, str]) -> None:
     assert "AssertionError" in found[name]

@@ -299,6 +299,7 @@ class Net(nnx.Module):
         return self.dropout(self.norm(self.linear(x)))
 
 
+@pytest.mark.quick(0)  # as the ensemble of Equinox
 def test_an_nnx_ensemble_is_made_and_trained_as_by_nnx() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     make = lambda key: Net(nnx.Rngs(key))

@@ -13,6 +13,8 @@ import pytest
 import graftax.tree
 from tree_nodes import Data, Key, Module, Pair, module, node
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 tree = graftax.tree
 
 

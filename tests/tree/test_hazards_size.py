@@ -40,6 +40,7 @@ WRAPS = {
 }
 
 
+@pytest.mark.quick(2)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_a_hundred_thousand_levels(kind):

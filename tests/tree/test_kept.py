@@ -15,6 +15,8 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey
 
 from beside import OURS, both
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 Pair = namedtuple("Pair", ["left", "right"])
 
 

@@ -14,6 +14,8 @@ import pytest
 import graftax.tree
 from beside import JAX, OURS, both
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 Pair = namedtuple("Pair", ["left", "right"])
 TREE = {"b": [1, (2, None)], "a": Pair(3, {"x": 4})}
 
@@ -23,6 +25,7 @@ def test_every_public_name_of_jax_is_there():
     assert names <= set(vars(graftax.tree))
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize(
     "name", [n for n in vars(JAX) if n in ("static",) or inspect.isfunction(vars(jax.tree).get(n))]
 )
@@ -42,6 +45,7 @@ PARAMETERS = {
 VALUES = {"tree": TREE, "prefix_tree": 1, "full_tree": TREE, "is_leaf": None, "is_leaf_takes_path": False}
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_arguments_may_be_given_by_name_or_place(name):
     names = PARAMETERS[name]

@@ -23,6 +23,8 @@ from beside import both, laws
 from hazards.watchdog import isolated
 from sizes import sized
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 tree = graftax.tree
 T = TypeVar("T")
 

@@ -14,6 +14,8 @@ import graftax
 import graftax.tree
 from beside import JAX, OURS, both, laws, same
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 T = TypeVar("T")
 REGISTERS = [n for n in vars(JAX) if n.startswith("register_")]
 

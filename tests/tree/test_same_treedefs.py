@@ -13,6 +13,8 @@ import pytest
 import graftax.tree
 from beside import both, same
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 Pair = namedtuple("Pair", ["left", "right"])
 
 

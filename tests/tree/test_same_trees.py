@@ -26,6 +26,8 @@ from flax import nnx
 import graftax.tree
 from beside import laws
 
+pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
+
 T = TypeVar("T")
 Pair = collections.namedtuple("Pair", ["left", "right"])
 

@@ -13,6 +13,8 @@ import pytest
 
 import graftax
 
+pytestmark = pytest.mark.quick(100)  # a case takes milliseconds
+
 FUNCTIONS = {
     f"{module.__name__}.{name}": value
     for module in (graftax, graftax.tree)
