@@ -43,7 +43,7 @@ collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH")
 FILE = pytest.StashKey[Path]()  # of the test that ran last
 
 # The cases that `--quick` runs of one test, at most.
-CASES = 3
+CASES = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,6 @@ MODES = {
 }
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the advice on lost changes
 def test_a_call_returns_before_its_own_input_is_computed(mode):

@@ -90,7 +90,7 @@ def timed(limit, **kwargs):
     return budgets.Timed("one array", limit, "update", "one array", "jax_tree", **kwargs)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("budget", "status"),
     [
@@ -144,6 +144,7 @@ def test_a_wrong_result_is_not_equal():
     assert [row.equal for row in rows] == [False]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [c.name for c in cases() if c.size <= 500])
 def test_the_arrays_of_a_case_come_out_as_they_went_in(name):
     chosen = case(name)

@@ -114,7 +114,6 @@ def test_an_array_at_the_address_of_one_that_is_gone_is_looked_at():
         del x, out
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize(("shapes", "kept"), [(4, 4), (12, 12), (20, 0)])
 def test_shapes_in_turn_go_direct_until_there_are_more_than_it_keeps(shapes, kept):
     f = graftax.jit(lambda t: t["a"].sum() + t["b"].sum())

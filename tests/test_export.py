@@ -399,7 +399,6 @@ def test_loops_and_branches_run_over_symbolic_shapes():
             np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("f", "place"),
     [

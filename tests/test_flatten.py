@@ -168,7 +168,6 @@ def linked_list(depth):
 DEEP = [nested_list, nested_dict, nested_tuple, nested_object, nested_array_free_object, linked_list]
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", [build.__name__ for build in DEEP])
 @isolated()
 def test_a_hundred_thousand_levels(name):

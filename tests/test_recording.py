@@ -100,7 +100,6 @@ def make(request):
     return MAKE[request.param]
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_miss_flattens_a_node_at_most_three_times(jit, function, make):

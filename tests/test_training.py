@@ -135,6 +135,7 @@ def test_a_trainer_of_plain_objects(optimizer, donate):
     assert step.cache_info().traces <= 2  # the first call adds log["loss"]
 
 
+@pytest.mark.quick(0)  # three seconds: test_control_programs trains in a scan
 def test_an_epoch_as_a_scan_over_an_object():
     plain, fast = Trainer(optax.adam(1e-2)), Trainer(optax.adam(1e-2))
     plain.callbacks.clear(), fast.callbacks.clear()

@@ -223,7 +223,6 @@ def meddled_object(what):
     return holder
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("what", ["clear", "grow", "replace", "shrink", "collect"])
 @pytest.mark.parametrize("kind", ["list", "dict", "object"])
 @isolated()

@@ -12,6 +12,7 @@ import pytest
 import graftax
 import oracle
 from hazards.watchdog import isolated
+from sizes import sized
 from zoo import Box, f32, scalar
 
 
@@ -247,7 +248,7 @@ def test_three_hundred_raising_calls_keep_nothing_alive():
         raise ValueError("no")
 
     boxes = []
-    for i in range(300):
+    for i in range(sized(300, 50)):
         box = Box(w=f32(1), n=i)
         with pytest.raises(ValueError, match="no"):
             f(box, f32(1))

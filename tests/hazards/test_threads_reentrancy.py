@@ -22,6 +22,8 @@ from hazards.watchdog import isolated, python
 from sizes import sized
 from zoo import Box, f32, scalar
 
+pytestmark = pytest.mark.quick(1)  # most start a process or threads, and do so often
+
 
 def together(count, work):
     """Runs ``work(0) ... work(count - 1)`` in threads that start at once; raises what any of them raised."""
@@ -178,7 +180,7 @@ def test_any_exception_of_a_flatten_or_unflatten_propagates_and_the_next_call_is
 
 @isolated()
 def test_a_long_walk_can_be_interrupted():
-    graph = [[i] for i in range(2_000_000)]
+    graph = [[i] for i in range(sized(2_000_000, 500_000))]
 
     def stop(number, frame):
         raise KeyboardInterrupt
@@ -382,7 +384,6 @@ def mixture(i):
     return {"log": [], "box": Box(w=f32(*range(1 + i % 2)), k=i % 3), "list": [f32(1)] * (i % 2)}
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("by_value", [False, True])
 @isolated()
 def test_eight_threads_mixed_structures_and_first_calls_at_once(by_value):

@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, TypeCheckError, jaxtyped
 import graftax
 from zoo import f32
 
+pytestmark = pytest.mark.quick(1)  # each case is there for jit and for filter_jit
+
 MODES = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
 T = TypeVar("T")
 KEY = jax.random.key(0)

@@ -15,7 +15,7 @@ import pytest
 
 import graftax
 
-pytestmark = pytest.mark.quick(2)
+pytestmark = pytest.mark.quick(1)
 
 FUNCTIONS = {"delete_init_state", "inference_mode", "make_with_state"}
 
@@ -337,7 +337,7 @@ def test_a_module_that_went_through_jax_is_the_same_structure(example):
 
 @MODES
 @pytest.mark.parametrize("example", CASES)
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_forward_is_equinoxs_and_other_weights_do_not_retrace(example, jit):
     model = build(example)
     ours, theirs = jit(example.call), eqx.filter_jit(example.call)

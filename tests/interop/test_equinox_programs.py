@@ -305,6 +305,7 @@ def test_a_layer_of_ones_own(jit):
     check(jit, program)
 
 
+@pytest.mark.quick(0)  # two seconds: test_vmap_nesting has an ensemble
 @MODES
 def test_an_ensemble_trains(jit):
     def program(jit):

@@ -11,6 +11,8 @@ import pytest
 import graftax
 from zoo import f32
 
+pytestmark = pytest.mark.quick(1)  # as in test_equinox
+
 MODES = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
 OLD = "Attempted to use old state"
 

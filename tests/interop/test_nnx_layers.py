@@ -71,7 +71,6 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.quick(3)
 def test_a_layer_computes_and_changes_what_it_does_without_jit(name):
     build, shape = LAYERS[name]
     plain, jitted = build(nnx.Rngs(0)), build(nnx.Rngs(0))

@@ -231,7 +231,7 @@ def web():
 
 
 @pytest.mark.parametrize(("outer", "inner"), PAIRS + PAIRS_WITH_MORE)
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 def test_a_pair_of_transforms_on_a_cyclic_graph(outer, inner):
     check(web, outer, inner)
 
@@ -242,6 +242,6 @@ SOME = [(name, *PAIRS[(7 * i + 89 * k) % len(PAIRS)]) for i, (name, _) in enumer
 
 
 @pytest.mark.parametrize(("name", "outer", "inner"), SOME)
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 def test_a_pair_of_transforms_on_the_zoo(name, outer, inner):
     check(dict(WITH_ARRAYS)[name], outer, inner)

@@ -103,7 +103,6 @@ def plus(i: Any, state: Any) -> Any:
     return {"x": state["x"] + i}
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_the_second_call_traces_nothing_and_two_hundred_keep_nothing(loop: Callable[[], Any]):
     first = loop()

@@ -21,8 +21,6 @@ import graftax
 from oracle import difference
 from zoo import Box
 
-pytestmark = pytest.mark.quick(2)
-
 # ---- planets that refer to each other
 
 

@@ -467,7 +467,7 @@ PROGRAMS = [
 
 @pytest.mark.filterwarnings("error::graftax.LostChangeWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_one_changed_import_changes_no_result(program: Callable[[Any], Any]):
     ours, theirs = program(OneImportChanged()), program(eqx)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)

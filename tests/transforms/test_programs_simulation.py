@@ -119,6 +119,7 @@ def contraction(net: Net, x: Any, z: Any) -> Any:
     return 0.5 * jnp.tanh(net(z) + x)
 
 
+@pytest.mark.quick(0)  # two seconds: its rules are those of test_custom
 def test_an_implicit_solver_is_differentiated_at_its_fixed_point():
     net, x, solver = Net(0, 2, 3, 2), normal(5, 2), Equilibrium(1e-6)
 

@@ -40,7 +40,6 @@ WRAPS = {
 }
 
 
-@pytest.mark.quick(2)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_a_hundred_thousand_levels(kind):
@@ -61,7 +60,6 @@ def test_a_hundred_thousand_levels(kind):
         tree.map(lambda a, b: a, [few, few], [few, deep(300, lambda v, i: WRAPS[kind](v, i) if i else [])])
 
 
-@pytest.mark.quick(2)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_treedefs_of_jax_and_back_a_hundred_thousand_levels_deep(kind):
@@ -81,7 +79,6 @@ def test_iterables_for_nodes_a_hundred_thousand_levels_deep():
         tree.structure(deep(LEVELS, WRAPS["list"])).from_iterable_tree(deep(LEVELS - 1, lambda v, i: [v] if i else []))
 
 
-@pytest.mark.quick(2)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_why_trees_do_not_match_a_hundred_thousand_levels_down(kind):
