@@ -191,6 +191,16 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
 
 }  // namespace
 
+bool holds_ids(const Program& p) {
+  constexpr long long smallest = 1LL << 32;  // objects lie above
+  return std::any_of(p.statics.begin(), p.statics.end(), [](const Static& s) {
+    if (s.type != &PyLong_Type) return false;
+    Owned number = static_object(s);
+    int overflow = 0;
+    return number && (PyLong_AsLongLongAndOverflow(number.get(), &overflow) >= smallest || overflow);
+  });
+}
+
 bool same_order(const Program& a, const Program& b) {
   for (const Instr& n : a.code) {
     if (n.op != Op::node || n.kind->node->keys != Keys::elements) continue;

@@ -134,6 +134,8 @@ Owned program_state(const Program& program);  // for pickle
 Owned instruction_fields();
 Program program_from_state(PyObject* state, bool is_outcome);
 
+// Is there a number among its statics that may be the id() of an object?
+bool holds_ids(const Program& program);
 // Of two equal programs: do the sets in them iterate in the same order?
 bool same_order(const Program& a, const Program& b);
 

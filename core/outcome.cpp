@@ -260,6 +260,9 @@ void bind_outcome(nb::module_& m) {
           "identities", [](const Outcome& o) { return identities(o.program); },
           nb::sig("def identities(self) -> list[Any]"), "The statics that count by identity, keys among them.")
       .def_prop_ro(
+          "holds_ids", [](const Outcome& o) { return holds_ids(o.program); },
+          "Is there a number among its statics that may be the id() of an object?")
+      .def_prop_ro(
           "classes",
           [](const Outcome& o) {
             nb::set out;

@@ -117,6 +117,9 @@ void bind_recorded(nb::module_& m) {
           },
           nb::sig("def leaves(self) -> list[Any]"))
       .def_prop_ro(
+          "holds_ids", [](const Recorded& r) { return holds_ids(r.program()); },
+          "Is there a number among its statics that may be the id() of an object?")
+      .def_prop_ro(
           "classes",
           [](const Recorded& r) {
             nb::set out;

@@ -73,7 +73,8 @@ def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
     filename = code.co_filename
     if filename.startswith("<"):
         written = filename.startswith(("<string>", "<stdin>", "<ipython", "<doctest"))  # else a library made it
-        return is_users_scope(scope) if written or "__name__" in scope and not filename.startswith("<@") else False
+        of_module = "__name__" in scope and not filename.startswith("<@")
+        return (written or of_module) and is_users_scope(scope)
     return is_users(filename)
 
 

@@ -206,6 +206,10 @@ class Recording:
     def leaves(self) -> list[Any]: ...
 
     @property
+    def holds_ids(self) -> bool:
+        """Is there a number among its statics that may be the id() of an object?"""
+
+    @property
     def classes(self) -> set[type]:
         """The classes of its nodes."""
 
@@ -294,6 +298,10 @@ class Outcome:
 
     def identities(self) -> list[Any]:
         """The statics that count by identity, keys among them."""
+
+    @property
+    def holds_ids(self) -> bool:
+        """Is there a number among its statics that may be the id() of an object?"""
 
     @property
     def classes(self) -> set[type]:

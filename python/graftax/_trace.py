@@ -119,7 +119,9 @@ def trace(
         donated=donated,
         graph=graph,
     )
-    caller._table.asked = graph.asked
+    # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
+    kept = graph.asked and (recording.holds_ids or outcome.holds_ids)
+    caller._table.asked = graph.asked if kept else {}
     plan.on_trace(changed if lost else [])
     return outcome, out
 
