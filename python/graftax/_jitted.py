@@ -25,7 +25,7 @@ from ._advice import caller_level, note_comparison
 from ._aot import Stageable
 from ._compat import is_of_a_deleted_array
 from ._dispatch import build_entry
-from ._errors import CHANGE_LOST, LostChangeWarning
+from ._errors import CHANGE_LOST, LostChangeWarning, UnsupportedValueError
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
@@ -106,7 +106,12 @@ class Jitted(Stageable[P, R]):
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
     ) -> tuple[_core.Entry, _core.Recording]:
         signature, table = self._plan.signature, self._table
-        recording = self._plan.record(roots, layout, opened=opened)
+        try:
+            recording = self._plan.record(roots, layout, opened=opened)
+        except UnsupportedValueError:
+            if table.reads is not None and table.reads.hide_inner(self._function.__code__):
+                raise NewReads from None
+            raise
         graphdef, names = recording.graphdef, recording.names
         self._look_at(recording)
         try:

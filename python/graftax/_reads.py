@@ -87,6 +87,7 @@ class ReadSet:
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
+        self._perhaps: set[str] | None = None  # of `hidden`: what functions inside read that may be host functions
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
         self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
@@ -107,6 +108,10 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
+        if self._perhaps and not self._perhaps.isdisjoint(code.co_freevars + code.co_names):
+            self.hidden -= self._perhaps
+            self._perhaps = set()
+            return NewReads()
         if code in self.known:
             return False
         made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
@@ -235,6 +240,18 @@ class ReadSet:
                     self._note(holder, name, value, True)
                 else:
                     self._note(cls, name, value, False)
+
+    def hide_inner(self, code: types.CodeType) -> bool:
+        """Leaves out what only functions inside of this one read: they may be host functions, which take any value.
+
+        Asked once, where a root was refused. Where such a function runs in a trace, it is a root again.
+        """
+        if self._perhaps is not None:
+            return False
+        inner = {constant for constant in code.co_consts if isinstance(constant, types.CodeType)}
+        self._perhaps = only_in(code, inner) - self.hidden
+        self.hidden |= self._perhaps
+        return bool(self._perhaps)
 
     def see_hosts(self, code: types.CodeType, hosts: set[types.CodeType]) -> bool:
         """Notes what only host functions read, which run after the trace: no root. True where that is new.

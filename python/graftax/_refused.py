@@ -76,7 +76,7 @@ _LASTING_NAMES = {
     ("typing", "TypeAliasType"),
     ("_multiprocessing", "SemLock"),
 }
-_LASTING_PACKAGES = ("jax", "jaxlib", "nanobind")  # nanobind's own types are functions
+_LASTING_PACKAGES = ("graftax", "jax", "jaxlib", "nanobind")  # nanobind's own types are functions
 
 
 def why_refused(obj: Any) -> str:

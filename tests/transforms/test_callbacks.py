@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import queue
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -427,3 +428,28 @@ def test_a_host_function_that_reads_or_has_its_own_objects_earns_no_warning(caps
     assert not told(lambda: program(jnp.ones(())))
     assert log == [1.0]
     assert capsys.readouterr().out.count("0 []") == 2
+
+
+def test_a_host_function_alone_may_hold_what_is_refused_elsewhere():
+    seen = queue.SimpleQueue()
+
+    @graftax.jit
+    def told(x):
+        jax.debug.callback(lambda v: seen.put(float(v)), x)
+        return x + 1
+
+    for n in range(3):
+        told(jnp.float32(n))
+    jax.effects_barrier()
+    assert sorted(seen.get(timeout=10) for _ in range(3)) == [0, 1, 2]
+
+    @graftax.jit
+    def reads(x):
+        def size():
+            return seen.qsize()
+
+        return x + size()
+
+    for _ in range(2):
+        with pytest.raises(graftax.UnsupportedValueError, match="seen"):
+            reads(jnp.float32(1))
