@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions: defaults, keyword defaults and cells are their items. And the cells.
 #include "kinds/function.h"
+#include "frames.h"
 
 #include "commit.h"
 #include "rebuild.h"
@@ -80,6 +81,7 @@ void copy_names(PyFunctionObject* from, PyFunctionObject* to) {
 Owned bare_twin(PyObject* function) {
   auto* f = reinterpret_cast<PyFunctionObject*>(function);
   Owned out = own(PyFunction_NewWithQualName(f->func_code, f->func_globals, f->func_qualname));
+  function_made(out.get());
   copy_names(f, reinterpret_cast<PyFunctionObject*>(out.get()));
   return out;
 }
