@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "active.h"
 #include "binding.h"
@@ -190,11 +191,14 @@ void rebind_replaced_defaults(CallerObject* self) {
     Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
 }
 
-// Gives an entry that was traced what it depends on.
-void tell_reads(CallerObject* self, Table& table, PyObject* entry) {
-  table.traced = false;
-  nb::inst_ptr<Entry>(entry)->reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_reads", "O", entry));
-  if (nb::inst_ptr<Entry>(entry)->reads.get() == Py_None) nb::inst_ptr<Entry>(entry)->reads = {};
+// Gives an entry that was traced what it depends on, also where the computation has failed since: it is found again.
+void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
+  std::optional<nb::python_error> raised;
+  if (PyErr_Occurred()) raised.emplace();
+  entry.told = PyList_GET_SIZE(entry.outcomes.get());
+  entry.reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_reads", "O", obj));
+  if (entry.reads.get() == Py_None) entry.reads = {};
+  if (raised) raised->restore();
 }
 
 PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -242,8 +246,8 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
                                      : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
     }
   }
+  if (PyList_GET_SIZE(outcomes.get()) != entry.told) tell_reads(self, entry, held.get());
   if (!flat_result) raise_explained(self, roots);
-  if (nb::inst_ptr<Table>(table.get())->traced) tell_reads(self, *nb::inst_ptr<Table>(table.get()), held.get());
   if (seen) entry.remember(std::move(seen));
   if (direct)
     return finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),

@@ -178,13 +178,12 @@ void bind_table(nb::module_& m) {
       .def(
           "note_identities",
           [](Entry& e, nb::dict found) {
-            e.identities.clear();
             for (auto [track, id] : found)
               e.identities.emplace_back(nb::cast<uint32_t>(track),
                                         reinterpret_cast<PyObject*>(nb::cast<uintptr_t>(id)));
           },
           nb::arg("found"), nb::sig("def note_identities(self, found: dict[int, int]) -> None"),
-          "The ids of objects that its code asked for, by tracked index.")
+          "More ids of objects that its code asked for, by tracked index.")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(
@@ -198,7 +197,6 @@ void bind_table(nb::module_& m) {
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)
       .def_rw("as_plain", &Table::as_plain)
-      .def_rw("traced", &Table::traced)
       .def(
           "_forget",
           [](Table& t, nb::handle entry) {

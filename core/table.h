@@ -20,6 +20,7 @@ struct Entry {
   Owned outcomes;       // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;    // the table's clock at the last call
   bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  Py_ssize_t told = 0;  // of how many Outcomes it knows what the trace depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
   uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
   std::vector<std::shared_ptr<Direct>> directs{};  // by what the leaves look like; the one used last first
@@ -44,7 +45,6 @@ struct Table {
   uint64_t hits = 0;
   uint64_t clock = 0;
   bool as_plain = false;  // inside of a trace the function is called as if it were not jitted
-  bool traced = false;    // since an entry was told last what it depends on
 
   // Makes this entry the newest.
   void promote(PyObject* entry);

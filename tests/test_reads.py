@@ -576,3 +576,25 @@ def test_globals_that_the_trace_itself_makes_are_not_read() -> None:
     for n in range(3):
         assert f(ONE * n).tolist() == [n * 3 + 1] * 2
     assert f.cache_info().traces == 1
+
+
+def test_an_entry_whose_computation_failed_depends_on_what_it_read() -> None:
+    def program(wrap: Wrap) -> Any:
+        m = module(
+            """
+            import numpy as np
+            N, FAILS = 2.0, [True]
+            def told(v):
+                if FAILS[0]: raise ValueError("told")
+                return np.float32(v)
+            def helper(x): return x * N
+            def f(x): return jax.pure_callback(told, jax.ShapeDtypeStruct((), jnp.float32), helper(x))
+            """
+        )
+        f, x = wrap(m.f), jnp.float32(1)
+        with pytest.raises(Exception, match="told"):
+            jax.block_until_ready(f(x))
+        m.FAILS[0], m.N = False, 5.0
+        return [f(x), f(x)]
+
+    both(program)

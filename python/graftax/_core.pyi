@@ -559,7 +559,7 @@ class Entry:
         """
 
     def note_identities(self, found: dict[int, int]) -> None:
-        """The ids of objects that its code asked for, by tracked index."""
+        """More ids of objects that its code asked for, by tracked index."""
 
     @property
     def used(self) -> int:
@@ -584,12 +584,6 @@ class Table:
 
     @as_plain.setter
     def as_plain(self, arg: bool, /) -> None: ...
-
-    @property
-    def traced(self) -> bool: ...
-
-    @traced.setter
-    def traced(self, arg: bool, /) -> None: ...
 
     def _forget(self, entry: object) -> None: ...
 

@@ -147,8 +147,8 @@ class Jitted(Stageable[P, R]):
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """What an entry that was traced just now depends on."""
-        entry.note_identities(self._table.asked)
-        self._table.asked = {}
+        for outcome in entry.outcomes:
+            entry.note_identities(self._table.asked.pop(id(outcome), {}))
         return self._table.reads.reads() if self._table.reads is not None else None
 
     @boundary
@@ -249,6 +249,5 @@ def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | N
     alive = table()
     if alive is not None:
         alive.traces += 1
-        alive.traced = True
     if lost and options.warn_lost:
         warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

@@ -87,7 +87,9 @@ class ReadSet:
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
-        self._perhaps: set[str] | None = None  # of `hidden`: what functions inside read that may be host functions
+        self._own: set[tuple[int, str]] = set()  # globals of the function itself
+        self._shared: set[str] = set()  # those of them that other code reads in a trace
+        self._was_refused = False
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
         self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
@@ -108,9 +110,8 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
-        if self._perhaps and not self._perhaps.isdisjoint(code.co_freevars + code.co_names):
-            self.hidden -= self._perhaps
-            self._perhaps = set()
+        if code in self._inner and not self.hidden.isdisjoint(code.co_freevars):  # no host function alone
+            self.hidden.difference_update(code.co_freevars)
             return NewReads()
         if code in self.known:
             return False
@@ -137,8 +138,8 @@ class ReadSet:
         return NewReads() if self._size != before else False if each else None
 
     @property
-    def _size(self) -> tuple[int, int, int]:
-        return len(self.places), len(self.of_ids), sum(len(names) for _, names in self.stored.values())
+    def _size(self) -> tuple[int, int, int, int]:
+        return len(self.places), len(self.hidden), len(self.of_ids), sum(len(names) for _, names in self.stored.values())
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -202,6 +203,9 @@ class ReadSet:
         return _core.has_watchers or code not in self._inner
 
     def _note(self, holder: Any, name: str, value: Any, can_be_place: bool) -> None:
+        if (id(holder), name) in self._own:
+            self._shared.add(name)
+            self.hidden.discard(name)
         if (id(holder), name) in self._seen:
             return
         if can_be_place and not is_constant(value):
@@ -246,20 +250,20 @@ class ReadSet:
 
         Asked once, where a root was refused. Where such a function runs in a trace, it is a root again.
         """
-        if self._perhaps is not None:
+        if self._was_refused:
             return False
-        inner = {constant for constant in code.co_consts if isinstance(constant, types.CodeType)}
-        self._perhaps = only_in(code, inner) - self.hidden
-        self.hidden |= self._perhaps
-        return bool(self._perhaps)
+        self._was_refused = True
+        return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
 
     def see_hosts(self, code: types.CodeType, hosts: set[types.CodeType]) -> bool:
         """Notes what only host functions read, which run after the trace: no root. True where that is new.
 
         A function that ran in the trace itself is none.
         """
-        hosts = {host for host in hosts if host not in self._ran and host not in self.known}
-        new = only_in(code, hosts) - self.hidden if hosts else set[str]()
+        return self._hide(code, {host for host in hosts if host not in self._ran and host not in self.known})
+
+    def _hide(self, code: types.CodeType, inside: set[types.CodeType]) -> bool:
+        new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
         self.hidden |= new
         return bool(new)
 
@@ -288,7 +292,9 @@ class ReadSet:
 
     def own(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """These globals are roots of their own."""
-        self._seen.update((id(scope), name) for name in names)
+        own = {(id(scope), name) for name in names}
+        self._own |= own
+        self._seen |= own
 
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""

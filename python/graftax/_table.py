@@ -38,7 +38,7 @@ class FunctionTable(_core.Table):
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
         self.misses = self.found = self.traces = 0
-        self.asked: dict[int, int] = {}  # what the trace that ended last asked id() of
+        self.asked: dict[int, dict[int, int]] = {}  # ids that a trace asked for, by that of its Outcome
         self._roots = (0, 0)  # how many places are roots of its entries, and how many variables are none
 
     @property

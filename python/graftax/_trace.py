@@ -120,8 +120,8 @@ def trace(
         graph=graph,
     )
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
-    kept = graph.asked and (recording.holds_ids or outcome.holds_ids)
-    caller._table.asked = graph.asked if kept else {}
+    if graph.asked and (recording.holds_ids or outcome.holds_ids):
+        caller._table.asked[id(outcome)] = graph.asked
     plan.on_trace(changed if lost else [])
     return outcome, out
 

@@ -182,8 +182,7 @@ class Views:
 
     def _assigned(self) -> list[str]:
         found: list[str] = []
-        for i, (scope, names) in self._reads.stored.items() if self._reads is not None else ():
+        for i, (_, names) in self._reads.stored.items() if self._reads is not None else ():
             now, before = self._scopes[i][1], self._before[i]
             found += [n for n in sorted(names) if now.get(n, MISSING) is not before.get(n, MISSING)]
-            del scope
         return found

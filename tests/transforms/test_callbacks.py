@@ -453,3 +453,41 @@ def test_a_host_function_alone_may_hold_what_is_refused_elsewhere():
     for _ in range(2):
         with pytest.raises(graftax.UnsupportedValueError, match="seen"):
             reads(jnp.float32(1))
+
+
+SHARED = [2.0]
+
+
+def scaled(x):
+    return x * SHARED[0]
+
+
+@pytest.mark.parametrize("met", ["at once", "later"])
+def test_what_a_helper_reads_too_is_an_input_beside_a_host_function_that_reads_it(met):
+    SHARED[:] = [2.0]
+
+    @graftax.jit
+    def f(x, helped):
+        jax.debug.callback(lambda v: SHARED[0], x)
+        return scaled(x) if helped else x
+
+    if met == "later":
+        assert f(jnp.float32(1), False) == 1
+    for rate in (2.0, 5.0, 2.0):
+        SHARED[0] = rate
+        assert f(jnp.float32(1), True) == rate
+
+
+def test_a_host_function_that_is_also_run_in_a_trace_reads_an_input():
+    rate = [2.0]
+
+    @graftax.jit
+    def f(x, here):
+        def host(v):
+            return np.float32(v * rate[0]) if isinstance(v, np.ndarray) else v * rate[0]
+
+        return host(x) if here else pure_callback(lambda v: np.float32(v), SCALAR, x) + 0 * len(str(host))
+
+    for number in (2.0, 5.0):
+        rate[0] = number
+        assert f(jnp.float32(1), True) == number
