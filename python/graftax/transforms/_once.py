@@ -283,6 +283,9 @@ class _Compiled(_core.Caller):
         entry = _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)
         return table.store((_core.weaken(graphdef), context), entry), recording
 
+    def _reads(self, entry: _core.Entry) -> None:
+        """What its code reads is compared before each call, by `Reads`."""
+
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
         return error
 
