@@ -19,7 +19,7 @@ struct Question {
 };
 
 // What _direct.py hands over when the self-test has passed. Lives as long as the process.
-struct Known {
+struct JaxInternals {
   bool on = false;
   size_t least = 0;             // leaves: calls with fewer stay with jax.jit
   int wait = 0;                 // calls before an executable with few leaves is asked for
@@ -32,8 +32,8 @@ struct Known {
   PyObject* refused = nullptr;     // error -> had the executable refused its arguments?
   PyObject* semantics = nullptr;   // says to it that the memory is the caller's again when the call returns
   PyTypeObject* scalar = nullptr;  // numpy.generic
-  std::vector<Question> required, at_first, surroundings;
-} known;
+  std::vector<Question> required, at_first, trace_context;
+} jax;
 
 constexpr size_t few_leaves = 4;
 constexpr uint8_t max_searches = 3;
@@ -74,22 +74,22 @@ Py_ssize_t rank(PyObject* aval) { return PyTuple_GET_SIZE(own(PyObject_GetAttr(a
 
 }  // namespace
 
-bool gate_is_open() { return answered(known.required); }
+bool gate_is_open() { return answered(jax.required); }
 
-void surroundings_now(OwnedList& out) {
-  for (const Question& q : known.surroundings) out.push_stolen(q.now());
+void trace_context_now(OwnedList& out) {
+  for (const Question& q : jax.trace_context) out.push_stolen(q.now());
 }
 
-bool direct_takes(size_t leaves) { return known.on && leaves >= known.least; }
+bool direct_takes(size_t leaves) { return jax.on && leaves >= jax.least; }
 
-bool nothing_has_run(PyObject* error) { return own(PyObject_CallOneArg(known.refused, error)).get() == Py_True; }
+bool nothing_has_run(PyObject* error) { return own(PyObject_CallOneArg(jax.refused, error)).get() == Py_True; }
 
-int direct_waits(size_t leaves) { return leaves < few_leaves ? known.wait : 0; }
+int direct_waits(size_t leaves) { return leaves < few_leaves ? jax.wait : 0; }
 
 bool Direct::look_at(Guard& guard, PyObject* leaf) {
   if (kind_of(leaf).leaf == Leaf::numpy) {
     bool is_array = Py_TYPE(leaf) == runtime.ndarray_type;
-    if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), known.scalar)) return false;
+    if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), jax.scalar)) return false;
     guard.host = std::make_unique<Host>();
     guard.host->type = Py_TYPE(leaf);
     if (!is_array) return true;
@@ -98,27 +98,27 @@ bool Direct::look_at(Guard& guard, PyObject* leaf) {
     return true;
   }
   Owned array = Owned::borrow(leaf);
-  if (Py_TYPE(leaf) == known.key) {
-    guard.impl = own(PyObject_GetAttr(leaf, known.impl));
-    array = own(PyObject_GetAttr(leaf, known.base));
+  if (Py_TYPE(leaf) == jax.key) {
+    guard.impl = own(PyObject_GetAttr(leaf, jax.impl));
+    array = own(PyObject_GetAttr(leaf, jax.base));
   }
   if (Py_TYPE(array.get()) != runtime.array_type) return false;
-  guard.aval = read(known.aval, array.get());
-  guard.sharding = read(known.sharding, array.get());
-  guard.committed = read(known.committed, array.get());
+  guard.aval = read(jax.aval, array.get());
+  guard.sharding = read(jax.sharding, array.get());
+  guard.committed = read(jax.committed, array.get());
   guard.asks_layout = rank(guard.aval.get()) > 1;
-  if (guard.asks_layout) guard.layout = read(known.layout, array.get());
+  if (guard.asks_layout) guard.layout = read(jax.layout, array.get());
   guard.last = leaf;
   return true;
 }
 
-std::shared_ptr<Direct> Direct::look(const OwnedList& leaves, OwnedList surroundings) {
-  if (!answered(known.at_first)) return nullptr;
+std::shared_ptr<Direct> Direct::look(const OwnedList& leaves, OwnedList trace_context) {
+  if (!answered(jax.at_first)) return nullptr;
   auto out = std::make_shared<Direct>();
   out->guards_.resize(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i)
     if (!look_at(out->guards_[i], leaves[i])) return nullptr;
-  out->surroundings_ = std::move(surroundings);
+  out->trace_context_ = std::move(trace_context);
   return out;
 }
 
@@ -136,8 +136,8 @@ bool Direct::fits(Guard& guard, PyObject* leaf) {
   if (referred && (result == NONE || guard.sure)) return true;
   Owned array = Owned::borrow(leaf);
   if (guard.impl) {
-    if (Py_TYPE(leaf) != known.key || own(PyObject_GetAttr(leaf, known.impl)).get() != guard.impl.get()) return false;
-    array = own(PyObject_GetAttr(leaf, known.base));
+    if (Py_TYPE(leaf) != jax.key || own(PyObject_GetAttr(leaf, jax.impl)).get() != guard.impl.get()) return false;
+    array = own(PyObject_GetAttr(leaf, jax.base));
   }
   if (Py_TYPE(array.get()) != runtime.array_type) return false;
   auto as_before = [&](PyObject* getter, Owned& before) {
@@ -147,9 +147,9 @@ bool Direct::fits(Guard& guard, PyObject* leaf) {
     before = std::move(now);  // the next one is likely to have the same
     return true;
   };
-  if (!as_before(known.aval, guard.aval) || !as_before(known.sharding, guard.sharding)) return false;
-  if (read(known.committed, array.get()).get() != guard.committed.get()) return false;
-  if (guard.asks_layout && !as_before(known.layout, guard.layout)) return false;
+  if (!as_before(jax.aval, guard.aval) || !as_before(jax.sharding, guard.sharding)) return false;
+  if (read(jax.committed, array.get()).get() != guard.committed.get()) return false;
+  if (guard.asks_layout && !as_before(jax.layout, guard.layout)) return false;
   if (result != NONE) {
     guard.sure = guard.result == result;
     guard.searches = 0;
@@ -183,10 +183,10 @@ void Direct::expect(PyObject* outputs) {
   else results_.clear();
 }
 
-bool Direct::fits(const OwnedList& leaves, const OwnedList& surroundings) {
-  if (leaves.size() != guards_.size() || surroundings.size() != surroundings_.size()) return false;
-  for (size_t i = 0; i < surroundings.size(); ++i)
-    if (!same(surroundings[i], surroundings_[i])) return false;
+bool Direct::fits(const OwnedList& leaves, const OwnedList& trace_context) {
+  if (leaves.size() != guards_.size() || trace_context.size() != trace_context_.size()) return false;
+  for (size_t i = 0; i < trace_context.size(); ++i)
+    if (!same(trace_context[i], trace_context_[i])) return false;
   if (differed_ > 0 && !fits(guards_[differed_], leaves[differed_])) return false;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (i > 0 && i == differed_) continue;
@@ -200,7 +200,7 @@ bool Direct::fits(const OwnedList& leaves, const OwnedList& surroundings) {
 bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool tupled) {
   Owned all = tuple_of(leaves);
   Owned answer =
-      own(PyObject_CallFunctionObjArgs(known.capture, compiled, all.get(), tupled ? Py_True : Py_False, nullptr));
+      own(PyObject_CallFunctionObjArgs(jax.capture, compiled, all.get(), tupled ? Py_True : Py_False, nullptr));
   if (answer.get() == Py_None) return false;
   PyObject *execute, *handlers, *kept, *hosts;
   Py_ssize_t number;
@@ -240,8 +240,8 @@ Owned Direct::put(const Host& host, PyObject* leaf) {
   Owned content = own(PyList_New(1));
   PyList_SET_ITEM(content.get(), 0, Py_NewRef(leaf));
   PyObject* arguments[] = {host.aval.get(), host.sharding.get(), content.get(), host.devices.get(), Py_False,
-                           Py_False,        known.semantics};
-  return Owned::steal(PyObject_Vectorcall(known.put, arguments, 7, nullptr));
+                           Py_False,        jax.semantics};
+  return Owned::steal(PyObject_Vectorcall(jax.put, arguments, 7, nullptr));
 }
 
 Owned Direct::run(const OwnedList& leaves) {
@@ -250,14 +250,14 @@ Owned Direct::run(const OwnedList& leaves) {
     PyObject* leaf = leaves[kept_[i]];
     const Guard& guard = guards_[kept_[i]];
     Owned array = guard.host   ? put(*guard.host, leaf)
-                  : guard.impl ? own(PyObject_GetAttr(leaf, known.base))
+                  : guard.impl ? own(PyObject_GetAttr(leaf, jax.base))
                                : Owned::borrow(leaf);
     if (!array) return {};
     PyList_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), array.release());
   }
   Owned results = Owned::steal(PyObject_CallOneArg(execute_.get(), inputs.get()));
   if (!results) return {};
-  Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), known.consume, handlers_.get()));
+  Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), jax.consume, handlers_.get()));
   if (outputs && !PyList_CheckExact(outputs.get()))
     raise_error(PyExc_SystemError, "the results of an executable are no list");
   if (outputs) expect(outputs.get());
@@ -268,7 +268,7 @@ void bind_direct(nb::module_& m) {
   m.def(
       "use_direct",
       [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
-         nb::list required, nb::list at_first, nb::list surroundings, nb::tuple put, nb::object refused) {
+         nb::list required, nb::list at_first, nb::list trace_context, nb::tuple put, nb::object refused) {
         auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
         auto question = [&](nb::handle h, bool has_answer) {
           auto parts = nb::cast<nb::tuple>(h);
@@ -280,36 +280,37 @@ void bind_direct(nb::module_& m) {
         };
         if (array_getters.size() != 4 || key_attributes.size() != 2 || put.size() != 3)
           raise_error(PyExc_ValueError, "expected 4 getters, 2 names, and 3 parts of put");
-        known.capture = keep(capture);
-        known.key = reinterpret_cast<PyTypeObject*>(keep(key));
-        known.aval = keep(array_getters[0]);
-        known.sharding = keep(array_getters[1]);
-        known.committed = keep(array_getters[2]);
-        known.layout = keep(array_getters[3]);
-        known.impl = keep(key_attributes[0]);
-        known.base = keep(key_attributes[1]);
-        known.consume = keep(consume);
-        known.required.clear();
-        known.at_first.clear();
-        known.surroundings.clear();
-        known.put = keep(put[0]);
-        known.refused = keep(refused);
-        known.semantics = keep(put[1]);
-        known.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
-        for (nb::handle h : required) known.required.push_back(question(h, true));
-        for (nb::handle h : at_first) known.at_first.push_back(question(h, true));
-        for (nb::handle h : surroundings) known.surroundings.push_back(question(h, false));
+        jax.capture = keep(capture);
+        jax.key = reinterpret_cast<PyTypeObject*>(keep(key));
+        jax.aval = keep(array_getters[0]);
+        jax.sharding = keep(array_getters[1]);
+        jax.committed = keep(array_getters[2]);
+        jax.layout = keep(array_getters[3]);
+        jax.impl = keep(key_attributes[0]);
+        jax.base = keep(key_attributes[1]);
+        jax.consume = keep(consume);
+        jax.required.clear();
+        jax.at_first.clear();
+        jax.trace_context.clear();
+        jax.put = keep(put[0]);
+        jax.refused = keep(refused);
+        jax.semantics = keep(put[1]);
+        jax.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
+        for (nb::handle h : required) jax.required.push_back(question(h, true));
+        for (nb::handle h : at_first) jax.at_first.push_back(question(h, true));
+        for (nb::handle h : trace_context) jax.trace_context.push_back(question(h, false));
       },
       nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
-      nb::arg("required"), nb::arg("at_first"), nb::arg("surroundings"), nb::arg("put"), nb::arg("refused"),
-      nb::sig("def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: "
-              "tuple[str, str], "
-              "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: "
-              "list[tuple[Any, Any]], "
-              "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
+      nb::arg("required"), nb::arg("at_first"), nb::arg("trace_context"), nb::arg("put"), nb::arg("refused"),
+      nb::sig(
+          "def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: "
+          "tuple[str, str], "
+          "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: "
+          "list[tuple[Any, Any]], "
+          "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
       "Hands over, once, what direct calls read of JAX.");
   m.def(
-      "direct_from", [](size_t leaves, int wait) { known.on = leaves != 0, known.least = leaves, known.wait = wait; },
+      "direct_from", [](size_t leaves, int wait) { jax.on = leaves != 0, jax.least = leaves, jax.wait = wait; },
       nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),
       "Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` "
       "calls; 0: none does.");

@@ -13,7 +13,7 @@ namespace graftax {
 bool gate_is_open();
 
 // What is in jax.jit's key besides its arguments: the same for all Directs of a call.
-void surroundings_now(OwnedList& out);
+void trace_context_now(OwnedList& out);
 
 // May a call with so many leaves go this way?
 bool direct_takes(size_t leaves);
@@ -27,10 +27,10 @@ int direct_waits(size_t leaves);
 class Direct {
  public:
   // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
-  static std::shared_ptr<Direct> look(const OwnedList& leaves, OwnedList surroundings);
+  static std::shared_ptr<Direct> look(const OwnedList& leaves, OwnedList trace_context);
 
-  // Are the surroundings and these leaves as they were then? Runs no user code.
-  bool fits(const OwnedList& leaves, const OwnedList& surroundings);
+  // Are the trace context and these leaves as they were then? Runs no user code.
+  bool fits(const OwnedList& leaves, const OwnedList& trace_context);
 
   bool ready() const { return static_cast<bool>(execute_); }
   // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
@@ -74,7 +74,7 @@ class Direct {
   static Owned put(const Host& host, PyObject* leaf);
 
   std::vector<Guard> guards_;
-  OwnedList surroundings_;
+  OwnedList trace_context_;
   std::vector<uint32_t> kept_;  // the leaves that the executable takes
   Owned execute_, handlers_;
   std::vector<PyObject*> results_;  // of the last call; compared, never read

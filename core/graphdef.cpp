@@ -83,7 +83,7 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.type != y.type || x.kind->node != y.kind->node || x.track != y.track || x.items != y.items ||
       x.fields != y.fields || x.slots != y.slots || x.has_extra != y.has_extra || x.arg != y.arg ||
       (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) ||
-      ((x.flags ^ y.flags) & (HANDED | OWN_DICT)))
+      ((x.flags ^ y.flags) & (HANDED_OVER | OWN_DICT)))
     return false;
   if (x.payload != NONE && !statics_equal(a, x.payload, b, y.payload)) return false;
   if (x.own != NONE && !statics_equal(a, x.own, b, y.own)) return false;

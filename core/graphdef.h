@@ -20,14 +20,14 @@ enum class Op : uint8_t {
 };
 
 enum Flag : uint8_t {
-  HANDED = 1,     // handed over as itself, never rebuilt
-  CLOSED = 2,     // immutable all the way down and without arrays: no identity, no leaves
-  TARGET = 4,     // some `same` points here
-  ALIAS = 8,      // leaf: the array of an earlier leaf, met again
-  NUMBER = 16,    // leaf: a Python number that is traced
-  OWN_DICT = 64,  // a dict that is its own instance dictionary: its items are its attributes
-  AUX = 128,      // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
-  ITSELF = 32,    // a function that nothing below it tells from its next incarnation: rebuilt as itself
+  HANDED_OVER = 1,      // handed over as itself, never rebuilt
+  CLOSED = 2,           // immutable all the way down and without arrays: no identity, no leaves
+  TARGET = 4,           // some `same` points here
+  ALIAS = 8,            // leaf: the array of an earlier leaf, met again
+  NUMBER = 16,          // leaf: a Python number that is traced
+  OWN_DICT = 64,        // a dict that is its own instance dictionary: its items are its attributes
+  AUX = 128,            // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
+  SELF_CONTAINED = 32,  // a function that reaches nothing mutable but what is its alone: not copied when it is rebuilt
 };
 
 struct Instr {
@@ -56,7 +56,7 @@ struct Static {
   PyTypeObject* type = nullptr;  // owned by the program
   PyObject* obj = nullptr;       // owned by the program; How::context: what makes a new one
   PyObject* snapshot =
-      nullptr;  // How::reduce: the plain value; How::function: itself (ITSELF), weak: globals and names
+      nullptr;  // How::reduce: the plain value; How::function: the function (SELF_CONTAINED), weak: globals and names
   uint32_t first = 0, count = 0;          // How::input: a tracked index; How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
   Py_hash_t hash = 0;

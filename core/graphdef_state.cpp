@@ -242,7 +242,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     int op = field<int>(t, 0);
     if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
     n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
+    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
     n.arg = field<uint32_t>(t, 2);
     n.next = field<uint32_t>(t, 3);
     n.track = field<uint32_t>(t, 4);
@@ -268,7 +268,7 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
   for (Instr& n : p.code)  // a function that is code and nothing else stays itself
     if (n.op == Op::node && n.kind->node->is_function && n.items == 2 && n.fields == 0 &&
         is_plain_function(p.statics[n.payload].snapshot) && !PyFunction_GET_DEFAULTS(p.statics[n.payload].snapshot))
-      n.flags |= ITSELF;
+      n.flags |= SELF_CONTAINED;
   p.finish();
   return p;
 }

@@ -17,7 +17,7 @@ constexpr size_t max_below_object = 100000;  // nodes below one object of an unr
 }  // namespace
 
 // Decides what is handed over as itself: objects of unregistered classes with no array below, and all they reach.
-void Recorder::mark() {
+void Recorder::hand_over() {
   Program& p = out_.program;
   auto n = static_cast<uint32_t>(p.code.size());
   std::vector<uint32_t> parent(n, NONE);
@@ -61,7 +61,7 @@ void Recorder::mark() {
       for (auto it = begin; it != end; ++it) work.push_back(it->second);
     }
   }
-  // Marked objects, then everything reachable from them.
+  // These objects, then everything reachable from them.
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
     if (in.op != Op::node || !in.kind->handed) continue;
@@ -92,8 +92,8 @@ void Recorder::mark() {
     Instr& in = p.code[pc];
     if (in.op == Op::ref) work.push_back(p.track_pc[in.arg]);
     else if (in.op == Op::same) work.push_back(in.arg);
-    else if (in.op == Op::node && !(in.flags & HANDED)) {
-      in.flags |= HANDED;
+    else if (in.op == Op::node && !(in.flags & HANDED_OVER)) {
+      in.flags |= HANDED_OVER;
       for (uint32_t c = pc + 1; c < in.next; c = p.after(c)) work.push_back(c);
     }
   }
@@ -103,7 +103,8 @@ void Recorder::mark() {
 void Recorder::refuse_shared_dicts() const {
   const Program& p = out_.program;
   for (auto [first, second] : shared_dicts_) {
-    if (second >= p.code.size() || ((p.code[first].flags & HANDED) && (p.code[second].flags & HANDED))) continue;
+    if (second >= p.code.size() || ((p.code[first].flags & HANDED_OVER) && (p.code[second].flags & HANDED_OVER)))
+      continue;
     const Instr& n = p.code[second];
     bool is_dict = n.type == &PyDict_Type;
     raise_graftax(
@@ -119,10 +120,10 @@ void Recorder::refuse_shared_dicts() const {
 // A handed-over function that reaches nothing mutable but functions, cells and keyword defaults that are theirs alone
 // stays itself when it is rebuilt: a copy would be another function for whoever compares with `is` or `==`, as
 // structures of modules do. Where a cell is shared with something that is rebuilt, all that share it are rebuilt.
-void Recorder::keep_functions() {
+void Recorder::find_self_contained() {
   Program& p = out_.program;
   auto wanted = [](const Instr& n) {
-    return n.op == Op::node && n.kind->node->is_function && (n.flags & HANDED) && !(n.flags & ITSELF);
+    return n.op == Op::node && n.kind->node->is_function && (n.flags & HANDED_OVER) && !(n.flags & SELF_CONTAINED);
   };
   if (std::none_of(p.code.begin(), p.code.end(), wanted)) return;
   enum class Part : uint8_t { none, function, inner };  // inner: a cell, or the keyword defaults of a function
@@ -137,7 +138,7 @@ void Recorder::keep_functions() {
     holds.emplace_back(open.empty() ? NONE : p.code[open.back()].track, track);
     if (n.op != Op::node) continue;
     open.push_back(pc);
-    if (n.kind->node->is_function && (n.flags & HANDED)) {
+    if (n.kind->node->is_function && (n.flags & HANDED_OVER)) {
       Owned writes = hooks::writes_its_cells(out_.live[pc]);
       if (writes.get() != Py_True) part[track] = Part::function;
       uint32_t keywords = p.after(pc + 1);
@@ -158,8 +159,8 @@ void Recorder::keep_functions() {
   for (size_t t = 0; t < part.size(); ++t) {
     uint32_t pc = p.track_pc[t];
     Instr& n = p.code[pc];
-    if (part[t] != Part::function || (n.flags & ITSELF)) continue;
-    n.flags |= ITSELF;
+    if (part[t] != Part::function || (n.flags & SELF_CONTAINED)) continue;
+    n.flags |= SELF_CONTAINED;
     p.statics[n.payload].snapshot = p.keep(Owned::borrow(out_.live[pc]));
   }
 }
@@ -209,7 +210,7 @@ void Recorder::keys_count_by_identity() {
       uint32_t* input = nested[i] ? nullptr : options_.inputs->nodes->find(obj);
       if (input) {
         const Program& in = *options_.inputs->program;
-        if (!(in.code[in.track_pc[*input]].flags & HANDED))
+        if (!(in.code[in.track_pc[*input]].flags & HANDED_OVER))
           refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
         key.how = How::input;
         key.first = *input;
@@ -231,7 +232,7 @@ void Recorder::keys_count_by_identity() {
     uint32_t* at = seen_->find(obj);
     if (!at) continue;
     Instr& n = p.code[*at];
-    if (n.op != Op::node || !(n.flags & HANDED)) {
+    if (n.op != Op::node || !(n.flags & HANDED_OVER)) {
       if (n.op == Op::node && n.kind->handed) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
       raise_graftax(
           "UnsupportedValueError",

@@ -62,7 +62,7 @@ Builder::Builder(const Program& program, Sources sources) : program_(program), s
   if (program.has_same) closed_.resize(program.code.size());
   if (sources.live)
     for (size_t t = 0; t < tracked; ++t)
-      if (program.code[program.track_pc[t]].flags & HANDED) nodes_.set(t, sources.live[program.track_pc[t]]);
+      if (program.code[program.track_pc[t]].flags & HANDED_OVER) nodes_.set(t, sources.live[program.track_pc[t]]);
 }
 
 Owned Builder::construct(uint32_t pc, PyObject** values) {
@@ -119,7 +119,7 @@ bool Builder::holds_array(uint32_t pc) const {
 }
 
 // With `leaves_only`: would JAX count this as a leaf, and does it hold no array?
-bool Builder::dropped(uint32_t pc) const {
+bool Builder::is_dead(uint32_t pc) const {
   const Instr& n = program_.code[pc];
   if (!sources_.leaves_only || n.flags & AUX) return false;
   if (n.op == Op::stat) {
@@ -135,10 +135,10 @@ bool Builder::dropped(uint32_t pc) const {
   return !kind.is_cell && !holds_array(pc);
 }
 
-void Builder::node(uint32_t pc, uint32_t at, bool needed) {
+void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   const Instr& n = program_.code[pc];
-  if (!needed && dropped(pc)) return push(at, Owned::borrow(Py_None));
-  if (sources_.live && (n.flags & HANDED)) return push(at, Owned::borrow(sources_.live[pc]));
+  if (!keep && is_dead(pc)) return push(at, Owned::borrow(Py_None));
+  if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
   if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
   if (n.own != NONE) {  // counts by identity: it is itself
     Owned obj = static_object(program_.statics[n.own]);
@@ -146,7 +146,8 @@ void Builder::node(uint32_t pc, uint32_t at, bool needed) {
     if (n.track != NONE) nodes_.set(n.track, obj.get());
     return push(at, std::move(obj));
   }
-  if ((n.flags & ITSELF) && !sources_.live) return push(at, Owned::borrow(program_.statics[n.payload].snapshot));
+  if ((n.flags & SELF_CONTAINED) && !sources_.live)
+    return push(at, Owned::borrow(program_.statics[n.payload].snapshot));
   if (n.whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {
@@ -198,7 +199,7 @@ Owned Builder::context(const Static& s) {
   return Owned::borrow(context_.get());
 }
 
-void Builder::value(uint32_t pc, bool needed) {
+void Builder::value(uint32_t pc, bool keep) {
   if (sources_.replaced)
     if (auto it = sources_.replaced->find(pc); it != sources_.replaced->end())
       return push(pc, Owned::borrow(it->second));
@@ -206,7 +207,7 @@ void Builder::value(uint32_t pc, bool needed) {
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));
     case Op::stat: {
-      if (!needed && dropped(pc)) return push(pc, Owned::borrow(Py_None));
+      if (!keep && is_dead(pc)) return push(pc, Owned::borrow(Py_None));
       const Static& s = program_.statics[n.arg];
       if (s.how == How::context) return push(pc, context(s));
       if (sources_.live) return push(pc, Owned::borrow(sources_.live[pc]));
@@ -217,9 +218,9 @@ void Builder::value(uint32_t pc, bool needed) {
         obj = own(PyObject_CallMethod(obj.get(), "copy", nullptr));
       return push(pc, std::move(obj));
     }
-    case Op::ref: return node(program_.track_pc[n.arg], pc, needed);
-    case Op::same: return node(n.arg, pc, needed);
-    case Op::node: return node(pc, pc, needed);
+    case Op::ref: return node(program_.track_pc[n.arg], pc, keep);
+    case Op::same: return node(n.arg, pc, keep);
+    case Op::node: return node(pc, pc, keep);
     case Op::input: return push(pc, Owned::borrow(sources_.input_nodes[n.arg]));
     case Op::forward: return push(pc, Owned::borrow(sources_.input_leaves[n.arg]));
   }

@@ -63,14 +63,14 @@ class Builder {
   };
 
   void run(size_t floor);
-  // Pushes the value of instruction pc, or a frame that will. What is needed is never dropped.
-  void value(uint32_t pc, bool needed = false);
-  void node(uint32_t pc, uint32_t at, bool needed);
+  // Pushes the value of instruction pc, or a frame that will. With `keep`, dead code elimination leaves it.
+  void value(uint32_t pc, bool keep = false);
+  void node(uint32_t pc, uint32_t at, bool keep);
   void push(uint32_t at, Owned obj);
   void finish_frame(const Frame& frame);
   Owned construct(uint32_t pc, PyObject** values);
   Owned context(const Static& s);
-  bool dropped(uint32_t pc) const;
+  bool is_dead(uint32_t pc) const;
   bool holds_array(uint32_t pc) const;
 
   const Program& program_;

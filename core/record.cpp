@@ -278,7 +278,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
                                                 own(PyLong_FromSsize_t(cursor.items())).get()));
   n.payload = kind.node->add_payload(p, obj, kind);
   if (kind.node->is_function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
-    n.flags |= ITSELF;
+    n.flags |= SELF_CONTAINED;
     p.statics[n.payload].snapshot = p.keep(Owned::borrow(obj));
   }
   if (cursor.own_dict()) n.flags |= OWN_DICT;
@@ -469,7 +469,7 @@ Recording Recorder::finish(PyObject* layout) {
   p.aliases = options_.aliases;
   p.shapes = options_.shapes;
   if (layout) p.layout = p.keep(Owned::borrow(layout));
-  if (!options_.inputs) record_keys(), mark(), refuse_shared_dicts(), keep_functions();
+  if (!options_.inputs) record_keys(), hand_over(), refuse_shared_dicts(), find_self_contained();
   keys_count_by_identity();
   p.finish();
   return std::move(out_);

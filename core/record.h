@@ -93,9 +93,9 @@ class Recorder {
   std::vector<Step> open_steps() const;
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);
-  void mark();
+  void hand_over();
   void refuse_shared_dicts() const;
-  void keep_functions();
+  void find_self_contained();
   void record_keys();
   std::string place_of_key(uint32_t id) const;
   void keys_count_by_identity();

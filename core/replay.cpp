@@ -125,7 +125,7 @@ class Replayer {
     const Cursor& cursor = stack_.back().cursor;
     if (cursor.own_dict() != static_cast<bool>(in.flags & OWN_DICT)) return false;
     // Met a second time, as a dict or below another object, it is another structure; what is handed over keeps it.
-    if (PyObject* dict = in.flags & HANDED ? nullptr : cursor.shared_dict())
+    if (PyObject* dict = in.flags & HANDED_OVER ? nullptr : cursor.shared_dict())
       if (!ids_->insert(dict, NONE)) return false;
     return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&
            (cursor.items() == static_cast<Py_ssize_t>(in.items));

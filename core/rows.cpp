@@ -43,8 +43,8 @@ nb::object value_of(const Row& row) {
     return elements;
   }
   if (n.payload != NONE) {
-    bool itself = (n.flags & ITSELF) && !p.statics[n.payload].weak;
-    return itself ? nb::borrow(p.statics[n.payload].snapshot) : static_value(p, n.payload);
+    bool self_contained = (n.flags & SELF_CONTAINED) && !p.statics[n.payload].weak;
+    return self_contained ? nb::borrow(p.statics[n.payload].snapshot) : static_value(p, n.payload);
   }
   return n.treedef ? nb::borrow(n.treedef) : nb::none();
 }

@@ -15,12 +15,12 @@ namespace {
 
 using Changes = std::unordered_map<uint32_t, PyObject*>;
 
-struct Graph {
+struct GraphEditor {
   Recording rec;
   std::vector<uint32_t> parent;                      // by instruction; NONE for the root
   std::unordered_multimap<uint32_t, uint32_t> refs;  // node -> where it is referred to
 
-  explicit Graph(Recording recording) : rec(std::move(recording)) {
+  explicit GraphEditor(Recording recording) : rec(std::move(recording)) {
     const Program& p = rec.program;
     std::vector<uint32_t> open;
     for (uint32_t pc = 0; pc < end(); ++pc) {
@@ -73,25 +73,25 @@ struct Graph {
 };
 
 // For the time of one build: nodes of the spine are made anew, all others are themselves.
-class Marked {
+class RebuildSpine {
  public:
-  Marked(Graph& graph, const std::vector<bool>& spine) : code_(graph.rec.program.code) {
+  RebuildSpine(GraphEditor& graph, const std::vector<bool>& spine) : code_(graph.rec.program.code) {
     before_.reserve(code_.size());
     for (uint32_t pc = 0; pc < code_.size(); ++pc) {
       Instr& n = code_[pc];
       before_.push_back({n.flags, n.whole});
       if (n.op != Op::node) continue;
       if (pc < spine.size() && spine[pc]) {
-        n.flags &= static_cast<uint8_t>(~(HANDED | ITSELF | TARGET));
+        n.flags &= static_cast<uint8_t>(~(HANDED_OVER | SELF_CONTAINED | TARGET));
         n.whole = nullptr;
       } else {
-        n.flags |= HANDED;
+        n.flags |= HANDED_OVER;
       }
     }
   }
-  Marked(const Marked&) = delete;
-  Marked& operator=(const Marked&) = delete;
-  ~Marked() {
+  RebuildSpine(const RebuildSpine&) = delete;
+  RebuildSpine& operator=(const RebuildSpine&) = delete;
+  ~RebuildSpine() {
     for (size_t pc = 0; pc < code_.size(); ++pc)
       code_[pc].flags = before_[pc].flags, code_[pc].whole = before_[pc].whole;
   }
@@ -105,7 +105,7 @@ class Marked {
   std::vector<Before> before_;
 };
 
-Changes read_changes(const Graph& g, nb::dict given) {
+Changes read_changes(const GraphEditor& g, nb::dict given) {
   Changes out;
   for (auto [key, value] : given) {
     auto pc = nb::cast<uint32_t>(key);
@@ -115,15 +115,15 @@ Changes read_changes(const Graph& g, nb::dict given) {
   return out;
 }
 
-Sources sources_of(const Graph& g, const Changes* changes) {
+Sources sources_of(const GraphEditor& g, const Changes* changes) {
   return {g.rec.leaves.data(), nullptr, nullptr, g.rec.live.data(), false, changes};
 }
 
 // The root with other values in some places; what holds none of them stays itself, unless all of it is made anew.
-nb::object build(Graph& g, nb::dict given, bool all) {
+nb::object build(GraphEditor& g, nb::dict given, bool all) {
   Changes changes = read_changes(g, given);
   if (changes.empty() && !all) return nb::borrow(g.rec.live[0]);
-  Marked marked(g, all ? std::vector<bool>(g.end(), true) : g.spine(changes, false, nullptr));
+  RebuildSpine scope(g, all ? std::vector<bool>(g.end(), true) : g.spine(changes, false, nullptr));
   Builder builder(g.rec.program, sources_of(g, &changes));
   Owned root = builder.build(0);
   builder.drain();
@@ -131,7 +131,7 @@ nb::object build(Graph& g, nb::dict given, bool all) {
 }
 
 // Writes other values into the caller's own nodes. Everything is made before the first write.
-void write(Graph& g, nb::dict given) {
+void write(GraphEditor& g, nb::dict given) {
   Changes changes = read_changes(g, given);
   std::vector<uint32_t> written;
   std::vector<bool> spine = g.spine(changes, true, &written);
@@ -144,7 +144,7 @@ void write(Graph& g, nb::dict given) {
   };
   std::vector<Write> writes;
   {
-    Marked marked(g, spine);
+    RebuildSpine scope(g, spine);
     Builder builder(g.rec.program, sources_of(g, &changes));
     for (uint32_t pc : written) {
       Write w{pc, {}, {}};
@@ -169,9 +169,9 @@ void write(Graph& g, nb::dict given) {
 }
 
 // A copy of the whole graph with other values in some places, and what stands at each place in it.
-nb::tuple twin(Graph& g, nb::dict given) {
+nb::tuple twin(GraphEditor& g, nb::dict given) {
   Changes changes = read_changes(g, given);
-  Marked marked(g, std::vector<bool>(g.end(), true));
+  RebuildSpine scope(g, std::vector<bool>(g.end(), true));
   Builder builder(g.rec.program, sources_of(g, &changes));
   builder.record_built();
   Owned root = builder.build(0);
@@ -185,7 +185,7 @@ nb::tuple twin(Graph& g, nb::dict given) {
 }
 
 // (what, is it part of the structure for JAX, parent, where the node stands that is referred to, the object) by place.
-nb::list rows(const Graph& g) {
+nb::list rows(const GraphEditor& g) {
   nb::list out;
   for (uint32_t pc = 0; pc < g.end(); ++pc) {
     const Instr& n = g.at(pc);
@@ -203,7 +203,7 @@ nb::list rows(const Graph& g) {
 int graph_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  const Recording& rec = nb::inst_ptr<Graph>(self)->rec;
+  const Recording& rec = nb::inst_ptr<GraphEditor>(self)->rec;
   for (size_t i = 0; i < rec.live.size(); ++i) Py_VISIT(rec.live[i]);
   for (size_t i = 0; i < rec.leaves.size(); ++i) Py_VISIT(rec.leaves[i]);
   return rec.program.traverse(visit, arg);
@@ -211,7 +211,7 @@ int graph_traverse(PyObject* self, visitproc visit, void* arg) {
 
 int graph_clear(PyObject* self) {
   if (!nb::inst_ready(self)) return 0;
-  Graph& g = *nb::inst_ptr<Graph>(self);
+  GraphEditor& g = *nb::inst_ptr<GraphEditor>(self);
   g.rec.program.clear();
   g.rec.live.clear();
   g.rec.leaves.clear();
@@ -236,23 +236,23 @@ void each_child(nb::handle obj, Visit visit) {
   }
 }
 
-Graph graph_of(nb::handle obj) {
+GraphEditor editor_of(nb::handle obj) {
   RecordOptions options;
   options.everything = true;
   Recorder recorder(options);
   recorder.root(obj.ptr());
-  return Graph(recorder.finish(nullptr));
+  return GraphEditor(recorder.finish(nullptr));
 }
 
 }  // namespace
 
 void bind_surgery(nb::module_& m) {
-  nb::class_<Graph>(
-      m, "Graph", nb::type_slots(graph_slots), nb::is_final(),
+  nb::class_<GraphEditor>(
+      m, "GraphEditor", nb::type_slots(graph_slots), nb::is_final(),
       "An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.")
       .def(
-          "__init__", [](Graph* self, nb::handle obj) { new (self) Graph(graph_of(obj)); }, nb::arg("obj").none(),
-          nb::sig("def __init__(self, obj: object) -> None"))
+          "__init__", [](GraphEditor* self, nb::handle obj) { new (self) GraphEditor(editor_of(obj)); },
+          nb::arg("obj").none(), nb::sig("def __init__(self, obj: object) -> None"))
       .def("rows", &rows, nb::sig("def rows(self) -> list[tuple[str, bool, int, int, Any]]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
            "place.")

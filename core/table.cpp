@@ -64,7 +64,7 @@ constexpr int patience = 64;  // calls without one, over those with one
 constexpr int pause_calls = 1024;
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
-std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, const OwnedList& surroundings) {
+std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, const OwnedList& trace_context) {
   static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned compiled = entry.compiled;
@@ -75,7 +75,7 @@ std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, co
   }
   for (size_t i = 0; i < entry.directs.size(); ++i) {
     std::shared_ptr<Direct> direct = entry.directs[i];
-    if (!direct->fits(leaves, surroundings)) continue;
+    if (!direct->fits(leaves, trace_context)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
     if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
     entry.refused = !direct->prepare(compiled.get(), leaves, entry.tupled);
@@ -98,10 +98,10 @@ std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, std::shared_
   if (pause > 0 && --pause > 0) return nullptr;
   try {
     if (!gate_is_open()) return nullptr;
-    OwnedList surroundings;
-    surroundings_now(surroundings);
-    out = fitting_direct(*this, leaves, surroundings);
-    if (!out && !refused) seen = Direct::look(leaves, std::move(surroundings));
+    OwnedList trace_context;
+    trace_context_now(trace_context);
+    out = fitting_direct(*this, leaves, trace_context);
+    if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context));
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     refused = true;

@@ -66,7 +66,7 @@ nb::list Trace::rebuild(nb::sequence leaves) {
 
 PyObject* Trace::expected(uint32_t pc) const {
   const Instr& n = recording_->program().code[pc];
-  if (n.op == Op::node && (n.flags & HANDED)) return recording_->live[pc];
+  if (n.op == Op::node && (n.flags & HANDED_OVER)) return recording_->live[pc];
   return built_[pc] ? built_[pc] : recording_->live[pc];
 }
 
@@ -88,7 +88,7 @@ void Trace::restore() {
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    if (n.op != Op::node || !(n.flags & HANDED) || (n.track == NONE && !n.kind->has_fields())) continue;
+    if (n.op != Op::node || !(n.flags & HANDED_OVER) || (n.track == NONE && !n.kind->has_fields())) continue;
     PyObject* obj = recording_->live[pc];
     if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
     if (n.kind->node->is_function && !n.kind->node->content_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
@@ -137,7 +137,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
   std::vector<uint32_t> rebuilt;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
-    if (!(n.flags & HANDED) && !n.kind->node->is_function && !n.kind->node->is_cell) rebuilt.push_back(t);
+    if (!(n.flags & HANDED_OVER) && !n.kind->node->is_function && !n.kind->node->is_cell) rebuilt.push_back(t);
   }
   for (;;) {
     std::vector<bool> out = reaches_changed(rebuilt);
@@ -199,7 +199,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   std::vector<bool> leads_to_new = by_value ? leads_to_rebuilt() : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
-    bool handed = p.code[pc].flags & HANDED;
+    bool handed = p.code[pc].flags & HANDED_OVER;
     // By value, too, a function stays the caller's own, unless it leads to something that does not.
     bool itself = handed || (p.code[pc].kind->node->is_function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);

@@ -130,7 +130,7 @@ nb::object walk(const TreeDef& def, nb::handle f_node, nb::handle f_leaf, nb::ha
     Owned items = tuple_of(children, n.arity);
     nb::object pair = node_data(n);
     // JAX keeps the class of a named tuple where others have their data.
-    PyObject* data = PyTuple_GET_ITEM(pair.ptr(), n.shape == Shape::namedtuple ? 0 : 1);
+    PyObject* data = PyTuple_GET_ITEM(pair.ptr(), n.role == Role::namedtuple ? 0 : 1);
     return own(PyObject_CallFunctionObjArgs(f_node.ptr(), items.get(), data, nullptr));
   };
   return nb::steal(build(def.tree, values.data(), make).release());
@@ -178,14 +178,14 @@ nb::object one_level(nb::handle obj, bool keys) {
   const TreeKind& kind = tree_kind_of(Py_TYPE(obj.ptr()));
   if (!kind.is_node()) return nb::none();
   OwnedList children, entries;
-  if (keys && kind.shape == Shape::registered) {
+  if (keys && kind.role == Role::registered) {
     Owned data = open_with_keys(obj.ptr(), kind, entries, children);
     if (data) return nb::make_tuple(with_paths(entries, children), nb::borrow(data.get()));
   }
   TreeNode n;
   Owned data = open_tree_node(obj.ptr(), kind, children);
   n.kind = &kind;
-  n.shape = kind.shape;
+  n.role = kind.role;
   n.arity = static_cast<uint32_t>(children.size());
   n.data = data.get();
   nb::object shown = data ? nb::borrow(data.get()) : nb::none();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tree/build.h"
 
-#include "tree/plan.h"
+#include "tree/schema.h"
 
 namespace graftax {
 
@@ -10,9 +10,9 @@ namespace {
 Owned build_dict(const TreeNode& n, PyObject* const* items) {
   Owned out;
   PyObject* keys = keys_of(n);
-  if (n.shape == Shape::dict) {
+  if (n.role == Role::dict) {
     out = own(_PyDict_NewPresized(n.arity));
-  } else if (n.shape == Shape::odict) {
+  } else if (n.role == Role::odict) {
     out = own(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(runtime.odict_type)));
     for (uint32_t i = 0; i < n.arity; ++i) check(PyObject_SetItem(out.get(), PyTuple_GET_ITEM(keys, i), items[i]));
     return out;
@@ -47,28 +47,28 @@ Owned build_fields(const TreeNode& n, PyObject* const* items) {
 }  // namespace
 
 Owned build_tree_node(const TreeNode& n, PyObject* const* items) {
-  switch (n.shape) {
-    case Shape::none: return Owned::borrow(Py_None);
-    case Shape::list: {
+  switch (n.role) {
+    case Role::none: return Owned::borrow(Py_None);
+    case Role::list: {
       Owned out = own(PyList_New(n.arity));
       for (uint32_t i = 0; i < n.arity; ++i) PyList_SET_ITEM(out.get(), i, Py_NewRef(items[i]));
       return out;
     }
-    case Shape::tuple: return tuple_of(items, n.arity);
-    case Shape::dict:
-    case Shape::odict:
-    case Shape::defaultdict: return build_dict(n, items);
-    case Shape::namedtuple: {
+    case Role::tuple: return tuple_of(items, n.arity);
+    case Role::dict:
+    case Role::odict:
+    case Role::defaultdict: return build_dict(n, items);
+    case Role::namedtuple: {
       if (n.kind->unflatten.get() != Py_True)  // its class has a __new__ of its own
         return own(PyObject_Vectorcall(reinterpret_cast<PyObject*>(n.kind->type), items, n.arity, nullptr));
       Owned out = own(n.kind->type->tp_alloc(n.kind->type, n.arity));
       for (uint32_t i = 0; i < n.arity; ++i) PyTuple_SET_ITEM(out.get(), i, Py_NewRef(items[i]));
       return out;
     }
-    case Shape::fields: return build_fields(n, items);
-    case Shape::registered: {
-      if (n.kind->plans)
-        if (Owned made = build_by_plan(*n.kind, n.data, items, n.arity)) return made;
+    case Role::fields: return build_fields(n, items);
+    case Role::registered: {
+      if (n.kind->schemas)
+        if (Owned made = build_by_schema(*n.kind, n.data, items, n.arity)) return made;
       Owned children = tuple_of(items, n.arity);
       return own(PyObject_CallFunctionObjArgs(n.kind->unflatten.get(), n.data, children.get(), nullptr));
     }

@@ -21,7 +21,7 @@ Owned build(const Structure& t, PyObject* const* leaves, Make make) {
   auto n = static_cast<uint32_t>(t.nodes.size());
   for (uint32_t i = 0; i < n; ++i) {
     const TreeNode& node = t.nodes[i];
-    if (node.shape == Shape::leaf) {
+    if (node.role == Role::leaf) {
       if (n == 1) return Owned::borrow(leaves[0]);
       for (uint32_t k = 0; k < node.arity; ++k) values.push(leaves[k]);
       leaves += node.arity;

@@ -18,7 +18,7 @@ bool is_plain(PyObject* value, int depth = 3) {
 
 bool keys_are_plain(const Structure& t) {
   for (const TreeNode& n : t.nodes) {
-    if (!is_dict_shape(n.shape)) continue;
+    if (!is_dict_role(n.role)) continue;
     for (uint32_t i = 0; i < n.arity; ++i)
       if (!is_plain(PyTuple_GET_ITEM(keys_of(n), i))) return false;
   }
@@ -34,16 +34,16 @@ bool same_data(PyObject* a, PyObject* b) {
 }
 
 // One slot of the treedefs that are kept.
-struct KnownTreeDef {
-  size_t print = 0;  // of the structure that came last
+struct KeptTreeDef {
+  size_t hash = 0;  // of the structure that came last
   nb::object treedef;
 
   bool fits(const Structure& t) const {
     if (!treedef.is_valid()) return false;
-    const std::vector<TreeNode>& known = nb::inst_ptr<TreeDef>(treedef)->tree.nodes;
-    if (known.size() != t.nodes.size()) return false;
-    for (size_t i = 0; i < known.size(); ++i)
-      if (!same_node(t.nodes[i], known[i]) || !same_data(t.nodes[i].data, known[i].data)) return false;
+    const std::vector<TreeNode>& kept = nb::inst_ptr<TreeDef>(treedef)->tree.nodes;
+    if (kept.size() != t.nodes.size()) return false;
+    for (size_t i = 0; i < kept.size(); ++i)
+      if (!same_node(t.nodes[i], kept[i]) || !same_data(t.nodes[i].data, kept[i].data)) return false;
     return true;
   }
 };
@@ -53,7 +53,7 @@ bool may_be_kept(const Structure& t) {
   constexpr size_t most_records = 1024;  // in larger ones the object is a small part of the work
   if (t.nodes.size() > most_records) return false;
   for (const TreeNode& n : t.nodes)
-    if (n.shape == Shape::namedtuple || (n.data && n.data != n.kind->no_data.get() && !is_plain(n.data))) return false;
+    if (n.role == Role::namedtuple || (n.data && n.data != n.kind->no_data.get() && !is_plain(n.data))) return false;
   return true;
 }
 
@@ -68,15 +68,15 @@ size_t cache_hash(const Structure& t) {
 }
 
 nb::object treedef_of(Structure&& t) {
-  static auto& slots = *new std::array<KnownTreeDef, 16>();
-  size_t print = cache_hash(t);
-  KnownTreeDef& slot = slots[print % slots.size()];
-  if (slot.print == print && slot.fits(t)) {
+  static auto& slots = *new std::array<KeptTreeDef, 16>();
+  size_t hash = cache_hash(t);
+  KeptTreeDef& slot = slots[hash % slots.size()];
+  if (slot.hash == hash && slot.fits(t)) {
     t.nodes.clear();
     t.nodes.swap(node_pool);
     return slot.treedef;
   }
-  bool again = std::exchange(slot.print, print) == print && may_be_kept(t);
+  bool again = std::exchange(slot.hash, hash) == hash && may_be_kept(t);
   t.keep_kinds();
   if (t.nodes.capacity() > 2 * std::max<size_t>(t.nodes.size(), 16)) t.nodes.shrink_to_fit();
   nb::object made = nb::cast(TreeDef{std::move(t)});
@@ -86,40 +86,40 @@ nb::object treedef_of(Structure&& t) {
   return made;
 }
 
-bool KnownPaths::take(const Structure& t, OwnedList& out) const {
+bool KeptPaths::take(const Structure& t, OwnedList& out) const {
   if (nodes_.size() != t.nodes.size() || paths_.size() != t.leaves) return false;
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    const TreeNode &n = t.nodes[i], &known = nodes_[i];
-    if (!same_node(n, known)) return false;
-    if (is_dict_shape(n.shape) && !same_items(keys_of(n), keys_of(known))) return false;
+    const TreeNode &n = t.nodes[i], &kept = nodes_[i];
+    if (!same_node(n, kept)) return false;
+    if (is_dict_role(n.role) && !same_items(keys_of(n), keys_of(kept))) return false;
   }
   out.reserve(t.leaves);
   for (size_t i = 0; i < paths_.size(); ++i) out.push(paths_[i]);
   return true;
 }
 
-void KnownPaths::see(const Structure& t, size_t print, const OwnedList& paths) {
-  if (std::exchange(print_, print) != print || t.leaves > most_leaves || !keys_are_plain(t)) return;
-  KnownPaths fresh;
-  fresh.print_ = print;
+void KeptPaths::see(const Structure& t, size_t hash, const OwnedList& paths) {
+  if (std::exchange(hash_, hash) != hash || t.leaves > most_leaves || !keys_are_plain(t)) return;
+  KeptPaths fresh;
+  fresh.hash_ = hash;
   fresh.nodes_ = t.nodes;
   fresh.kinds_ = kinds_of(t.nodes);
   for (const TreeNode& n : t.nodes)
-    if (is_dict_shape(n.shape)) fresh.data_.push(n.data);
+    if (is_dict_role(n.role)) fresh.data_.push(n.data);
   fresh.paths_.reserve(t.leaves);
   for (size_t i = 0; i < paths.size(); ++i) fresh.paths_.push(paths[i]);
-  std::vector<KnownPaths> gone;  // released last: what it holds may have code
+  std::vector<KeptPaths> gone;  // released last: what it holds may have code
   if (leaves_kept() + t.leaves > most_leaves)
-    for (KnownPaths& other : slots_) gone.push_back(std::exchange(other, {}));
+    for (KeptPaths& other : slots_) gone.push_back(std::exchange(other, {}));
   gone.push_back(std::exchange(*this, std::move(fresh)));
 }
 
-size_t KnownPaths::leaves_kept() {
+size_t KeptPaths::leaves_kept() {
   size_t n = 0;
-  for (const KnownPaths& s : slots_) n += s.paths_.size();
+  for (const KeptPaths& s : slots_) n += s.paths_.size();
   return n;
 }
 
-std::array<KnownPaths, 8>& KnownPaths::slots_ = *new std::array<KnownPaths, 8>();
+std::array<KeptPaths, 8>& KeptPaths::slots_ = *new std::array<KeptPaths, 8>();
 
 }  // namespace graftax

@@ -18,22 +18,22 @@ extern std::vector<TreeNode> node_pool;
 size_t cache_hash(const Structure& t);
 
 // The key paths of the leaves of structures that came twice. They depend on kinds, arities and keys alone.
-class KnownPaths {
+class KeptPaths {
  public:
-  static KnownPaths& slot(size_t print) { return slots_[print % slots_.size()]; }
+  static KeptPaths& slot(size_t hash) { return slots_[hash % slots_.size()]; }
 
   // Pushes them where they are known.
   bool take(const Structure& t, OwnedList& out) const;
 
   // Keeps the paths of a structure that comes for the second time, as long as there is room.
-  void see(const Structure& t, size_t print, const OwnedList& paths);
+  void see(const Structure& t, size_t hash, const OwnedList& paths);
 
  private:
   static constexpr size_t most_leaves = 1 << 17;  // of all slots: some ten megabytes
   static size_t leaves_kept();
-  static std::array<KnownPaths, 8>& slots_;
+  static std::array<KeptPaths, 8>& slots_;
 
-  size_t print_ = 0;  // of the structure that came last
+  size_t hash_ = 0;  // of the structure that came last
   std::vector<TreeNode> nodes_;
   std::vector<std::shared_ptr<const TreeKind>> kinds_;
   OwnedList data_, paths_;

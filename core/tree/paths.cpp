@@ -48,19 +48,19 @@ void child_entries(const TreeNode& n, OwnedList& entries) {
   static PyObject* kept_keys = check(PyDict_New());
   static std::vector<PyObject*> kept_sequence, kept_flat;
   entries.reserve(n.arity);
-  switch (n.shape) {
-    case Shape::list:
-    case Shape::tuple:
+  switch (n.role) {
+    case Role::list:
+    case Role::tuple:
       for (uint32_t i = 0; i < n.arity; ++i) entries.push_stolen(index_entry(sequence, kept_sequence, i));
       return;
-    case Shape::dict:
-    case Shape::odict:
-    case Shape::defaultdict:
+    case Role::dict:
+    case Role::odict:
+    case Role::defaultdict:
       for (uint32_t i = 0; i < n.arity; ++i)
         entries.push_stolen(named_entry(dict_key, kept_keys, PyTuple_GET_ITEM(keys_of(n), i)));
       return;
-    case Shape::namedtuple:
-    case Shape::fields: {
+    case Role::namedtuple:
+    case Role::fields: {
       std::vector<PyObject*>& kept = n.kind->entries;
       while (kept.size() < n.kind->children.size()) {
         size_t next = kept.size();
@@ -73,7 +73,7 @@ void child_entries(const TreeNode& n, OwnedList& entries) {
       for (PyObject* entry : kept) entries.push(entry);
       return;
     }
-    case Shape::registered:
+    case Role::registered:
       for (uint32_t i = 0; i < n.arity; ++i) entries.push_stolen(index_entry(flat, kept_flat, i));
       return;
     default: return;
@@ -95,14 +95,14 @@ void make_paths(const Structure& t, const NamedNodes& named, OwnedList& out) {
     for (; !open.empty() && open.back().end == i; open.pop_back())
       if (!path.empty()) path.resize(path.size() - 1);
     const TreeNode& n = t.nodes[i];
-    uint32_t times = n.shape == Shape::leaf ? n.arity : 1;
+    uint32_t times = n.role == Role::leaf ? n.arity : 1;
     for (uint32_t k = 0; k < times; ++k) {
       if (!open.empty()) path.push(open.back().entries[open.back().taken++]);
-      if (n.shape != Shape::leaf) break;
+      if (n.role != Role::leaf) break;
       out.push_stolen(tuple_of(path.data(), static_cast<uint32_t>(path.size())));
       if (!open.empty()) path.resize(path.size() - 1);
     }
-    if (n.shape == Shape::leaf) continue;
+    if (n.role == Role::leaf) continue;
     open.push_back({n.next, 0, {}});
     if (next_named == named.end() || next_named->node != i) {
       child_entries(n, open.back().entries);
@@ -117,10 +117,10 @@ void make_paths(const Structure& t, const NamedNodes& named, OwnedList& out) {
 
 void leaf_paths(const Structure& t, const NamedNodes& named, OwnedList& out) {
   if (!named.empty()) return make_paths(t, named, out);
-  size_t print = cache_hash(t);
-  if (KnownPaths::slot(print).take(t, out)) return;
+  size_t hash = cache_hash(t);
+  if (KeptPaths::slot(hash).take(t, out)) return;
   make_paths(t, named, out);
-  KnownPaths::slot(print).see(t, print, out);
+  KeptPaths::slot(hash).see(t, hash, out);
 }
 
 }  // namespace graftax

@@ -11,7 +11,7 @@ namespace graftax {
 std::vector<std::shared_ptr<const TreeKind>> kinds_of(const std::vector<TreeNode>& nodes) {
   std::vector<std::shared_ptr<const TreeKind>> kinds;
   for (const TreeNode& n : nodes) {
-    if (!n.kind || n.shape < Shape::namedtuple || (!kinds.empty() && kinds.back().get() == n.kind)) continue;
+    if (!n.kind || n.role < Role::namedtuple || (!kinds.empty() && kinds.back().get() == n.kind)) continue;
     auto place = std::lower_bound(kinds.begin(), kinds.end(), n.kind,
                                   [](const auto& k, const TreeKind* t) { return k.get() < t; });
     if (place == kinds.end() || place->get() != n.kind) kinds.insert(place, n.kind->shared_from_this());
@@ -32,7 +32,7 @@ void Structure::set_data(uint32_t node, PyObject* data) {
 
 bool Structure::append(const Structure& other, uint32_t node, bool run) {
   const TreeNode& first = other.nodes[node];
-  if (first.shape == Shape::leaf) {
+  if (first.role == Role::leaf) {
     add_leaves(1, run);
     return true;
   }
@@ -49,7 +49,7 @@ bool Structure::append(const Structure& other, uint32_t node, bool run) {
 
 size_t Structure::num_nodes() const {
   size_t n = leaves;
-  for (const TreeNode& node : nodes) n += node.shape != Shape::leaf;
+  for (const TreeNode& node : nodes) n += node.role != Role::leaf;
   return n;
 }
 
@@ -67,12 +67,12 @@ void Structure::clear() {
   owned.clear();
 }
 
-PyObject* keys_of(const TreeNode& n) { return n.shape == Shape::defaultdict ? PyTuple_GET_ITEM(n.data, 1) : n.data; }
+PyObject* keys_of(const TreeNode& n) { return n.role == Role::defaultdict ? PyTuple_GET_ITEM(n.data, 1) : n.data; }
 
 namespace {
 
-bool same_shape(const TreeNode& a, const TreeNode& b) {
-  if (a.shape != b.shape || a.arity != b.arity) return false;
+bool same_kind_of_node(const TreeNode& a, const TreeNode& b) {
+  if (a.role != b.role || a.arity != b.arity) return false;
   return a.kind == b.kind || (a.kind && b.kind && a.kind->type == b.kind->type);
 }
 
@@ -100,7 +100,7 @@ bool operator==(const Structure& a, const Structure& b) {
   PyObject *x_data = nullptr, *y_data = nullptr;  // the pair that was equal last
   for (size_t i = 0; i < n; ++i) {
     const TreeNode &x = a.nodes[i], &y = b.nodes[i];
-    if (x.next != y.next || !same_shape(x, y)) return false;
+    if (x.next != y.next || !same_kind_of_node(x, y)) return false;
     if (x.data == y.data || (x.data == x_data && y.data == y_data)) continue;
     PyObject *x_new = x.data, *y_new = y.data;
     if (!same_data(x, y)) return false;
@@ -120,7 +120,7 @@ Py_hash_t structure_hash(const Structure& t) {
   size_t h = t.leaves;
   for (size_t i = 0; i < t.nodes.size(); ++i) {
     const TreeNode n = t.nodes[i];
-    h = mix(h, (static_cast<size_t>(n.arity) << 4) + static_cast<size_t>(n.shape));
+    h = mix(h, (static_cast<size_t>(n.arity) << 4) + static_cast<size_t>(n.role));
     if (n.kind) h = mix(h, reinterpret_cast<size_t>(n.kind->type));
     if (!n.data) continue;
     Py_hash_t data = PyObject_Hash(n.data);
@@ -144,12 +144,12 @@ std::string type_name(const TreeNode& n) {
 
 // Opening and closing text of a node; the children of a dict are preceded by their keys.
 std::pair<std::string, std::string> brackets(const TreeNode& n) {
-  switch (n.shape) {
-    case Shape::none: return {"None", ""};
-    case Shape::list: return {"[", "]"};
-    case Shape::tuple: return {"(", n.arity == 1 ? ",)" : ")"};
-    case Shape::dict: return {"{", "}"};
-    case Shape::namedtuple: return {"CustomNode(namedtuple[" + type_name(n) + "], [", "])"};
+  switch (n.role) {
+    case Role::none: return {"None", ""};
+    case Role::list: return {"[", "]"};
+    case Role::tuple: return {"(", n.arity == 1 ? ",)" : ")"};
+    case Role::dict: return {"{", "}"};
+    case Role::namedtuple: return {"CustomNode(namedtuple[" + type_name(n) + "], [", "])"};
     default: return {"CustomNode(" + type_name(n) + "[" + (n.data ? text(n.data) : "None") + "], [", "])"};
   }
 }
@@ -168,12 +168,12 @@ std::string structure_repr(const Structure& t) {
     Open& top = stack.back();
     if (top.child) out += ", ";
     const TreeNode& n = t.nodes[top.node];
-    if (n.shape == Shape::dict) out += repr(PyTuple_GET_ITEM(n.data, top.child)) + ": ";
+    if (n.role == Role::dict) out += repr(PyTuple_GET_ITEM(n.data, top.child)) + ": ";
     ++top.child;
   };
   for (uint32_t i = 0; i < t.nodes.size(); ++i) {
     const TreeNode& n = t.nodes[i];
-    if (n.shape == Shape::leaf) {
+    if (n.role == Role::leaf) {
       for (uint32_t k = 0; k < n.arity; ++k) {
         before_child();
         out += "*";
@@ -193,9 +193,9 @@ std::string structure_repr(const Structure& t) {
 }
 
 nb::object node_data(const TreeNode& n) {
-  if (n.shape == Shape::leaf) return nb::none();
+  if (n.role == Role::leaf) return nb::none();
   nb::object data = n.data ? nb::borrow(n.data) : nb::none();
-  if (n.shape == Shape::dict) data = nb::steal(check(PySequence_List(n.data)));
+  if (n.role == Role::dict) data = nb::steal(check(PySequence_List(n.data)));
   return nb::make_tuple(nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data);
 }
 
@@ -224,7 +224,7 @@ TreeDef composed(const TreeDef& outer, const TreeDef& inner) {
   bool run = false;
   for (uint32_t i = 0; i < t.nodes.size(); ++i) {
     const TreeNode& n = t.nodes[i];
-    if (n.shape == Shape::leaf) {
+    if (n.role == Role::leaf) {
       for (uint32_t k = 0; k < n.arity; ++k) run = out.tree.append(inner.tree, 0, run);
     } else {
       open.emplace_back(out.tree.open(*n.kind, n.arity, n.data), n.next);
@@ -242,23 +242,23 @@ TreeDef composed(const TreeDef& outer, const TreeDef& inner) {
 
 // The data that JAX's node_data() shows, as this structure keeps it.
 Owned kept_data(const TreeKind& kind, PyObject* data) {
-  if (kind.shape == Shape::dict) return own(PySequence_Tuple(data));
-  if (kind.shape < Shape::dict || kind.shape == Shape::namedtuple) return {};
+  if (kind.role == Role::dict) return own(PySequence_Tuple(data));
+  if (kind.role < Role::dict || kind.role == Role::namedtuple) return {};
   return Owned::borrow(data);
 }
 
-// A shape that reads its data checks them here, at the door.
+// A role that reads its data checks them here, at the door.
 void check_data(const TreeKind& kind, PyObject* data, size_t arity) {
   PyObject* keys = data;
-  if (kind.shape == Shape::defaultdict) {
+  if (kind.role == Role::defaultdict) {
     bool pair = data && PyTuple_Check(data) && PyTuple_GET_SIZE(data) == 2;
     keys = pair ? PyTuple_GET_ITEM(data, 1) : nullptr;
   }
   bool good = true;
-  if (is_dict_shape(kind.shape))
+  if (is_dict_role(kind.role))
     good = keys && PyTuple_Check(keys) && PyTuple_GET_SIZE(keys) == static_cast<Py_ssize_t>(arity);
-  if (kind.shape == Shape::none) good = arity == 0;
-  if (kind.shape == Shape::fields)
+  if (kind.role == Role::none) good = arity == 0;
+  if (kind.role == Role::fields)
     good = data && PyTuple_Check(data) && arity == kind.children.size() &&
            PyTuple_GET_SIZE(data) == static_cast<Py_ssize_t>(kind.others.size() + (kind.absent ? 1 : 0));
   if (!good)
@@ -298,14 +298,14 @@ TreeDef from_node_data_and_children(nb::object, nb::handle data, nb::iterable gi
 // Node data with what stands for an absent field replaced: that is one object in each process, and no pickle keeps it.
 Owned with_mark(const TreeKind& kind, PyObject* data, bool back) {
   if (!data) return Owned::borrow(Py_None);
-  if (kind.shape != Shape::fields || !kind.absent) return Owned::borrow(data);
+  if (kind.role != Role::fields || !kind.absent) return Owned::borrow(data);
   nb::object replaced = hooks::replaced.object(), mark = hooks::absent_mark.object().attr("ABSENT");
   nb::object absent = nb::borrow(kind.absent.get());
   nb::object out = back ? replaced(nb::handle(data), mark, absent) : replaced(nb::handle(data), absent, mark);
   return Owned::steal(out.release().ptr());
 }
 
-// (shape, arity, type, data) of each record.
+// (role, arity, type, data) of each record.
 nb::list state_of(const TreeDef& def) {
   nb::list out;
   for (const TreeNode& n : def.tree.nodes) {
@@ -314,8 +314,8 @@ nb::list state_of(const TreeDef& def) {
       continue;
     }
     nb::object data = nb::steal(with_mark(*n.kind, n.data, false).release());
-    out.append(nb::make_tuple(static_cast<int>(n.shape), n.arity, nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)),
-                              data));
+    out.append(
+        nb::make_tuple(static_cast<int>(n.role), n.arity, nb::borrow(reinterpret_cast<PyObject*>(n.kind->type)), data));
   }
   return out;
 }
@@ -334,8 +334,8 @@ class FromRecords {
   }
   void node(const TreeKind& kind, uint32_t arity, PyObject* data) {
     if (done_ || (!open_.empty() && open_.back().second == 0)) refuse_records();
-    bool empty = kind.shape < Shape::dict || kind.shape == Shape::namedtuple;
-    if (!empty || kind.shape == Shape::none) check_data(kind, data, arity);
+    bool empty = kind.role < Role::dict || kind.role == Role::namedtuple;
+    if (!empty || kind.role == Role::none) check_data(kind, data, arity);
     if (!open_.empty()) --open_.back().second;
     open_.emplace_back(out_.tree.open(kind, arity, empty ? nullptr : data), arity);
     run_ = false;
@@ -367,16 +367,16 @@ TreeDef from_state(nb::list state) {
   FromRecords out;
   for (nb::handle h : state) {
     if (!PyTuple_Check(h.ptr()) || PyTuple_GET_SIZE(h.ptr()) != 4) refuse_records();
-    auto shape = nb::cast<int>(h[0]);
+    auto role = nb::cast<int>(h[0]);
     auto arity = nb::cast<uint32_t>(h[1]);
     PyObject *type = PyTuple_GET_ITEM(h.ptr(), 2), *data = PyTuple_GET_ITEM(h.ptr(), 3);
-    if (shape == 0) {
+    if (role == 0) {
       out.leaves(arity);
       continue;
     }
     if (!PyType_Check(type)) refuse_records();
     const TreeKind& kind = tree_kind_of(reinterpret_cast<PyTypeObject*>(type));
-    if (static_cast<int>(kind.shape) != shape)
+    if (static_cast<int>(kind.role) != role)
       raise_error(PyExc_ValueError, std::string(kind.type->tp_name) +
                                         " is registered in another way than when this structure was pickled");
     out.node(kind, arity, with_mark(kind, data, true).get());
@@ -498,7 +498,7 @@ void bind_treedef(nb::module_& m) {
           "from_iterable_tree",
           [](nb::handle self, nb::handle tree) { return hooks::from_iterable_tree.object()(self, tree); },
           nb::arg("tree").none(), nb::sig("def from_iterable_tree(self, tree: Any, /) -> Any"),
-          "Builds the tree from one of the same shape in which any iterable may stand for a node.")
+          "Builds the tree from one of the same structure in which any iterable may stand for a node.")
       .def(
           "serialize_using_proto",
           [](nb::handle self) { return hooks::to_jax.object()(self).attr("serialize_using_proto")(); },

@@ -8,11 +8,11 @@ namespace graftax {
 
 struct TreeNode {
   const TreeKind* kind = nullptr;  // null for leaves
-  PyObject* data = nullptr;        // owned by the structure; null where the shape says all
+  PyObject* data = nullptr;        // owned by the structure; null where the role says all
   uint32_t arity = 0;              // children; leaves: how many stand side by side
   uint32_t leaves = 0;             // below it
   uint32_t next = 0;               // first record after this subtree
-  Shape shape = Shape::leaf;
+  Role role = Role::leaf;
 };
 
 struct Structure {
@@ -33,7 +33,7 @@ struct Structure {
     auto node = static_cast<uint32_t>(nodes.size());
     TreeNode n;
     n.kind = &kind;
-    n.shape = kind.shape;
+    n.role = kind.role;
     n.arity = arity;
     n.leaves = leaves;  // those before it, until it closes
     nodes.push_back(n);
@@ -61,7 +61,7 @@ struct Structure {
   // Copies one subtree of another structure; true where it is leaves.
   bool append(const Structure& other, uint32_t node, bool run);
 
-  bool is_leaf() const { return nodes.size() == 1 && nodes[0].shape == Shape::leaf; }
+  bool is_leaf() const { return nodes.size() == 1 && nodes[0].role == Role::leaf; }
   size_t num_nodes() const;  // as JAX counts: each leaf is one
 
   int traverse(visitproc visit, void* arg) const;
@@ -77,7 +77,7 @@ std::vector<std::shared_ptr<const TreeKind>> kinds_of(const std::vector<TreeNode
 
 bool operator==(const Structure& a, const Structure& b);  // may call user code: == of data
 
-// The keys of a node of a dict shape, as a tuple; borrowed.
+// The keys of a node of a dict role, as a tuple; borrowed.
 PyObject* keys_of(const TreeNode& n);
 
 // JAX's `(type, data)` of a node, or None for a leaf.
@@ -87,8 +87,8 @@ nb::object node_data(const TreeNode& n);
 template <class Visit>
 void each_child(const Structure& t, uint32_t node, Visit visit) {
   for (uint32_t i = node + 1; i < t.nodes[node].next; i = t.nodes[i].next) {
-    uint32_t times = t.nodes[i].shape == Shape::leaf ? t.nodes[i].arity : 1;
-    for (uint32_t k = 0; k < times; ++k) visit(i, t.nodes[i].shape == Shape::leaf);
+    uint32_t times = t.nodes[i].role == Role::leaf ? t.nodes[i].arity : 1;
+    for (uint32_t k = 0; k < times; ++k) visit(i, t.nodes[i].role == Role::leaf);
   }
 }
 

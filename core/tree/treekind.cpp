@@ -4,7 +4,7 @@
 #include <array>
 
 #include "hooks.h"
-#include "tree/plan.h"
+#include "tree/schema.h"
 
 namespace graftax {
 
@@ -47,41 +47,41 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
     Owned value = field(name);
     return value.get() == Py_None ? Owned() : value;
   };
-  std::string shape = utf8(field("shape").get());
-  if (shape == "leaf") return kind;
+  std::string role = utf8(field("role").get());
+  if (role == "leaf") return kind;
   kind->flatten = field("flatten");
   kind->unflatten = field("unflatten");
   kind->with_keys = if_any("with_keys");
-  if (shape == "node") {
-    if (type == Py_TYPE(Py_None)) kind->shape = Shape::none;
-    else if (type == &PyList_Type) kind->shape = Shape::list;
-    else if (type == &PyTuple_Type) kind->shape = Shape::tuple;
-    else if (type == &PyDict_Type) kind->shape = Shape::dict;
-    else if (type == runtime.odict_type) kind->shape = Shape::odict;
-    else if (type == runtime.defaultdict_type) kind->shape = Shape::defaultdict;
-    else if (kind->flatten.get() == Py_None) kind->shape = Shape::namedtuple;
-    else kind->shape = Shape::registered;
-    if (kind->shape < Shape::namedtuple) {  // one for ever: structures do not hold it
-      static std::array<std::shared_ptr<TreeKind>, static_cast<size_t>(Shape::namedtuple)> builtin;
-      std::shared_ptr<TreeKind>& known = builtin[static_cast<size_t>(kind->shape)];
+  if (role == "node") {
+    if (type == Py_TYPE(Py_None)) kind->role = Role::none;
+    else if (type == &PyList_Type) kind->role = Role::list;
+    else if (type == &PyTuple_Type) kind->role = Role::tuple;
+    else if (type == &PyDict_Type) kind->role = Role::dict;
+    else if (type == runtime.odict_type) kind->role = Role::odict;
+    else if (type == runtime.defaultdict_type) kind->role = Role::defaultdict;
+    else if (kind->flatten.get() == Py_None) kind->role = Role::namedtuple;
+    else kind->role = Role::registered;
+    if (kind->role < Role::namedtuple) {  // one for ever: structures do not hold it
+      static std::array<std::shared_ptr<TreeKind>, static_cast<size_t>(Role::namedtuple)> builtin;
+      std::shared_ptr<TreeKind>& known = builtin[static_cast<size_t>(kind->role)];
       if (!known) known = std::move(kind);
       return known;
     }
     kind->children = interned(field("children").get());
-    Owned layout = if_any("layout");
-    if (layout && type->tp_dictoffset != 0) {
+    Owned schema = if_any("schema");
+    if (schema && type->tp_dictoffset != 0) {
       _PyType_Lookup(type,
                      runtime.tables);  // a type has no version before; one that was changed too often, none any more
       kind->version = type->tp_version_tag;
       kind->by_version = kind->version != 0;
       if (kind->by_version) {
-        kind->plans = std::make_shared<TreePlans>();
-        kind->plans->layout = std::move(layout);
+        kind->schemas = std::make_shared<Schemas>();
+        kind->schemas->by_names = std::move(schema);
       }
     }
     return kind;
   }
-  kind->shape = Shape::fields;
+  kind->role = Role::fields;
   kind->children = interned(field("children").get());
   kind->others = interned(field("others").get());
   Owned order = field("order");

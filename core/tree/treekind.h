@@ -7,7 +7,7 @@
 
 namespace graftax {
 
-enum class Shape : uint8_t {
+enum class Role : uint8_t {
   leaf,
   none,
   list,
@@ -27,12 +27,12 @@ enum class Names : uint8_t {
   flat,   // nobody: JAX numbers them
 };
 
-inline bool is_dict_shape(Shape s) { return s == Shape::dict || s == Shape::odict || s == Shape::defaultdict; }
+inline bool is_dict_role(Role s) { return s == Role::dict || s == Role::odict || s == Role::defaultdict; }
 
-struct TreePlans;
+struct Schemas;
 
 struct TreeKind : std::enable_shared_from_this<TreeKind> {
-  Shape shape = Shape::leaf;
+  Role role = Role::leaf;
   PyTypeObject* type = nullptr;  // kept alive by JAX's registry, or by whoever holds a node of it
   Owned flatten;                 // registered, fields: the functions that JAX has
   Owned unflatten;
@@ -46,12 +46,12 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
   Owned no_data;         // the data of a node that has none; absent ones come first: see `field_data`
   Py_ssize_t size = -1;  // attributes an instance has; with more of them it goes through `flatten`
   bool in_dict = false;  // the names are found in the instance dictionary, and nowhere before it
-  std::shared_ptr<TreePlans> plans;  // registered: how instances are read by attribute; null: by the functions only
+  std::shared_ptr<Schemas> schemas;  // registered: how instances are read by attribute; null: by the functions only
   bool by_version = false;           // the above holds for one version of the type
   unsigned int version = 0;          // that one
   mutable std::vector<PyObject*> entries;  // key path entries of the children, once asked for; kept for ever
 
-  bool is_node() const { return shape != Shape::leaf; }
+  bool is_node() const { return role != Role::leaf; }
 };
 
 // What the tree rules make of a type, without Python; null where nobody asked before. A class that was changed since is looked at anew; one that was

@@ -8,7 +8,7 @@
 #include "tree/build.h"
 #include "tree/cache.h"
 #include "tree/keys.h"
-#include "tree/plan.h"
+#include "tree/schema.h"
 
 namespace graftax {
 
@@ -96,17 +96,17 @@ Owned open_fields(PyObject* obj, const TreeKind& kind, Sink& children) {
   return data;
 }
 
-// By plan, where there is one for this instance. With `entries`, also the key path entries of the children.
+// By schema, where there is one for this instance. With `entries`, also the key path entries of the children.
 template <class Sink>
-Owned open_by_plan(PyObject* obj, const TreeKind& kind, Sink& children, OwnedList* entries = nullptr) {
-  if (!kind.plans) return {};
-  PlannedValues values;
-  TreePlan* plan = plan_of(obj, kind, values);
-  if (!plan) return {};
-  for (uint32_t i : plan->children) children.push(values[i]);
-  for (Py_ssize_t i = 0; entries && i < PyTuple_GET_SIZE(plan->entries.get()); ++i)
-    entries->push(PyTuple_GET_ITEM(plan->entries.get(), i));
-  return planned_data(kind, *plan, values);
+Owned open_by_schema(PyObject* obj, const TreeKind& kind, Sink& children, OwnedList* entries = nullptr) {
+  if (!kind.schemas) return {};
+  AttributeValues values;
+  Schema* schema = schema_of(obj, kind, values);
+  if (!schema) return {};
+  for (uint32_t i : schema->children) children.push(values[i]);
+  for (Py_ssize_t i = 0; entries && i < PyTuple_GET_SIZE(schema->entries.get()); ++i)
+    entries->push(PyTuple_GET_ITEM(schema->entries.get(), i));
+  return data_by_schema(kind, *schema, values);
 }
 
 template <class Sink>
@@ -124,24 +124,24 @@ Owned push_sorted(PyObject* dict, Sink& children) {
   return keys;
 }
 
-// The children of a node, pushed in order. The result is its data; empty where its shape has none.
+// The children of a node, pushed in order. The result is its data; empty where its role has none.
 template <class Sink>
 Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
-  switch (kind.shape) {
-    case Shape::leaf:
-    case Shape::none: return {};
-    case Shape::list:
+  switch (kind.role) {
+    case Role::leaf:
+    case Role::none: return {};
+    case Role::list:
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(obj); ++i) children.push(PyList_GET_ITEM(obj, i));
       return {};
-    case Shape::tuple:
-    case Shape::namedtuple: push_items(obj, children); return {};
-    case Shape::dict: return push_sorted(obj, children);
-    case Shape::defaultdict: {
+    case Role::tuple:
+    case Role::namedtuple: push_items(obj, children); return {};
+    case Role::dict: return push_sorted(obj, children);
+    case Role::defaultdict: {
       Owned keys = push_sorted(obj, children);
       Owned factory = own(PyObject_GetAttrString(obj, "default_factory"));
       return own(PyTuple_Pack(2, factory.get(), keys.get()));
     }
-    case Shape::odict: {
+    case Role::odict: {
       Owned keys = own(PySequence_Tuple(obj));
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys.get()); ++i) {
         PyObject* value = dict_get(obj, PyTuple_GET_ITEM(keys.get(), i));
@@ -150,9 +150,9 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
       }
       return keys;
     }
-    case Shape::fields: return open_fields(obj, kind, children);
-    case Shape::registered: {
-      Owned data = open_by_plan(obj, kind, children);
+    case Role::fields: return open_fields(obj, kind, children);
+    case Role::registered: {
+      Owned data = open_by_schema(obj, kind, children);
       return data ? std::move(data) : call_flatten(obj, kind, children);
     }
   }
@@ -286,15 +286,15 @@ class TreeWalk {
 
   template <class Sink>
   void open_children(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
-    bool ask = kind.shape == Shape::registered && (wish_.named || wish_.is_leaf_takes_path);
+    bool ask = kind.role == Role::registered && (wish_.named || wish_.is_leaf_takes_path);
     bool named = ask && kind.names != Names::flat;
     Owned data = named ? open_named(node, obj, kind, sink) : open_node(obj, kind, sink);
     if (!structure_) return;
-    if (kind.shape == Shape::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
+    if (kind.role == Role::fields && data_ && PyTuple_CheckExact(data.get()) && same_items(data.get(), data_)) {
       structure_->nodes[node].data = data_;  // one tuple for all modules with the same static fields
     } else {
       structure_->set_data(node, data.get());
-      data_ = kind.shape == Shape::fields && PyTuple_CheckExact(data.get()) ? data.get() : nullptr;
+      data_ = kind.role == Role::fields && PyTuple_CheckExact(data.get()) ? data.get() : nullptr;
     }
   }
 
@@ -302,7 +302,7 @@ class TreeWalk {
   template <class Sink>
   Owned open_named(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
     OwnedList entries, children;
-    Owned data = open_by_plan(obj, kind, sink, &entries);
+    Owned data = open_by_schema(obj, kind, sink, &entries);
     if (data) {
       named().push_back({node, std::move(entries)});
       return data;
@@ -375,21 +375,21 @@ class TreeWalk {
 // Are these the children of a node like `n`? Pushes them, the first one last.
 bool match_node(const TreeNode& n, PyObject* obj, OwnedList& pending) {
   const TreeKind& kind = tree_kind_of(Py_TYPE(obj));
-  if (kind.shape != n.shape || kind.type != n.kind->type) return false;
+  if (kind.role != n.role || kind.type != n.kind->type) return false;
   size_t floor = pending.size();
   Py_ssize_t arity = n.arity;
-  switch (n.shape) {
-    case Shape::none: return true;
-    case Shape::list:
+  switch (n.role) {
+    case Role::none: return true;
+    case Role::list:
       if (PyList_GET_SIZE(obj) != arity) return false;
       for (Py_ssize_t i = arity; i-- > 0;) pending.push(PyList_GET_ITEM(obj, i));
       return true;
-    case Shape::tuple:
-    case Shape::namedtuple:
+    case Role::tuple:
+    case Role::namedtuple:
       if (PyTuple_GET_SIZE(obj) != arity) return false;
       for (Py_ssize_t i = arity; i-- > 0;) pending.push(PyTuple_GET_ITEM(obj, i));
       return true;
-    case Shape::dict:
+    case Role::dict:
       if (PyDict_GET_SIZE(obj) != arity) return false;
       for (Py_ssize_t i = arity; i-- > 0;) {
         PyObject* value = dict_get(obj, PyTuple_GET_ITEM(n.data, i));
@@ -413,7 +413,7 @@ void take_up_to(const Structure& prefix, PyObject* tree, OwnedList& out) {
   OwnedList pending;
   pending.push(tree);
   for (const TreeNode& n : prefix.nodes) {
-    if (n.shape == Shape::leaf) {
+    if (n.role == Role::leaf) {
       for (uint32_t k = 0; k < n.arity; ++k) out.push_stolen(pending.take());
       continue;
     }

@@ -17,7 +17,7 @@ struct WalkRequest {
 
 void walk_tree(PyObject* tree, const WalkRequest& request);
 
-// The children of one node, pushed in order; the result is its data, empty where its shape has none.
+// The children of one node, pushed in order; the result is its data, empty where its role has none.
 Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);
 
 // Pushes the key path entries and children of a registered node; the result is its data. Empty, and nothing is pushed,

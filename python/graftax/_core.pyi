@@ -345,7 +345,7 @@ class Trace:
 
     def close(self) -> None: ...
 
-class Graph:
+class GraphEditor:
     """
     An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.
     """
@@ -419,7 +419,7 @@ class PyTreeDef:
 
     def from_iterable_tree(self, tree: Any, /) -> Any:
         """
-        Builds the tree from one of the same shape in which any iterable may stand for a node.
+        Builds the tree from one of the same structure in which any iterable may stand for a node.
         """
 
     def serialize_using_proto(self) -> bytes:
@@ -641,7 +641,7 @@ def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, .
     Where to read JAX's settings: objects with an attribute `value`. The others are booleans.
     """
 
-def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], surroundings: list[tuple[Any, Any]], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
+def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: list[tuple[Any, Any]], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
     """Hands over, once, what direct calls read of JAX."""
 
 def direct_from(leaves: int, wait: int) -> None:

@@ -187,7 +187,7 @@ static_classes: weakref.WeakSet[type] = weakref.WeakSet()
 # What was given to `register`: classes without a flatten, and the names of the children of those with one.
 by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()
 child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
-layouts: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
+schemas: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
 
 
 def is_frozen(cls: type) -> bool:

@@ -34,11 +34,11 @@ class Description:
 class TreeDescription:
     """How trees see one type.
 
-    Shapes: leaf; node (a builtin container, a named tuple, or through the functions that JAX has); fields (children and
+    Roles: leaf; node (a builtin container, a named tuple, or through the functions that JAX has); fields (children and
     the rest read by name).
     """
 
-    shape: str
+    role: str
     flatten: Callable[[Any], Any] | None = None
     unflatten: Any = None  # a named tuple: True where its class makes instances as `collections.namedtuple` does
     children: tuple[str, ...] = ()
@@ -48,4 +48,4 @@ class TreeDescription:
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
     with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked
     # Node: says what flatten and unflatten do with an instance that has attributes of these names.
-    layout: Callable[[tuple[str, ...]], Any] | None = None
+    schema: Callable[[tuple[str, ...]], Any] | None = None

@@ -106,8 +106,8 @@ def _private_names() -> tuple[Any, ...]:
     required.append((*trace, core.eval_trace))
     _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
-    surroundings: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
-    surroundings.append((config.trace_context, None))
+    trace_context: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
+    trace_context.append((config.trace_context, None))
     _expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
     return (
         key,
@@ -116,7 +116,7 @@ def _private_names() -> tuple[Any, ...]:
         "consume_with_handlers",
         required,
         at_first,
-        surroundings,
+        trace_context,
         _put(),
         _compat.is_of_refused_arguments,
     )

@@ -16,7 +16,7 @@ from jax.tree_util import GetAttrKey
 
 from . import _core
 from ._compat import is_tree_node
-from ._describe import by_fields, child_names, is_frozen, layouts, static_classes
+from ._describe import by_fields, child_names, is_frozen, schemas, static_classes
 from ._description import Description
 from .marks import Static
 
@@ -146,7 +146,7 @@ def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[s
     tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
     order = _names(cls) or None
     if not fields.slots:
-        layouts[cls] = fields.layout
+        schemas[cls] = fields.by_names
     by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
     _core.forget_kind(cls)
     return cls
@@ -223,43 +223,44 @@ class _Fields:
         self.slots = {name: member for name, member in found}
         self.some = bool(self.static) or dynamic is not None
         # Which of the names are children, by all the names that an instance has.
-        self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._schemas: dict[tuple[str, ...], _Schema] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.static or (self.dynamic is not None and name not in self.dynamic)
 
-    def flatten(self, obj: Any) -> tuple[list[Any], _Plan | _Aux]:
+    def flatten(self, obj: Any) -> tuple[list[Any], _Schema | _Aux]:
         values = self.values(obj)
-        plan = self._plan(values)
-        children = [values[name] for name in plan.children]
-        return children, _Aux(plan, tuple(values[name] for name in plan.others)) if plan.others else plan
+        schema = self._schema(values)
+        children = [values[name] for name in schema.children]
+        return children, _Aux(schema, tuple(values[name] for name in schema.others)) if schema.others else schema
 
-    def with_keys(self, obj: Any) -> tuple[list[tuple[Any, Any]], _Plan | _Aux]:
+    def with_keys(self, obj: Any) -> tuple[list[tuple[Any, Any]], _Schema | _Aux]:
         children, aux = self.flatten(obj)
-        plan = aux.plan if isinstance(aux, _Aux) else aux
-        return list(zip(plan.keys, children, strict=True)), aux
+        schema = aux.schema if isinstance(aux, _Aux) else aux
+        return list(zip(schema.keys, children, strict=True)), aux
 
-    def unflatten(self, aux: _Plan | _Aux, children: Iterable[Any]) -> Any:
+    def unflatten(self, aux: _Schema | _Aux, children: Iterable[Any]) -> Any:
         obj = object.__new__(self._cls)
-        plan, others = (aux.plan, aux.values) if isinstance(aux, _Aux) else (aux, ())
-        values = dict(zip((*plan.children, *plan.others), (*children, *others), strict=True))
-        for name in plan.names:
+        schema, others = (aux.schema, aux.values) if isinstance(aux, _Aux) else (aux, ())
+        values = dict(zip((*schema.children, *schema.others), (*children, *others), strict=True))
+        for name in schema.names:
             if name in self.slots:
                 self.slots[name].__set__(obj, values[name])
             else:
                 obj.__dict__[name] = values[name]
         return obj
 
-    def layout(self, given: tuple[str, ...]) -> tuple[Any, ...]:
+    def by_names(self, given: tuple[str, ...]) -> tuple[Any, ...]:
         """What `flatten` and `unflatten` do with an instance that has these attributes, in this order.
 
         Returns:
             (aux data where nothing is static, class of the aux data where something is, key entries of the children;
             numbers of the names that are children, of the others, and in which order both are assigned).
         """
-        plan = self._plan(dict.fromkeys(given))
-        children, others = (tuple(map(given.index, names)) for names in (plan.children, plan.others))
-        return plan, _Aux, plan.keys, children, others, tuple(map((*plan.children, *plan.others).index, plan.names))
+        schema = self._schema(dict.fromkeys(given))
+        children, others = (tuple(map(given.index, names)) for names in (schema.children, schema.others))
+        order = tuple(map((*schema.children, *schema.others).index, schema.names))
+        return schema, _Aux, schema.keys, children, others, order
 
     def values(self, obj: Any) -> dict[str, Any]:
         """The attributes of an instance, in slots too."""
@@ -275,20 +276,20 @@ class _Fields:
                     continue
         return values
 
-    def _plan(self, values: dict[str, Any]) -> _Plan:
+    def _schema(self, values: dict[str, Any]) -> _Schema:
         given = tuple(values)
-        plan = self._plans.get(given)
-        if plan is None:
+        schema = self._schemas.get(given)
+        if schema is None:
             declared = [name for name in self._declared if name in values]
             names = (*declared, *(name for name in given if name not in self._declared))
             children = tuple(name for name in names if name not in self)
-            plan = _Plan(names, children, tuple(name for name in names if name in self))
-            if len(self._plans) < 64:  # instances with ever new names are not worth remembering
-                self._plans[given] = plan
-        return plan
+            schema = _Schema(names, children, tuple(name for name in names if name in self))
+            if len(self._schemas) < 64:  # instances with ever new names are not worth remembering
+                self._schemas[given] = schema
+        return schema
 
 
-class _Plan:
+class _Schema:
     """The attributes of an instance: which are children, which are not. The aux data of one with children alone."""
 
     __slots__ = ("children", "keys", "names", "others")
@@ -298,7 +299,7 @@ class _Plan:
         self.keys = tuple(map(GetAttrKey, children))
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Plan) and self._key() == other._key())
+        return self is other or (isinstance(other, _Schema) and self._key() == other._key())
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -307,7 +308,7 @@ class _Plan:
         return self.names, self.others
 
     def __reduce__(self) -> Any:
-        return _Plan, (self.names, self.children, self.others)
+        return _Schema, (self.names, self.children, self.others)
 
     def __repr__(self) -> str:
         return ", ".join(self.names)
@@ -316,24 +317,24 @@ class _Plan:
 class _Aux:
     """The aux data of an instance with static attributes: compared as graftax compares statics, as they were then."""
 
-    __slots__ = ("key", "plan", "values")
+    __slots__ = ("key", "schema", "values")
 
-    def __init__(self, plan: _Plan, values: tuple[Any, ...]) -> None:
-        self.plan, self.values = plan, values
+    def __init__(self, schema: _Schema, values: tuple[Any, ...]) -> None:
+        self.schema, self.values = schema, values
         self.key = _core.flatten(Static(values))[1]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Aux) and self.plan == other.plan and self.key == other.key
+        return isinstance(other, _Aux) and self.schema == other.schema and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash((self.plan, self.key))
+        return hash((self.schema, self.key))
 
     def __reduce__(self) -> Any:
-        return _Aux, (self.plan, self.values)
+        return _Aux, (self.schema, self.values)
 
     def __repr__(self) -> str:
-        shown = [f"{name}={value!r}" for name, value in zip(self.plan.others, self.values, strict=True)]
-        return ", ".join([*self.plan.children, *shown])
+        shown = [f"{name}={value!r}" for name, value in zip(self.schema.others, self.values, strict=True)]
+        return ", ".join([*self.schema.children, *shown])
 
 
 def register_static(cls: C) -> C:

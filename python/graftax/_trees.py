@@ -25,7 +25,7 @@ from ._compat import (
     treedef_of_records,
     treedef_records,
 )
-from ._describe import layouts
+from ._describe import schemas
 from ._description import TreeDescription
 from ._difference import Difference, Way, lockstep, short_text, spelled
 from ._errors import some
@@ -58,8 +58,8 @@ def describe(cls: Any) -> TreeDescription:
         children, others = names
         order = _order_of_init(cls, (*children, *others))
         return TreeDescription("fields", flatten, unflatten, children, others, order)
-    layout = layouts.get(cls) if _is_its_dict(cls) else None
-    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten), layout=layout)
+    schema = schemas.get(cls) if _is_its_dict(cls) else None
+    return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten), schema=schema)
 
 
 def _is_its_dict(cls: Any) -> bool:

@@ -247,7 +247,7 @@ class Graph:
     """
 
     def __init__(self, obj: Any) -> None:
-        self.core = _core.Graph(obj)
+        self.core = _core.GraphEditor(obj)
         self.rows = [Row(*row) for row in self.core.rows()]
         self._children: dict[int, list[int]] | None = None
         self._entries: dict[int, list[tuple[Any, int]]] = {}

@@ -156,7 +156,7 @@ def combine(*graphs: T) -> T:
                 found[place] = other.rows[there].value
     nodes = {place: value for place, value in found.items() if not Graph(value).rows[0].is_leaf}
     if nodes:  # all below a None: a copy, so that the result has nothing in common with what it is made of
-        found |= dict(zip(nodes, _core.Graph(list(nodes.values())).build({}, all=True), strict=True))
+        found |= dict(zip(nodes, _core.GraphEditor(list(nodes.values())).build({}, all=True), strict=True))
     return first.core.build(found, all=True)
 
 

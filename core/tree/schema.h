@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules and classes given to `graftax.register`: opened and rebuilt by attribute, with the node data that the functions
-// given to JAX make (`_fields.py`). Those functions remain for whatever is not as planned.
+// given to JAX make (`_fields.py`). Those functions remain for whatever is not as the schema has it.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 namespace graftax {
 
 // What is done with all instances that have the same attributes in the same order.
-struct TreePlan {
+struct Schema {
   std::vector<PyObject*> given;    // names as the instance dictionary has them; interned, kept for ever
   std::vector<uint32_t> children;  // which of them
   std::vector<uint32_t> others;
@@ -18,31 +18,31 @@ struct TreePlan {
   std::vector<PyObject*> names;    // of children and others
   Owned data;                      // node data where there are no others
   Owned entries;                   // key path entries of the children
-  struct Known {
+  struct Kept {
     Owned others, data;
   };
-  std::vector<Known> known;  // node data of values that cannot change, made before
+  std::vector<Kept> kept;  // node data of values that cannot change, made before
   size_t replaced = 0;
 };
 
-struct TreePlans {
-  Owned layout;  // asked for the plan of some names: `_Fields.layout`
-  Owned aux;     // the class of node data with others; null before the first
-  std::vector<std::unique_ptr<TreePlan>> plans;
+struct Schemas {
+  Owned by_names;  // asked for the schema of some names: `_Fields.by_names`
+  Owned aux;       // the class of node data with others; null before the first
+  std::vector<std::unique_ptr<Schema>> schemas;
   size_t recent = 0;  // the one that fitted last
 };
 
 constexpr size_t most_attributes = 64;
-using PlannedValues = std::array<PyObject*, most_attributes>;  // borrowed, as `given`
+using AttributeValues = std::array<PyObject*, most_attributes>;  // borrowed, as `given`
 
-// The plan for this instance, and its values; null where the functions have to be asked. May call Python; the caller is
+// The schema for this instance, and its values; null where the functions have to be asked. May call Python; the caller is
 // `Walking`.
-TreePlan* plan_of(PyObject* obj, const TreeKind& kind, PlannedValues& values);
+Schema* schema_of(PyObject* obj, const TreeKind& kind, AttributeValues& values);
 
-// The node data. The values must not have been let go since `plan_of`.
-Owned planned_data(const TreeKind& kind, TreePlan& plan, const PlannedValues& values);
+// The node data. The values must not have been let go since `schema_of`.
+Owned data_by_schema(const TreeKind& kind, Schema& schema, const AttributeValues& values);
 
 // An instance of these children; empty where unflatten has to make it.
-Owned build_by_plan(const TreeKind& kind, PyObject* data, PyObject* const* items, uint32_t arity);
+Owned build_by_schema(const TreeKind& kind, PyObject* data, PyObject* const* items, uint32_t arity);
 
 }  // namespace graftax
