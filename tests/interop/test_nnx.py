@@ -366,6 +366,31 @@ def test_filter_jit_leaves_the_caller_alone_and_returns_its_own():
     state[0].note = "mine"
 
 
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.drop = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.norm(x)) + x
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["eager", "jit"])
+def test_scanned_layers_keep_their_statistics_and_counts_as_under_nnx_scan(jit):
+    x = jax.random.normal(jax.random.key(3), (5, 3))
+    make = nnx.vmap(lambda key: Block(nnx.Rngs(key)))
+    ours, theirs = (make(jax.random.split(jax.random.key(0), 4)) for _ in range(2))
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def expected(x, layer):
+        return layer(x)
+
+    for _ in range(2):
+        out = jit(lambda layers, x: graftax.scan(lambda x, layer: (layer(x), None), x, layers)[0])(ours, x)
+        assert_close(out, expected(x, theirs))
+        assert_close(nnx.state(ours), nnx.state(theirs))
+    assert ours.norm.mean[...].any() and ours.drop.rngs.count[...].tolist() == [2, 2, 2, 2]
+
+
 def test_a_fresh_but_equal_model_is_a_hit():
     f = graftax.jit(lambda m, x: m(x))
     for seed in range(3):

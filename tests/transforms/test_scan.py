@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import graftax
+from graftax import StructureError
 from oracle import deep_copy, difference
 from zoo import BUILDERS, NAMES, Box, Node, Point
 
@@ -270,7 +271,64 @@ def test_slices_are_new_objects_like_xs():
         return carry + x + x, None
 
     assert difference(graftax.scan(step, jnp.zeros(3), xs), jax.lax.scan(flat, jnp.zeros(3), XS)) is None
-    assert len(xs.rows) == 1
+    assert xs.me is xs and xs.rows[1:] == ["changed"]
+
+
+class Layers:
+    def __init__(self, count: int) -> None:
+        self.w, self.calls, self.mode = jnp.arange(1.0, count + 1), jnp.zeros(count, int), "train"
+
+
+def one_after_the_other(run: Callable[..., Any], reverse: bool = False) -> Layers:
+    layers = Layers(3)
+
+    def step(carry: Any, layer: Any) -> tuple[Any, Any]:
+        carry = carry * layer.w
+        layer.calls, layer.seen, layer.mode = layer.calls + 1, carry, "used"
+        return carry, None
+
+    assert run(lambda layers: graftax.scan(step, jnp.asarray(2.0), layers, reverse=reverse)[0])(layers) == 12
+    return layers
+
+
+@pytest.mark.parametrize("run", [lambda f: f, graftax.jit, jax.disable_jit()], ids=["eager", "jit", "plain"])
+def test_what_a_step_changes_in_its_slice_comes_back_row_by_row(run: Any):
+    layers = one_after_the_other(run)
+    assert layers.calls.tolist() == [1, 1, 1] and layers.seen.tolist() == [2, 4, 12] and layers.mode == "used"
+    assert one_after_the_other(run, reverse=True).seen.tolist() == [12, 12, 6]
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_map_brings_back_what_it_changes_row_by_row(batch_size: int | None):
+    layers = Layers(3)
+
+    def double(layer: Any) -> Any:
+        layer.calls, layer.w = layer.calls + 1, layer.w * 2
+        return layer
+
+    result = graftax.map(double, layers, batch_size=batch_size)
+    assert layers.w.tolist() == [2, 4, 6] and layers.calls.tolist() == [1, 1, 1]
+    assert result is not layers and difference(result, layers) is None
+
+
+def test_no_step_changes_no_slice():
+    layers = Layers(0)
+    one_step = lambda c, layer: (c, setattr(layer, "w", "changed"))
+    graftax.scan(one_step, 0.0, layers)
+    assert layers.w.shape == (0,)
+
+
+def test_a_slice_and_the_captured_whole_are_not_both_changed():
+    layers = Layers(3)
+
+    def step(carry: Any, layer: Any) -> tuple[Any, Any]:
+        layers.w = layers.w + 1
+        layer.calls = layer.calls + 1
+        return carry, None
+
+    with pytest.raises(StructureError, match=r"xs through what it captures.*in one way"):
+        graftax.scan(step, 0.0, layers)
+    assert layers.w.tolist() == [1, 2, 3]
 
 
 # ---- what is captured

@@ -28,16 +28,19 @@ def scan_objects(scan: Callable[..., Any], f: Any, init: Any, objects: list[Any]
         raise ValueError(OTHER_LENGTH.format(name=name, count=len(objects), length=length))
 
     def step(carry: Any, obj: Any) -> Any:
-        before, structure = _core.flatten(obj)
+        _, structure = _core.flatten(obj)
         carry, y = as_pair(name, f(carry, obj))
-        after, now = _core.flatten(obj)
+        _, now = _core.flatten(obj)
         if now != structure:
             raise StructureError(OTHER_LAYER.format(name=name, lines=describe(structure, now)))
-        new = {i: b for i, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b}
-        return carry, (y, new)
+        return carry, y
 
     step.__name__ = step.__qualname__ = getattr(f, "__qualname__", type(f).__qualname__)
-    carry, (ys, new) = scan(step, init, stacked(name, objects), **options)
+    layers = stacked(name, objects)
+    before, _ = _core.flatten(layers)
+    carry, ys = scan(step, init, layers, **options)
+    after, _ = _core.flatten(layers)
+    new = {i: b for i, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b}
     if new:
         for number, obj in enumerate(objects):
             leaves, structure = _core.flatten(obj)

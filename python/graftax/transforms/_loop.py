@@ -17,6 +17,7 @@ from .._difference import describe, differences
 from .._errors import MutationError, StructureError, rename_leaves
 from ._fixpoint import Fixpoint, Retrace
 from ._program import Program
+from ._slices import Slices
 from ._state import (
     StateAfter,
     elements,
@@ -87,11 +88,11 @@ class Loop:
         functions: Sequence[Callable[..., Any]],
         operands: Sequence[Any],
         carry: int | None = 0,
-        rows: Sequence[str] = (),
+        slices: Slices | None = None,
     ) -> None:
-        """`carry` is the operand that is carried, `rows` how messages name the leaves of a slice."""
+        """`carry` is the operand that is carried, `slices` what the loop goes over."""
         self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
-        self.rows = rows
+        self.slices = slices
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
@@ -123,8 +124,9 @@ class Loop:
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
                     raise
                 rename_leaves(error, [steps.paths[i] for i in steps.at], "carried")
-                rename_leaves(error, self.rows, "rows[0]")
-                rename_leaves(error, self.rows, "rows")
+                rows = self.slices.names if self.slices is not None else []
+                rename_leaves(error, rows, "rows[0]")
+                rename_leaves(error, rows, "rows")
                 if self.dynamic:
                     error.add_note(TRACED_NUMBERS.format(name=self.name, paths=", ".join(sorted(self.dynamic))))
                 raise
@@ -256,6 +258,8 @@ class Steps:
     def finish(self) -> Any:
         assert self._left is not None
         places, outcome = self._left
+        if self.loop.slices is not None:
+            self.loop.slices.check(self.program, outcome)
         leaves = self._leaves(self.last)
         return self.program.finish([leaves[place] for place in places], outcome)
 

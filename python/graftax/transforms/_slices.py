@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from .._compat import is_dimension
 from .._difference import describe, differences
 from .._errors import StructureError
 from .._structure import Place, place_name
+from ._program import Program
 from ._state import type_text, with_arrays
 
 NOT_A_PAIR = (
@@ -30,27 +32,32 @@ NO_LENGTH = (
     "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
     "(jnp.arange(n) for a range)."
 )
+CHANGED_TWICE = (
+    "{name}: a step changes {path} through what it captures or carries, and {other} through the slice of it that it is "
+    "given. Which of the two comes back? Change it in one way."
+)
 WRONG_LENGTH = "{name}: length={given!r}: expected a whole number of steps, 0 or more."
 OTHER_ELEMENTS = "{name}: the function has to return the same structure each time, and does not:\n{differences}"
 
+R = TypeVar("R")
 
-class Slices(NamedTuple):
-    """What a loop goes over: `x` is a new graph in each step."""
 
-    leaves: list[Any]
-    graphdef: _core.GraphDef
-    length: int
-    names: list[str]
+class Slices:
+    """What a loop goes over: `x` is a new graph in each step, and what a step changes in it comes back, row by row.
 
-    @staticmethod
-    def of(name: str, xs: Any, length: int | None) -> Slices:
+    The graph of a step has the structure of the whole one. So what a trace of one step did to it, an Outcome, is what
+    is done to the caller's objects at the end, with all rows in place of one.
+    """
+
+    def __init__(self, name: str, xs: Any, length: int | None) -> None:
         if length is not None and not isinstance(length, Tracer) and type(length) is not int:
             length = _whole(name, length)
         if isinstance(length, int) and length < 0:
             raise ValueError(WRONG_LENGTH.format(name=name, given=length))
-        leaves, graphdef = _core.record((xs,), ("xs",), [0], None)
-        names, first = [place_name(place, ("xs",)) for place in graphdef.leaf_places()], ""
-        for leaf, place in zip(leaves, names, strict=True):
+        self._program = Program(name, [_rows], [xs])
+        self.leaves, self.names = self._program.leaves, [place.name for place in self._program.places]
+        first = ""
+        for leaf, place in zip(self.leaves, self.names, strict=True):
             shape = np.shape(leaf)
             if not shape:
                 raise ValueError(NOT_SLICED.format(name=name, path=place))
@@ -62,15 +69,56 @@ class Slices(NamedTuple):
             first = first or place
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
-        return Slices([x.copy() if isinstance(x, np.ndarray) else x for x in leaves], graphdef, length, names)
+        self.length: int = length
 
     @property
     def asked(self) -> int | None:
         """What JAX is told: it takes a symbolic number of rows from the arrays only."""
         return None if self.leaves else self.length
 
-    def rebuilt(self, rows: Sequence[Any]) -> Any:
-        return _core.unflatten(self.graphdef, list(rows))
+    def step(self, rows: Sequence[Any], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
+        """(what `function` of the graph with these rows returns; the arrays that it left in the graph)."""
+        results: list[R] = []
+
+        def body(functions: Any, operands: list[Any]) -> None:
+            del functions
+            results.append(function(operands[0]))
+
+        _, out = self._program.trace(rows, body, arrays=True)
+        untouched = self._program.untouched
+        return results[-1], [leaf for i, leaf in enumerate(out) if i not in untouched]
+
+    def check(self, program: Program, outcome: _core.Outcome) -> None:
+        """What the state of the loop holds too is changed in one of the two ways."""
+        mine = self._program.outcome
+        if not outcome.num_writes or mine is None or not mine.num_writes:
+            return
+        walked, other = (_core.walk(p.graphdef, p.roots) for p in (self._program, program))
+        if walked is None or other is None:  # for `finish` to say
+            return
+        places = {id(node): i for i, node in enumerate(walked[1])}
+        for i in outcome.inputs()[2]:
+            if id(other[1][i]) in places:
+                path, here = self._name(places[id(other[1][i])]), self._name(mine.inputs()[2][0])
+                raise StructureError(CHANGED_TWICE.format(name=program.name, path=path, other=here))
+
+    def _name(self, node: int) -> str:
+        program = self._program
+        return place_name(program.graphdef._node_place(node), program.names)  # pyright: ignore[reportPrivateUsage]
+
+    def finish(self, changed: Sequence[Any]) -> None:
+        """Writes into the caller's objects what the last step that was traced did, given the rows of all steps."""
+        program, new = self._program, iter(changed)
+        if self.length == 0 or program.outcome is None or not program.outcome.num_writes:
+            return
+        untouched = program.untouched
+        count = len(changed) + len(untouched)
+        out = [program.leaves[untouched[i]] if i in untouched else next(new) for i in range(count)]
+        program.finish(out, untouched=untouched)
+
+
+def _rows(xs: Any) -> None:
+    """Names what the loop goes over, in messages."""
 
 
 def _whole(name: str, length: Any) -> Any:
@@ -93,10 +141,13 @@ def as_pair(name: str, result: Any) -> tuple[Any, Any]:
 def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
     """The loop in Python, on the caller's own objects: what `jax.disable_jit` asks for."""
     ys: list[tuple[list[Any], _core.GraphDef]] = []
+    changed: list[list[Any]] = []
     for i in reversed(range(slices.length)) if reverse else range(slices.length):
-        carry, y = as_pair(name, f(carry, slices.rebuilt([leaf[i] for leaf in slices.leaves])))
+        found, new = slices.step([leaf[i] for leaf in slices.leaves], functools.partial(f, carry))
+        carry, y = as_pair(name, found)
+        changed.append(new)
         ys.append(_core.flatten(with_arrays(y)))
-    ys = ys[::-1] if reverse else ys
+    ys, changed = (ys[::-1], changed[::-1]) if reverse else (ys, changed)
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
     if changing:  # numbers that the steps change: a compiled loop traces them
 
@@ -108,5 +159,9 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
         if graphdef != ys[0][1]:
             text = describe(ys[0][1], graphdef, ("y",))
             raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
-    columns = zip(*(leaves for leaves, _ in ys), strict=True)
-    return carry, _core.unflatten(ys[0][1], [jnp.stack([jnp.asarray(x) for x in column]) for column in columns])
+    slices.finish(_columns(changed))
+    return carry, _core.unflatten(ys[0][1], _columns([leaves for leaves, _ in ys]))
+
+
+def _columns(rows: list[list[Any]]) -> list[Any]:
+    return [jnp.stack([jnp.asarray(x) for x in column]) for column in zip(*rows, strict=True)]

@@ -37,7 +37,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 def _map(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
     f, (xs, batch_size) = functions[0], rest
     name = name_of(f, "map")
-    slices = Slices.of(name, xs, None)
+    slices = Slices(name, xs, None)
     if batch_size is not None:
         return _batched_map(name, f, slices, batch_size)
 
@@ -47,24 +47,27 @@ def _map(functions: list[Callable[..., Any]], operands: list[Any], rest: list[An
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, without_carry, None, slices, False)[1]
 
-    def attempt(steps: Steps) -> Any:
+    def attempt(steps: Steps) -> tuple[Any, list[Any]]:
         structure: list[_core.GraphDef] = []
 
         def flat(carry: Any, rows: Any) -> Any:
-            found: list[list[Any]] = []
+            out: list[list[Any]] = []
 
             def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
-                leaves, graphdef = _core.flatten(with_arrays(functions[0](slices.rebuilt(rows))))
+                result, changed = slices.step(rows, functions[0])
+                leaves, graphdef = _core.flatten(with_arrays(result))
                 structure[:] = [graphdef]
-                found.append(leaves)
+                out[:] = [leaves, changed]
 
-            return steps.step(carry, body), found[-1]
+            return steps.step(carry, body), tuple(out)
 
         flat = steps.named(flat, of_rows)
-        steps.last, out = jax.lax.scan(flat, steps.first, slices.leaves)
-        return _core.unflatten(structure[-1], out)
+        steps.last, (ys, changed) = jax.lax.scan(flat, steps.first, slices.leaves)
+        return _core.unflatten(structure[-1], ys), changed
 
-    return Loop(name, [f], operands, carry=None, rows=slices.names).run(attempt)[1]
+    _, (ys, changed) = Loop(name, [f], operands, carry=None, slices=slices).run(attempt)
+    slices.finish(changed)
+    return ys
 
 
 def _batched_map(name: str, f: Callable[..., Any], slices: Slices, batch_size: int) -> Any:
@@ -72,12 +75,14 @@ def _batched_map(name: str, f: Callable[..., Any], slices: Slices, batch_size: i
     structure: list[_core.GraphDef] = []
 
     def flat(rows: Any) -> Any:
-        def body(functions: list[Callable[..., Any]], _: list[Any]) -> list[Any]:
-            leaves, graphdef = _core.flatten(with_arrays(functions[0](slices.rebuilt(rows))))
+        def body(functions: list[Callable[..., Any]], _: list[Any]) -> tuple[list[Any], list[Any]]:
+            result, changed = slices.step(rows, functions[0])
+            leaves, graphdef = _core.flatten(with_arrays(result))
             structure[:] = [graphdef]
-            return leaves
+            return leaves, changed
 
         return call_pure(program, program.leaves, body, "with batch_size, f")
 
-    out = jax.lax.map(named(flat, program), slices.leaves, batch_size=batch_size)
-    return _core.unflatten(structure[-1], out)
+    ys, changed = jax.lax.map(named(flat, program), slices.leaves, batch_size=batch_size)
+    slices.finish(changed)
+    return _core.unflatten(structure[-1], ys)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,8 @@ def scan(
     Args:
         f: from (carry, x) to (carry, y).
         init: the first carry. A Python number in it that the steps change is traced.
-        xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays. Or
+        xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays. What
+            a step changes in it is changed in `xs`, row by row, as by `vmap`. Or
             `graftax.each(objects)`: `x` is each of them in turn, such as the layers of a model.
         length: how many steps; needed where `xs` holds no array.
         reverse, unroll: as in `jax.lax.scan`.
@@ -81,7 +83,7 @@ def scan(
 def _scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> tuple[Any, Any]:
     f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], rest
     name = name_of(f, "scan")
-    slices = Slices.of(name, xs, length)
+    slices = Slices(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, f, init, slices, reverse)
     report = reporter(progress, name, slices.length)
@@ -93,21 +95,21 @@ def _scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[A
             row, index = x
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-                result = functions[0](operands[0], slices.rebuilt(row))
+                result, changed = slices.step(row, functools.partial(functions[0], operands[0]))
                 carried, y = as_pair(name, result)
                 leaves, graphdef = _core.flatten(with_arrays(y))
                 stacked[:] = [graphdef]
-                ys.append(leaves)
+                out[:] = [leaves, changed]
                 return carried
 
-            ys: list[list[Any]] = []
+            out: list[list[Any]] = []
             carry = steps.step(carry, body)
             if report is not None:
                 report(index)
-            return carry, ys[-1]
+            return carry, tuple(out)
 
         indices = None if report is None else jnp.arange(slices.length)
-        steps.last, out = jax.lax.scan(
+        steps.last, (ys, changed) = jax.lax.scan(
             steps.named(flat, of_rows),
             steps.first,
             (slices.leaves, indices),
@@ -115,6 +117,8 @@ def _scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[A
             reverse=reverse,
             unroll=unroll,
         )
-        return _core.unflatten(stacked[-1], out)
+        return _core.unflatten(stacked[-1], ys), changed
 
-    return Loop(name, [f], [init, None], rows=slices.names).run(attempt)
+    carry, (ys, changed) = Loop(name, [f], [init, None], slices=slices).run(attempt)
+    slices.finish(changed)
+    return carry, ys
