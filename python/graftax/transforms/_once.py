@@ -303,7 +303,7 @@ def _flat_function(
         since = len(equations())
         given = (call.title, recording, call.roots, leaves, call.body, "propagate")
         with active[0].reads.noted(part.plain.__code__ for part in call.parts):
-            outcome, out, _, _ = run_trace(*given, by_value=False, forward=False, arrays=True)
+            outcome, out, _, _ = run_trace(*given, by_value=False, forward=True, arrays=True)
         alive.traces += 1
         if calls_host(since):  # with objects of this call: the next one calls its own
             call.told = True
