@@ -31,7 +31,7 @@ struct GraphEditor {
     }
   }
 
-  // Instructions after the root are keys: no places.
+  // Instructions after the root are keys: no rows.
   uint32_t end() const { return rec.program.code.empty() ? 0 : rec.program.after(0); }
   const Instr& at(uint32_t pc) const { return rec.program.code[pc]; }
 
@@ -44,8 +44,8 @@ struct GraphEditor {
     return n.kind->has_fields() && n.kind->solid == &PyBaseObject_Type;
   }
 
-  // Every node that contains a changed place, by any way; with `up_to_mutable` only as far as the first mutable one,
-  // which is not among them but in `written`. The node that stands at a changed place is none: it is replaced there, and
+  // Every node that contains a replaced row, by any way; with `up_to_mutable` only as far as the first mutable one,
+  // which is not among them but in `written`. A node that is replaced itself is none: another one stands there, and it
   // stays what it is where else it is referred to.
   std::vector<bool> spine(const Changes& changes, bool up_to_mutable, std::vector<uint32_t>* written) const {
     std::vector<bool> in(end(), false);
@@ -109,7 +109,7 @@ Changes read_changes(const GraphEditor& g, nb::dict given) {
   Changes out;
   for (auto [key, value] : given) {
     auto pc = nb::cast<uint32_t>(key);
-    if (pc >= g.end()) raise_error(PyExc_IndexError, "no such place in this graph");
+    if (pc >= g.end()) raise_error(PyExc_IndexError, "no such row in this graph");
     out[pc] = value.ptr();
   }
   return out;
@@ -119,7 +119,7 @@ Sources sources_of(const GraphEditor& g, const Changes* changes) {
   return {g.rec.leaves.data(), nullptr, nullptr, g.rec.live.data(), false, changes};
 }
 
-// The root with other values in some places; what holds none of them stays itself, unless all of it is made anew.
+// The root with other values for some rows; what holds none of them stays itself, unless all of it is made anew.
 nb::object build(GraphEditor& g, nb::dict given, bool all) {
   Changes changes = read_changes(g, given);
   if (changes.empty() && !all) return nb::borrow(g.rec.live[0]);
@@ -168,7 +168,7 @@ void write(GraphEditor& g, nb::dict given) {
   commit.run();
 }
 
-// A copy of the whole graph with other values in some places, and what stands at each place in it.
+// A copy of the whole graph with other values for some rows, and what each row is in it.
 nb::tuple twin(GraphEditor& g, nb::dict given) {
   Changes changes = read_changes(g, given);
   RebuildSpine scope(g, std::vector<bool>(g.end(), true));
@@ -184,7 +184,7 @@ nb::tuple twin(GraphEditor& g, nb::dict given) {
   return nb::make_tuple(nb::steal(root.release()), built);
 }
 
-// (what, is it part of the structure for JAX, parent, where the node stands that is referred to, the object) by place.
+// (what, is it part of the structure for JAX, parent, where the node stands that is referred to, the object) by number.
 nb::list rows(const GraphEditor& g) {
   nb::list out;
   for (uint32_t pc = 0; pc < g.end(); ++pc) {
@@ -249,22 +249,22 @@ GraphEditor editor_of(nb::handle obj) {
 void bind_surgery(nb::module_& m) {
   nb::class_<GraphEditor>(
       m, "GraphEditor", nb::type_slots(graph_slots), nb::is_final(),
-      "An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.")
+      "An object graph with every value in it as a leaf. Rows have numbers: nodes, values and references.")
       .def(
           "__init__", [](GraphEditor* self, nb::handle obj) { new (self) GraphEditor(editor_of(obj)); },
           nb::arg("obj").none(), nb::sig("def __init__(self, obj: object) -> None"))
       .def("rows", &rows, nb::sig("def rows(self) -> list[tuple[str, bool, int, int, Any]]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
-           "place.")
+           "number.")
       .def("build", &build, nb::arg("changes"), nb::arg("all") = false,
            nb::sig("def build(self, changes: dict[int, Any], all: bool = False) -> Any"),
-           "The root with other values in some places. Nodes that hold none of them stay themselves, or all are made "
+           "The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made "
            "anew.")
       .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> None"),
            "Writes other values into the nodes themselves; immutable ones on the way are made anew.")
       .def("twin", &twin, nb::arg("changes"),
            nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
-           "A copy with other values in some places, and the object at each place of it.");
+           "A copy with other values for some rows, and the object of each row in it.");
   m.def(
       "children",
       [](nb::handle obj) {

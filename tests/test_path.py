@@ -50,12 +50,12 @@ def test_the_text_of_a_path_leads_to_the_same_place(build: Any):
     graph = Graph(x)
     for place, row in enumerate(graph.rows):
         path = graph.path(place)
-        assert graph.place(path) == place
+        assert graph.number(path) == place
         if row.what != "ref":
             assert path.get(x) is row.value or row.aux  # aux data may be made anew by each flatten
         for text in (str(path), repr(path)):
             again = Path.parse(text)
-            assert str(again) == str(path) and graph.place(again) == place and path.matches(text)
+            assert str(again) == str(path) and graph.number(again) == place and path.matches(text)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)

@@ -347,19 +347,19 @@ class Trace:
 
 class GraphEditor:
     """
-    An object graph with every value in it as a leaf. A place is the number of a node, value or reference in it.
+    An object graph with every value in it as a leaf. Rows have numbers: nodes, values and references.
     """
 
     def __init__(self, obj: object) -> None: ...
 
     def rows(self) -> list[tuple[str, bool, int, int, Any]]:
         """
-        (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by place.
+        (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by number.
         """
 
     def build(self, changes: dict[int, Any], all: bool = False) -> Any:
         """
-        The root with other values in some places. Nodes that hold none of them stay themselves, or all are made anew.
+        The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made anew.
         """
 
     def write(self, changes: dict[int, Any]) -> None:
@@ -369,7 +369,7 @@ class GraphEditor:
 
     def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]:
         """
-        A copy with other values in some places, and the object at each place of it.
+        A copy with other values for some rows, and the object of each row in it.
         """
 
 def children(obj: object) -> list[Any]:

@@ -38,15 +38,15 @@ SWAPPED = (
 )
 
 
-def gradients_in(graph: Graph, places: dict[str, list[int]], grads: Any) -> dict[str, Any]:
+def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[str, Any]:
     """The gradients by the names of the parameters; the parts of an array that stands in several places are added.
 
     Raises:
         StructureError: where gradients and parameters do not fit, at the path.
     """
-    found = _by_name(graph, places, grads)
+    found = _by_name(graph, numbers, grads)
     for name, gradient in found.items():
-        expected = np.shape(graph.rows[places[name][0]].value)
+        expected = np.shape(graph.rows[numbers[name][0]].value)
         if np.shape(gradient) != expected:
             raise StructureError(other_shape("gradient of", name, expected, gradient))
     return found
@@ -57,34 +57,34 @@ def other_shape(what: str, name: str, expected: Any, given: Any) -> str:
     return OTHER_SHAPE.format(what=what, name=name, expected=expected, given=shape)
 
 
-def _by_name(graph: Graph, places: dict[str, list[int]], grads: Any) -> dict[str, Any]:
+def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[str, Any]:
     of_nnx = type(grads).__name__ == "State"  # what nnx.grad returns, also a Mapping
-    if not of_nnx and isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(places):
-        return {name: grads[name] for name in places}
+    if not of_nnx and isinstance(grads, Mapping) and set(cast("Mapping[Any, Any]", grads)) == set(numbers):
+        return {name: grads[name] for name in numbers}
     if type(grads) in (list, tuple) and not isinstance(graph.rows[0].value, (list, tuple)):
         values = cast("list[Any]", grads)
-        if len(values) != len(places):
+        if len(values) != len(numbers):
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
             given = f"{a_type(grads)} of {len(values)}"
-            raise StructureError(OTHER_NAMES.format(given=given, paths=f"{len(places)}: {some(list(places))}") + hint)
-        return dict(zip(places, values, strict=True))
+            raise StructureError(OTHER_NAMES.format(given=given, paths=f"{len(numbers)}: {some(list(numbers))}") + hint)
+        return dict(zip(numbers, values, strict=True))
     other = Graph(getattr(grads, "_mapping", grads) if of_nnx else grads)
-    at = _beside(graph, other, {place for where in places.values() for place in where})
-    missing = [name for name, where in places.items() if not all(place in at for place in where)]
+    at = _beside(graph, other, {number for where in numbers.values() for number in where})
+    missing = [name for name, where in numbers.items() if not all(number in at for number in where)]
     if missing and not at:
         given = f"{a_type(grads)} without gradients of them"
         raise StructureError(OTHER_NAMES.format(given=given, paths=some(missing)))
     if missing:
         raise StructureError(NO_GRADIENT.format(paths=some(missing)))
     found: dict[str, Any] = {}
-    for name, where in places.items():
-        values = [other.rows[at[place]].value for place in where]
+    for name, where in numbers.items():
+        values = [other.rows[at[number]].value for number in where]
         found[name] = values[0] if len(values) == 1 else sum(values[1:], start=values[0])
     return found
 
 
 def _beside(graph: Graph, other: Graph, wanted: set[int]) -> dict[int, int]:
-    """For places of parameters, the places of their gradients.
+    """By the numbers of the rows of parameters, those of their gradients.
 
     The structure of the gradients is that of the model before the loss changed it, so what else is in the model plays
     no part. What there is a gradient for has to be in the model.
@@ -94,26 +94,26 @@ def _beside(graph: Graph, other: Graph, wanted: set[int]) -> dict[int, int]:
     stack = [(0, 0)]
     while stack:
         at, there = stack.pop()
-        place, node = graph.rows[at].target, other.rows[there].target
-        mine, given = graph.rows[place], other.rows[node]
+        number, node = graph.rows[at].target, other.rows[there].target
+        mine, given = graph.rows[number], other.rows[node]
         if given.is_leaf and has_dtype(given.value):
             if not mine.is_leaf:
-                raise _no_such_place(graph, other, place, there)
-            if place in wanted and found.setdefault(place, node) != node:
-                paths = [repr(other.path(found[place])), repr(other.path(node))]
-                raise StructureError(UNTIED.format(path=graph.path(place), places=" and ".join(paths)))
+                raise _no_such_row(graph, other, number, there)
+            if number in wanted and found.setdefault(number, node) != node:
+                paths = [repr(other.path(found[number])), repr(other.path(node))]
+                raise StructureError(UNTIED.format(path=graph.path(number), places=" and ".join(paths)))
         elif given.is_leaf:
             if mine.what == "value" and mine.value is None and given.value is not None and not given.aux:
-                raise StructureError(SWAPPED.format(path=graph.path(place), value=a_type(given.value)))
-        elif (place, node) not in met:
-            met.add((place, node))
-            stack += _children(graph, other, place, node)
+                raise StructureError(SWAPPED.format(path=graph.path(number), value=a_type(given.value)))
+        elif (number, node) not in met:
+            met.add((number, node))
+            stack += _children(graph, other, number, node)
     return found
 
 
-def _children(graph: Graph, other: Graph, place: int, node: int) -> Iterator[tuple[int, int]]:
+def _children(graph: Graph, other: Graph, number: int, node: int) -> Iterator[tuple[int, int]]:
     right = other.entries(node)
-    left = [] if graph.rows[place].is_leaf else graph.entries(place)
+    left = [] if graph.rows[number].is_leaf else graph.entries(number)
     pairs = paired(left, right)
     if pairs is not None:
         yield from ((mine, given) for mine, given, _ in pairs)
@@ -126,10 +126,10 @@ def _children(graph: Graph, other: Graph, place: int, node: int) -> Iterator[tup
         if mine is not None:
             yield mine, given
         elif any(other.rows[p].is_leaf and has_dtype(other.rows[p].value) for p in other.below([given])):
-            raise _no_such_place(graph, other, -1, given)
+            raise _no_such_row(graph, other, -1, given)
 
 
-def _no_such_place(graph: Graph, other: Graph, place: int, there: int) -> StructureError:
-    model = "nothing" if place < 0 else a_type(graph.rows[place].value)
+def _no_such_row(graph: Graph, other: Graph, number: int, there: int) -> StructureError:
+    model = "nothing" if number < 0 else a_type(graph.rows[number].value)
     what = "a gradient" if other.rows[there].is_leaf else a_type(other.rows[there].value)
     return StructureError(NO_SUCH_PLACE.format(what=what, path=other.path(there), there=model))

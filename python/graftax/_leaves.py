@@ -45,19 +45,19 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
     for source in graphs:
         other = Graph(source)
         pairs = side_by_side("map_leaves", first, other)
-        beside.append({place: other.rows[there].value for place, there in pairs})
+        beside.append({number: other.rows[there].value for number, there in pairs})
     made: dict[tuple[int, ...], Any] = {}
     changes: dict[int, Any] = {}
-    for place in array_places(first):
-        values = (first.rows[place].value, *(found.get(place) for found in beside))
+    for number in array_numbers(first):
+        values = (first.rows[number].value, *(found.get(number) for found in beside))
         which = tuple(map(id, values))
         if which not in made:
-            path = (first.path(place),) if with_path else ()
+            path = (first.path(number),) if with_path else ()
             try:
                 made[which] = function(*path, *values)
             except Exception as error:
-                raise at_path(error, repr(first.path(place)))  # noqa: B904 - it is the same one
-        changes[place] = made[which]
+                raise at_path(error, repr(first.path(number)))  # noqa: B904 - it is the same one
+        changes[number] = made[which]
     return first.core.build(changes, all=True)
 
 
@@ -86,17 +86,17 @@ def ema(target: T, model: Any, decay: Any) -> T:
         {'w': Array([3., 3.], dtype=float32)}
     """
     graph, other = Graph(target), Graph(model)
-    arrays = set(array_places(graph))
+    arrays = set(array_numbers(graph))
     made: dict[tuple[int, int], Any] = {}
     changes: dict[int, Any] = {}
-    for place, there in side_by_side("ema", graph, other):
-        old, new = graph.rows[place].value, other.rows[there].value
-        if place not in arrays or new is None or new is old:
+    for number, there in side_by_side("ema", graph, other):
+        old, new = graph.rows[number].value, other.rows[there].value
+        if number not in arrays or new is None or new is old:
             continue
         which = (id(old), id(new))
         if which not in made:
             made[which] = _average(old, new, decay)
-        changes[place] = made[which]
+        changes[number] = made[which]
     return graph.put(changes)
 
 
@@ -126,11 +126,11 @@ def cast(model: T, dtype: Any, where: Any = None) -> T:
     graph = Graph(model)
     made: dict[int, Any] = {}
     changes: dict[int, Any] = {}
-    for place in _chosen("cast", "floating array", graph, where, is_floating):
-        value = graph.rows[place].value
+    for number in _chosen("cast", "floating array", graph, where, is_floating):
+        value = graph.rows[number].value
         if id(value) not in made:
             made[id(value)] = value.astype(dtype)
-        changes[place] = made[id(value)]
+        changes[number] = made[id(value)]
     return graph.core.build(changes, all=True)
 
 
@@ -158,15 +158,15 @@ def count(model: Any, where: Any = None) -> Count:
         Count(parameters=16, bytes=64, arrays=2)
     """
     graph = Graph(model)
-    places = _chosen("count", "array", graph, where, is_inexact if where is None else has_dtype, has_dtype)
-    found = {id(value): value for value in (graph.rows[place].value for place in places)}
+    numbers = _chosen("count", "array", graph, where, is_inexact if where is None else has_dtype, has_dtype)
+    found = {id(value): value for value in (graph.rows[number].value for number in numbers)}
     sizes = [(math.prod(value.shape), value.dtype.itemsize) for value in found.values()]
     return Count(sum(size for size, _ in sizes), sum(size * width for size, width in sizes), len(sizes))
 
 
-def array_places(graph: Graph) -> Iterator[int]:
-    """The places of the arrays that are traced, in order: not those in static fields and aux data."""
-    return (place for place, row in enumerate(graph.rows) if row.what == "array" and not row.aux)
+def array_numbers(graph: Graph) -> Iterator[int]:
+    """The rows of the arrays that are traced, by number, in order: not those in static fields and aux data."""
+    return (number for number, row in enumerate(graph.rows) if row.what == "array" and not row.aux)
 
 
 def _chosen(
@@ -178,10 +178,10 @@ def _chosen(
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> list[int]:
     rows = graph.rows
-    places = (
+    numbers = (
         p for p, row in enumerate(rows) if not row.aux and (row.what == "array" or (is_leaf and is_leaf(row.value)))
     )
-    found = [place for place in places if fits(rows[place].value)]
+    found = [number for number in numbers if fits(rows[number].value)]
     if where is None:
         return found
     found = sorted(selection(graph, where, found))

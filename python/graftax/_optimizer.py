@@ -17,7 +17,7 @@ from ._fields import register_static
 from ._gradients import gradients_in, other_shape
 from ._handles import is_handle, run_inside
 from ._labels import seen_by_labels
-from ._leaves import array_places, is_inexact
+from ._leaves import array_numbers, is_inexact
 from ._patterns import nearest
 from .path import Graph, Path
 from .surgery import selection
@@ -115,7 +115,7 @@ class Optimizer:
                 raise TypeError(NO_FORM.format(found=_found(formed)))
             self._form, self.slow = type(formed), dict(formed.slow)
             values = formed
-        with seen_by_labels(graph, names.places(graph)):
+        with seen_by_labels(graph, names.numbers(graph)):
             self.state: Any = _owned(tx.init(values))
 
     def update(self, model: T, grads: Any, **extra: Any) -> T:
@@ -139,19 +139,19 @@ class Optimizer:
             run_inside("Optimizer.update", model, lambda inside: self.update(inside, grads, **extra))
             return model
         graph, names = Graph(model), self._names
-        places = names.places(graph)
+        numbers = names.numbers(graph)
         params = names.values(graph)
-        given = gradients_in(graph, places, grads)
-        extra = self._accepted(graph, places, extra)
+        given = gradients_in(graph, numbers, grads)
+        extra = self._accepted(graph, numbers, extra)
         together = params if self._form is None else self._form(fast=params, slow=self.slow)
-        with seen_by_labels(graph, places):
+        with seen_by_labels(graph, numbers):
             updates, state = self.tx.update(given, self.state, together, **extra)
         if self._form is not None:
             slow = updates.slow
             updates = updates.fast
             self.slow = {name: _moved(value, slow[name]) for name, value in (self.slow or {}).items()}
         new = {name: _moved(value, updates[name]) for name, value in params.items()}
-        changed = graph.put({place: new[name] for name, where in places.items() for place in where})
+        changed = graph.put({number: new[name] for name, where in numbers.items() for number in where})
         self.state = _kept(self.state, state)
         return changed
 
@@ -172,15 +172,15 @@ class Optimizer:
             run_inside("Optimizer.assign", model, lambda inside: self.assign(inside, parameters))
             return model
         graph = Graph(model)
-        places = self._names.places(graph)
-        _same_names(places, parameters)
-        for name, where in places.items():
+        numbers = self._names.numbers(graph)
+        _same_names(numbers, parameters)
+        for name, where in numbers.items():
             shape, value = graph.rows[where[0]].value.shape, parameters[name]
             if np.shape(value) != shape:
                 raise StructureError(other_shape("parameter", name, shape, value))
-        return graph.put({place: parameters[name] for name, where in places.items() for place in where})
+        return graph.put({number: parameters[name] for name, where in numbers.items() for number in where})
 
-    def _accepted(self, graph: Graph, places: dict[str, list[int]], extra: dict[str, Any]) -> dict[str, Any]:
+    def _accepted(self, graph: Graph, numbers: dict[str, list[int]], extra: dict[str, Any]) -> dict[str, Any]:
         """The extra arguments that the transformation takes: one without any is given none, as in Optax."""
         if not extra:
             return extra
@@ -189,14 +189,14 @@ class Optimizer:
             names = {parameter.name for parameter in taken}
             extra = {name: value for name, value in extra.items() if name in names}
         if extra.get("grad") is not None:
-            extra = {**extra, "grad": gradients_in(graph, places, extra["grad"])}
+            extra = {**extra, "grad": gradients_in(graph, numbers, extra["grad"])}
         function = extra.get("value_fn")
         if function is None:
             return extra
 
         @functools.wraps(function)  # Optax passes on those extra arguments that its signature names
         def of_parameters(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            changes = {place: params[name] for name, where in places.items() for place in where}
+            changes = {number: params[name] for name, where in numbers.items() for number in where}
             return function(graph.core.build(changes, all=True), *args, **kwargs)
 
         return {**extra, "value_fn": of_parameters}
@@ -225,29 +225,29 @@ class Names:
         self.paths = paths
         self._hash = hash(tuple(paths.items()))
 
-    def places(self, graph: Graph) -> dict[str, list[int]]:
-        """The places in a graph, by name.
+    def numbers(self, graph: Graph) -> dict[str, list[int]]:
+        """The numbers of their rows in a graph, by name.
 
         Raises:
             StructureError: where there is no array.
         """
-        return {name: [self._place(graph, path) for path in paths] for name, paths in self.paths.items()}
+        return {name: [self._number(graph, path) for path in paths] for name, paths in self.paths.items()}
 
     def values(self, graph: Graph) -> dict[str, Any]:
         """The arrays of a graph, by name; those of NumPy as JAX's."""
-        return {name: jnp.asarray(graph.rows[places[0]].value) for name, places in self.places(graph).items()}
+        return {name: jnp.asarray(graph.rows[numbers[0]].value) for name, numbers in self.numbers(graph).items()}
 
-    def _place(self, graph: Graph, path: Path) -> int:
+    def _number(self, graph: Graph, path: Path) -> int:
         try:
-            place = graph.place(path)
+            number = graph.number(path)
         except StructureError:
-            place = 0 if path else -1
-        row = graph.rows[place]
-        if place < 0 or not is_inexact(row.value):
-            there = nearest(_name(path), (_name(graph.path(at)) for at in array_places(graph)))
+            number = 0 if path else -1
+        row = graph.rows[number]
+        if number < 0 or not is_inexact(row.value):
+            there = nearest(_name(path), (_name(graph.path(at)) for at in array_numbers(graph)))
             near = f"It has {there}. " if there else "It has no arrays. "
             raise StructureError(GONE.format(cls=type_name(graph.rows[0].value), path=repr(path), near=near))
-        return place
+        return number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Names) and self._hash == other._hash and self.paths == other.paths
@@ -264,14 +264,14 @@ def _opened(model: Any) -> Graph:
 
 
 def _named(graph: Graph, wrt: Any) -> Names:
-    places = [place for place in array_places(graph) if is_inexact(graph.rows[place].value)]
-    places = places if wrt is None else sorted(selection(graph, wrt, places))
+    numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
+    numbers = numbers if wrt is None else sorted(selection(graph, wrt, numbers))
     at: dict[int, list[Path]] = {}
-    for place in places:
-        at.setdefault(id(graph.rows[place].value), []).append(graph.path(place))
+    for number in numbers:
+        at.setdefault(id(graph.rows[number].value), []).append(graph.path(number))
     if not at:
         where = "this model" if wrt is None else f"what wrt={wrt!r} means"
-        arrays = nearest("", (_name(graph.path(place)) for place in array_places(graph)))
+        arrays = nearest("", (_name(graph.path(number)) for number in array_numbers(graph)))
         raise TypeError(NO_PARAMETERS.format(where=where, arrays=arrays or "no array at all"))
     named: dict[str, tuple[Path, ...]] = {}
     for paths in at.values():
@@ -288,8 +288,8 @@ def _name(path: Path) -> str:
     return str(Path(path[:-1]) if inside else path).removeprefix(".")
 
 
-def _same_names(places: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    missing, unknown = [n for n in places if n not in given], [n for n in given if n not in places]
+def _same_names(numbers: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    missing, unknown = [n for n in numbers if n not in given], [n for n in given if n not in numbers]
     if missing or unknown:
         texts = [f"there is no {some(missing)}"] * bool(missing) + [f"{some(unknown)} is none of them"] * bool(unknown)
         raise StructureError(OTHER_NAMES.format(differ=", and ".join(texts)))

@@ -66,7 +66,7 @@ def entry_at(spec: Any, path: Sequence[Any], of: str) -> Any:
 
 
 def chosen(graph: Graph, bools: Any) -> list[int]:
-    """The places of a graph for which a prefix of bools says True: of leaves, and of nodes with all that is below them.
+    """The rows of a graph for which a prefix of bools says True, by number: leaves, and nodes with all below them.
 
     Any graph may be such a prefix, and has to say something of each part, but of what is structure alone.
 
@@ -76,24 +76,24 @@ def chosen(graph: Graph, bools: Any) -> list[int]:
     above = _above_leaves(graph)
     seen: dict[tuple[int, int], Any] = {}  # with what was seen: its id is not given to another object meanwhile
 
-    def meet(place: int, wanted: Any, way: Way) -> Generator[int, None, list[tuple[int, Any, Any]]]:
+    def meet(number: int, wanted: Any, way: Way) -> Generator[int, None, list[tuple[int, Any, Any]]]:
         if isinstance(wanted, (bool, np.bool_)):
             if wanted:
-                yield place
+                yield number
             return []
-        place = graph.rows[place].target
-        nothing = wanted is None and graph.rows[place].value is None  # what a map over the graph leaves there
-        if nothing or (place, id(wanted)) in seen:
+        number = graph.rows[number].target
+        nothing = wanted is None and graph.rows[number].value is None  # what a map over the graph leaves there
+        if nothing or (number, id(wanted)) in seen:
             return []
-        seen[place, id(wanted)] = wanted
-        parts, entries = dict(open_node(wanted)), graph.entries(place)
+        seen[number, id(wanted)] = wanted
+        parts, entries = dict(open_node(wanted)), graph.entries(number)
         is_value = not parts and (entries or Graph(wanted).rows[0].is_leaf)
-        if is_value or graph.rows[place].is_leaf:
-            raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(place)))
+        if is_value or graph.rows[number].is_leaf:
+            raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(number)))
         known = {entry for entry, _ in entries}
         for entry in parts:
             if entry not in known:
-                raise StructureError(NO_SUCH_BOOL.format(path=graph.path(place) + (entry,)))
+                raise StructureError(NO_SUCH_BOOL.format(path=graph.path(number) + (entry,)))
         pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in entries]
         # Of what is nothing but structure there may be no word.
         pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in above]
@@ -108,8 +108,8 @@ def chosen(graph: Graph, bools: Any) -> list[int]:
 def _above_leaves(graph: Graph) -> set[int]:
     """The leaves for JAX, and every node that one is below."""
     above: set[int] = set()
-    for place, row in enumerate(graph.rows):
-        at = place if row.is_leaf and not row.aux else -1
+    for number, row in enumerate(graph.rows):
+        at = number if row.is_leaf and not row.aux else -1
         while at >= 0 and at not in above:
             above.add(at)
             at = graph.rows[at].parent

@@ -90,13 +90,13 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
         if x.is_leaf or y.is_leaf or type(x.value) is not type(y.value):
             return []
         below = dict(right.entries(y.target))
-        return [(place, below[entry], entry) for entry, place in left.entries(x.target) if entry in below]
+        return [(number, below[entry], entry) for entry, number in left.entries(x.target) if entry in below]
 
     return lockstep(meet, 0, 0)
 
 
-def _sharing_text(graph: Graph, place: int) -> str:
-    row = graph.rows[place]
+def _sharing_text(graph: Graph, number: int) -> str:
+    row = graph.rows[number]
     name = type(row.value).__qualname__
     return f"{name} of {graph.path(row.target)!r} once more" if row.what == "ref" else f"{name} of its own"
 
@@ -142,9 +142,9 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
     one, other = _both(x, y)
     if np.size(same) == 1:
         return f"{one} {a.reshape(())[()]!s}", f"{other} {b.reshape(())[()]!s}"
-    place = tuple(int(i) for i in np.argwhere(~np.asarray(same))[0])
-    where = f"{count} of {np.size(same)} elements differ, the first at {list(place)}"
-    return f"{one} {a[place]!s}", f"{b[place]!s} ({where})"
+    first = tuple(int(i) for i in np.argwhere(~np.asarray(same))[0])
+    where = f"{count} of {np.size(same)} elements differ, the first at {list(first)}"
+    return f"{one} {a[first]!s}", f"{b[first]!s} ({where})"
 
 
 def numbers_of(x: Any) -> Any:

@@ -98,7 +98,7 @@ class Path(tuple[Any, ...]):
             TypeError: where no mutable object holds it. Use `graftax.at(obj)[path].set(value)`.
         """
         graph = Graph(obj)
-        graph.write({graph.place(self): value})
+        graph.write({graph.number(self): value})
 
     def matches(self, pattern: str) -> bool:
         """Does a pattern mean this path? `*` stands for one name, key or index, `**` for any number of steps.
@@ -240,7 +240,7 @@ def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
 
 
 class Graph:
-    """An object graph whose places have numbers: nodes, values, and references to nodes met before.
+    """An object graph as rows, which have numbers: nodes, values, and references to nodes met before.
 
     Args:
         obj: the root.
@@ -253,40 +253,40 @@ class Graph:
         self._entries: dict[int, list[tuple[Any, int]]] = {}
         self._entry: dict[int, Any] = {}
 
-    def path(self, place: int) -> Path:
-        """The path of a place."""
+    def path(self, number: int) -> Path:
+        """The path of a row."""
         steps: list[Any] = []
-        while place:
-            up = self.rows[place].parent
-            if place not in self._entry:
+        while number:
+            up = self.rows[number].parent
+            if number not in self._entry:
                 self.entries(up)
-            steps.append(self._entry[place])
-            place = up
+            steps.append(self._entry[number])
+            number = up
         return Path(reversed(steps))
 
-    def children(self, place: int) -> list[int]:
-        """The places one level below a node."""
+    def children(self, number: int) -> list[int]:
+        """The numbers of the rows one level below a node."""
         if self._children is None:
             self._children = {}
-            for number, row in enumerate(self.rows):
-                self._children.setdefault(row.parent, []).append(number)
-        return self._children.get(place, [])
+            for child, row in enumerate(self.rows):
+                self._children.setdefault(row.parent, []).append(child)
+        return self._children.get(number, [])
 
-    def entries(self, place: int) -> list[tuple[Any, int]]:
-        """(key entry, place) one level below a node."""
-        known = self._entries.get(place)
+    def entries(self, number: int) -> list[tuple[Any, int]]:
+        """(key entry, number) of the rows one level below a node."""
+        known = self._entries.get(number)
         if known is None:
-            below = self.children(place)
-            opened = open_node(self.rows[place].value) if below else []
+            below = self.children(number)
+            opened = open_node(self.rows[number].value) if below else []
             if len(opened) != len(below):
-                raise ConcurrentChangeError(CHANGED_SINCE.format(cls=type(self.rows[place].value).__qualname__))
+                raise ConcurrentChangeError(CHANGED_SINCE.format(cls=type(self.rows[number].value).__qualname__))
             known = [(entry, child) for (entry, _), child in zip(opened, below, strict=True)]
-            self._entries[place] = known
+            self._entries[number] = known
             self._entry.update((child, entry) for entry, child in known)
         return known
 
-    def place(self, path: tuple[Any, ...]) -> int:
-        """The place of a path, which may lead through references.
+    def number(self, path: tuple[Any, ...]) -> int:
+        """The number of the row that a path leads to, also through references.
 
         Raises:
             StructureError: where there is no such place; says how far the path leads.
@@ -300,8 +300,8 @@ class Graph:
             at = step[1]
         return at
 
-    def place_of(self, text: str) -> int:
-        """The place of the text of a path, in which `obj` is the root unless the root has something of that name.
+    def number_of(self, text: str) -> int:
+        """The number of the row that a text leads to: `obj` is the root, unless the root has something of that name.
 
         Raises:
             ValueError: where the text is no path.
@@ -309,13 +309,13 @@ class Graph:
         """
         if self._has_obj():
             try:
-                return self.place(_parsed(text, text))
+                return self.number(_parsed(text, text))
             except StructureError:
                 pass
-        return self.place(_parsed(text, without_root(text)))
+        return self.number(_parsed(text, without_root(text)))
 
     def matching(self, text: str) -> list[int]:
-        """The places that a pattern means, each once, by whatever way they are reached.
+        """The numbers of the rows that a pattern means, each once, by whatever way they are reached.
 
         Raises:
             ValueError: where the text is no pattern.
@@ -329,23 +329,23 @@ class Graph:
         entered = Entered()
 
         def visit(chain: Chain, positions: Positions) -> tuple[int, Positions] | None:
-            place = chain[1]
+            number = chain[1]
             if pattern.ends(positions):
-                found.add(place)
-            return None if self.rows[place].is_leaf else entered.anew(self.rows[place].target, positions)
+                found.add(number)
+            return None if self.rows[number].is_leaf else entered.anew(self.rows[number].target, positions)
 
         walk([(0, pattern.start)], visit, self.entries, pattern.step)
         return sorted(found)
 
     def below(self, tops: Iterable[int]) -> set[int]:
-        """All places below some, through references, and these themselves."""
+        """All rows below some, through references, and these themselves."""
         reached: set[int] = set()
         stack = list(tops)
         while stack:
-            place = self.rows[stack.pop()].target
-            if place not in reached:
-                reached.add(place)
-                stack += self.children(place)
+            number = self.rows[stack.pop()].target
+            if number not in reached:
+                reached.add(number)
+                stack += self.children(number)
         return reached
 
     def refers(self) -> dict[int, list[int]]:
@@ -367,22 +367,22 @@ class Graph:
         reached, opened = {0}, set[int]()
         stack = [0]
         while stack:
-            place = stack.pop()
-            node = self.rows[place].target
-            if place in changes or node in opened:
+            number = stack.pop()
+            node = self.rows[number].target
+            if number in changes or node in opened:
                 continue
             opened.add(node)
             reached.update(self.children(node))
             stack += self.children(node)
-        for place in changes:
-            if place not in reached:
-                other = self._replaced(place, changes)
-                raise ValueError(INSIDE_ANOTHER.format(path=self.path(place), other=self.path(other)))
+        for number in changes:
+            if number not in reached:
+                other = self._replaced(number, changes)
+                raise ValueError(INSIDE_ANOTHER.format(path=self.path(number), other=self.path(other)))
 
-    def _replaced(self, place: int, changes: dict[int, Any]) -> int:
-        while (place := self.rows[place].parent) > 0:
-            if place in changes:
-                return place
+    def _replaced(self, number: int, changes: dict[int, Any]) -> int:
+        while (number := self.rows[number].parent) > 0:
+            if number in changes:
+                return number
         return 0
 
     def _has_obj(self) -> bool:
@@ -399,7 +399,7 @@ class Graph:
         except TypeError as error:
             if "no mutable object" not in str(error):
                 raise
-            paths = some([repr(self.path(place)) for place in changes], 4)
+            paths = some([repr(self.path(number)) for number in changes], 4)
             raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__)) from None
 
     def put(self, changes: dict[int, Any]) -> Any:
@@ -415,12 +415,12 @@ class Graph:
 
 
 class Row(NamedTuple):
-    """One place of a graph."""
+    """A node, a value or a reference of a graph."""
 
     what: str  # array, value, node, ref
     aux: bool  # part of the structure for JAX: aux data, a static field
     parent: int  # -1 for the root
-    target: int  # the place itself; of a reference, the node
+    target: int  # its own number; of a reference, that of the node
     value: Any
 
     @property

@@ -78,7 +78,7 @@ class Places(Generic[T]):
     @boundary
     def paths(self) -> list[Path]:
         """Where they are. What a function pointed at may stand in several places: then it is one path for each."""
-        return [self._graph.path(place) for place in self._places]
+        return [self._graph.path(number) for number in self._numbers]
 
     @boundary
     def get(self) -> Any:
@@ -106,8 +106,8 @@ class Places(Generic[T]):
         self._graph.write(self._values(value))
 
     @property
-    def _places(self) -> list[int]:
-        return list(dict.fromkeys(place for group in self._groups for place in group))
+    def _numbers(self) -> list[int]:
+        return list(dict.fromkeys(number for group in self._groups for number in group))
 
     @property
     def _written(self) -> list[list[int]]:
@@ -130,26 +130,26 @@ class Places(Generic[T]):
                 raise ValueError(SET_COUNT.format(given=given, places=len(groups)))
         changes: dict[int, Any] = {}
         for group, new in zip(groups, values, strict=True):
-            for place in group:
-                if changes.setdefault(place, new) is not new:
-                    raise ValueError(TWO_VALUES.format(path=self._graph.path(place)))
+            for number in group:
+                if changes.setdefault(number, new) is not new:
+                    raise ValueError(TWO_VALUES.format(path=self._graph.path(number)))
         self._graph.refuse_nested(changes)
         return changes
 
     def _applied(self, function: Callable[[Any], Any]) -> dict[int, Any]:
         rows = self._graph.rows
-        places = list(dict.fromkeys(place for group in self._written for place in group))
-        self._graph.refuse_nested(dict.fromkeys(places))
+        numbers = list(dict.fromkeys(number for group in self._written for number in group))
+        self._graph.refuse_nested(dict.fromkeys(numbers))
         made: dict[int, Any] = {}
         changes: dict[int, Any] = {}
-        for place in places:
-            target = id(rows[place].value) if rows[place].what == "array" else rows[place].target
+        for number in numbers:
+            target = id(rows[number].value) if rows[number].what == "array" else rows[number].target
             if target not in made:
                 try:
-                    made[target] = function(rows[place].value)
+                    made[target] = function(rows[number].value)
                 except Exception as error:
-                    raise at_path(error, repr(self._graph.path(place)))  # noqa: B904 - it is the same one
-            changes[place] = made[target]
+                    raise at_path(error, repr(self._graph.path(number)))  # noqa: B904 - it is the same one
+            changes[number] = made[target]
         return changes
 
     def __repr__(self) -> str:
@@ -157,17 +157,17 @@ class Places(Generic[T]):
 
 
 def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
-    """(are these several, for each its places: one, or all places of an object that a function pointed at)."""
+    """(are these several, for each the numbers of its rows: one, or all of an object that a function pointed at)."""
     if isinstance(where, Path):
-        return False, [[graph.place(where)]]
+        return False, [[graph.number(where)]]
     if isinstance(where, str):
-        return is_pattern(where), [[place] for place in matching(graph, where)]
+        return is_pattern(where), [[number] for number in matching(graph, where)]
     if is_types(where):
         refers = graph.refers()
         found = [p for p, row in enumerate(graph.rows) if row.what != "ref" and isinstance(row.value, where)]
         if not found:
             raise StructureError(NOTHING_OF_TYPE.format(cls=type(graph.rows[0].value).__qualname__, where=where))
-        return True, [[place, *refers.get(place, ())] for place in found]
+        return True, [[number, *refers.get(number, ())] for number in found]
     if type(where) in (tuple, list) and where:
         return True, [group for part in cast("list[Any]", where) for group in _located(graph, part)[1]]
     if callable(where):
@@ -176,14 +176,14 @@ def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
 
 
 def matching(graph: Graph, pattern: str | Path) -> list[int]:
-    """The places that a pattern means, each once."""
+    """The numbers of the rows that a pattern means, each once."""
     if isinstance(pattern, Path):
-        return [graph.place(pattern)]
+        return [graph.number(pattern)]
     if not is_pattern(pattern):
-        return [graph.place_of(pattern)]
+        return [graph.number_of(pattern)]
     found = graph.matching(pattern)
     if not found:
-        near = nearest(pattern, (str(graph.path(place)) for place in range(1, len(graph.rows))))
+        near = nearest(pattern, (str(graph.path(number)) for number in range(1, len(graph.rows))))
         text = f"It has {near}." if near else "It has no parts."
         cls = type(graph.rows[0].value).__qualname__
         raise StructureError(NO_PLACE.format(cls=cls, where=pattern, near=text))
@@ -191,7 +191,7 @@ def matching(graph: Graph, pattern: str | Path) -> list[int]:
 
 
 def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[list[int]]]:
-    """The places of what `where` returns, by identity.
+    """The rows of what `where` returns, by identity.
 
     One immutable value may stand in several places (a small number, None, an array twice): `where` is called again
     with a graph that has another object in each of these, and all else as it was.
@@ -199,19 +199,19 @@ def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[l
     result = where(graph.rows[0].value)
     several, parts = _parts(graph, result)
     known: dict[int, list[int]] = {}
-    for place, row in enumerate(graph.rows):
+    for number, row in enumerate(graph.rows):
         if row.what != "ref":
-            known.setdefault(id(row.value), []).append(place)
+            known.setdefault(id(row.value), []).append(number)
     groups = [known.get(id(part), []) for part in parts]
     if not all(groups):
         raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[groups.index([])])))
-    doubtful = {place: object() for group in groups if len(group) > 1 for place in group}
+    doubtful = {number: object() for group in groups if len(group) > 1 for number in group}
     if doubtful:
-        paths = ", ".join(repr(graph.path(place)) for place in list(doubtful)[:4])
-        whole = {place for place in doubtful if graph.children(place)}  # these are made anew anyway
-        marks = {place: mark for place, mark in doubtful.items() if place not in whole}
+        paths = ", ".join(repr(graph.path(number)) for number in list(doubtful)[:4])
+        whole = {number for number in doubtful if graph.children(number)}  # these are made anew anyway
+        marks = {number: mark for number, mark in doubtful.items() if number not in whole}
         root, built = graph.core.twin(marks)
-        places = {id(built[place] if place in whole else marks[place]): place for place in doubtful}
+        numbers = {id(built[number] if number in whole else marks[number]): number for number in doubtful}
         try:
             again = where(root)
         except Exception as error:
@@ -221,9 +221,9 @@ def _pointed_at(graph: Graph, where: Callable[[Any], Any]) -> tuple[bool, list[l
             raise StructureError(NO_POINTING.format(paths=paths, error=f"it returned {len(pointed)} parts"))
         for i, part in enumerate(pointed):
             if len(groups[i]) > 1:
-                if id(part) not in places:
+                if id(part) not in numbers:
                     raise StructureError(WHERE_ELSEWHERE.format(found=a_type(parts[i])))
-                groups[i] = [places[id(part)]]
+                groups[i] = [numbers[id(part)]]
     refers = graph.refers()
     return several, [[group[0], *refers.get(group[0], ())] for group in groups]
 
@@ -264,18 +264,18 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
     graph = Graph(obj)
     if isinstance(what, (str, Path)):
         try:
-            places = list(dict.fromkeys(graph.rows[place].target for place in matching(graph, what)))
+            numbers = list(dict.fromkeys(graph.rows[number].target for number in matching(graph, what)))
         except StructureError:
             return []
     else:
-        parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]
+        parts = [number for number, row in enumerate(graph.rows) if row.what != "ref"]
         if is_types(what):
-            places = [place for place in parts if isinstance(graph.rows[place].value, what)]
+            numbers = [number for number in parts if isinstance(graph.rows[number].value, what)]
         elif callable(what):
-            places = [place for place in parts if asked(what, graph, place)]
+            numbers = [number for number in parts if asked(what, graph, number)]
         else:
             raise TypeError(f"find() takes a type or several, a pattern, or a function of a part, got {what!r}")
-    return [Found(graph.path(place), graph.rows[place].value) for place in places]
+    return [Found(graph.path(number), graph.rows[number].value) for number in numbers]
 
 
 class Shared(NamedTuple):
@@ -295,14 +295,14 @@ def shared(obj: Any) -> list[Shared]:
         [['[a]', '[b]']]
     """
     graph = Graph(obj)
-    places: dict[int, list[int]] = {}
-    for place, row in enumerate(graph.rows):
+    numbers: dict[int, list[int]] = {}
+    for number, row in enumerate(graph.rows):
         if row.what == "ref":
-            places.setdefault(id(row.value), [row.target]).append(place)
+            numbers.setdefault(id(row.value), [row.target]).append(number)
         elif row.what == "array":
-            places.setdefault(id(row.value), []).append(place)
-    found = [found for found in places.values() if len(found) > 1]
-    return [Shared(graph.rows[same[0]].value, [graph.path(place) for place in same]) for same in sorted(found)]
+            numbers.setdefault(id(row.value), []).append(number)
+    found = [found for found in numbers.values() if len(found) > 1]
+    return [Shared(graph.rows[same[0]].value, [graph.path(number) for number in same]) for same in sorted(found)]
 
 
 def is_types(spec: Any) -> bool:
@@ -319,9 +319,9 @@ def is_types(spec: Any) -> bool:
     return origin is not None or isinstance(spec, type)
 
 
-def asked(function: Callable[[Any], Any], graph: Graph, place: int) -> bool:
+def asked(function: Callable[[Any], Any], graph: Graph, number: int) -> bool:
     """What a function of the caller's says of a part, as a bool; an error in it gets the path."""
     try:
-        return bool(function(graph.rows[place].value))
+        return bool(function(graph.rows[number].value))
     except Exception as error:
-        raise at_path(error, repr(graph.path(place)))  # noqa: B904 - it is the same one
+        raise at_path(error, repr(graph.path(number)))  # noqa: B904 - it is the same one

@@ -88,10 +88,10 @@ def update(obj: T, source: Any) -> T:
     """
     graph, other = Graph(obj), Graph(source)
     changes: dict[int, Any] = {}
-    for place, there in side_by_side("update", graph, other):
+    for number, there in side_by_side("update", graph, other):
         value = other.rows[there].value
-        if value is not None and value is not graph.rows[place].value:
-            changes[place] = value
+        if value is not None and value is not graph.rows[number].value:
+            changes[number] = value
     if changes:
         graph.write(changes)
     return obj
@@ -129,9 +129,9 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     """
     graph = Graph(obj)
     chosen = selection(graph, spec)
-    leaves = [place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
-    out = {place: replace for place in leaves if place not in chosen}
-    into = {place: replace for place in leaves if place in chosen}
+    leaves = [number for number, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
+    out = {number: replace for number in leaves if number not in chosen}
+    into = {number: replace for number in leaves if number in chosen}
     return graph.core.build(out, all=True), graph.core.build(into, all=True)
 
 
@@ -151,17 +151,17 @@ def combine(*graphs: T) -> T:
     found: dict[int, Any] = {}
     for source in graphs[1:]:
         other = Graph(source)
-        for place, there in side_by_side("combine", first, other):
-            if first.rows[place].value is None and place not in found and other.rows[there].value is not None:
-                found[place] = other.rows[there].value
-    nodes = {place: value for place, value in found.items() if not Graph(value).rows[0].is_leaf}
+        for number, there in side_by_side("combine", first, other):
+            if first.rows[number].value is None and number not in found and other.rows[there].value is not None:
+                found[number] = other.rows[there].value
+    nodes = {number: value for number, value in found.items() if not Graph(value).rows[0].is_leaf}
     if nodes:  # all below a None: a copy, so that the result has nothing in common with what it is made of
         found |= dict(zip(nodes, _core.GraphEditor(list(nodes.values())).build({}, all=True), strict=True))
     return first.core.build(found, all=True)
 
 
 def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
-    """Pairs of places, from the roots on: leaves, and a None in one that stands for a node of the other."""
+    """Pairs of rows, by number, from the roots on: leaves, and a None in one that stands for a node of the other."""
     seen: dict[int, int] = {}
 
     def meet(a: int, b: int, way: Way) -> Generator[tuple[int, int], None, list[tuple[int, int, Any]]]:
@@ -199,22 +199,22 @@ def paired(left: list[tuple[Any, int]], right: list[tuple[Any, int]]) -> list[tu
     there = dict(right)
     if any(entry not in there for entry, _ in left):
         return None
-    return [(place, there[entry], entry) for entry, place in left]
+    return [(number, there[entry], entry) for entry, number in left]
 
 
 def _other_structure(name: str, one: Graph, other: Graph, a: int, b: int) -> StructureError:
-    texts = [_what(graph, place) for graph, place in ((one, a), (other, b))]
+    texts = [_what(graph, number) for graph, number in ((one, a), (other, b))]
     text = OTHER_STRUCTURE.format(name=name, path=one.path(a), one=texts[0], other=texts[1])
     unshared = (one.rows[a].what == "ref") != (other.rows[b].what == "ref")
     return StructureError(text + UNSHARED if unshared else text)
 
 
-def _what(graph: Graph, place: int) -> str:
-    row = graph.rows[place]
+def _what(graph: Graph, number: int) -> str:
+    row = graph.rows[number]
     if row.what == "ref":
         return f"the {type(row.value).__qualname__} of {graph.path(row.target)!r} once more"
     if row.what == "node":
-        entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(place)]
+        entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(number)]
         shown = some(entries)
         return f"{a_type(row.value)}({shown})"
     if row.aux:
@@ -223,19 +223,19 @@ def _what(graph: Graph, place: int) -> str:
 
 
 def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
-    """The places of the leaves that a pattern, a type, a predicate or a tree of bools means; of some, or of all."""
-    leaves = {place for place, row in enumerate(graph.rows) if row.is_leaf and not row.aux}
+    """The numbers of the leaves that a pattern, a type, a predicate or a tree of bools means; of all, or of some."""
+    leaves = {number for number, row in enumerate(graph.rows) if row.is_leaf and not row.aux}
     leaves = leaves if among is None else leaves.intersection(among)
     if is_types(spec):
-        parts = [place for place, row in enumerate(graph.rows) if row.what != "ref"]
-        return graph.below(place for place in parts if isinstance(graph.rows[place].value, spec)) & leaves
+        parts = [number for number, row in enumerate(graph.rows) if row.what != "ref"]
+        return graph.below(number for number in parts if isinstance(graph.rows[number].value, spec)) & leaves
     if isinstance(spec, (str, Path)):
         spec = [spec]
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):
         return graph.below(p for pattern in cast("list[Any]", spec) for p in matching(graph, pattern)) & leaves
     a_tree = type(spec) is type(graph.rows[0].value) and not isinstance(spec, _FUNCTIONS)
     if callable(spec) and not a_tree:  # a module of bools can be called, too
-        return {place for place in leaves if asked(spec, graph, place)}
+        return {number for number in leaves if asked(spec, graph, number)}
     return graph.below(_prefix.chosen(graph, spec)) & leaves
 
 

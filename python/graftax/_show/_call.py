@@ -75,18 +75,18 @@ class _Call:
         return [i for i, donated in enumerate(self.donated) if donated]
 
     def _mark_roots(self, graph: Graph, marks: Marks) -> None:
-        for i, (_, place) in enumerate(graph.entries(0)[: len(self.roots)]):
+        for i, (_, number) in enumerate(graph.entries(0)[: len(self.roots)]):
             if i >= self.arguments:
-                marks.places.setdefault(place, []).append(CAPTURED)
+                marks.rows.setdefault(number, []).append(CAPTURED)
                 self.counts[CAPTURED] = self.counts.get(CAPTURED, 0) + 1
             elif self.static[i]:
-                marks.places.setdefault(place, []).append(STATIC_ARGUMENT)
+                marks.rows.setdefault(number, []).append(STATIC_ARGUMENT)
         structure = Structure(self.graphdef)
         for row in structure.rows:
             if row.is_number:
                 root, path = structure.place(row)
-                place = graph.place((graph.entries(0)[root][0], *path))
-                marks.places.setdefault(place, []).append(TRACED_NUMBER)
+                number = graph.number((graph.entries(0)[root][0], *path))
+                marks.rows.setdefault(number, []).append(TRACED_NUMBER)
 
     def _mark_writes(self, marks: Marks) -> None:
         structure = Structure(self.outcome)

@@ -21,15 +21,15 @@ def diff_picture(one: Any, other: Any, options: dict[str, Any]) -> tuple[Picture
     def marks(graph: Graph) -> Marks:
         for difference in found:
             text = f"≠ {cut(difference.one, _SIDE)} → {cut(difference.other, _SIDE)}"
-            differ.setdefault(graph.place(difference.path), []).append(text)
+            differ.setdefault(graph.number(difference.path), []).append(text)
         return Marks({}, {}, differ)
 
     picture = Picture(one, marks=marks)
     picture.only = set(differ)
-    for place in differ:
-        while place > 0:
-            place = picture.rows[place].parent
-            picture.only.add(place)
+    for number in differ:
+        while number > 0:
+            number = picture.rows[number].parent
+            picture.only.add(number)
     picture.only.add(0)
     count = some(len(found), "difference") if found else "No difference"
     return picture, [f"{count} between {type_text(one)} and {type_text(other)}."]

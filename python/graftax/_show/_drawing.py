@@ -36,20 +36,20 @@ class _RowText(NamedTuple):
     label: str
     text: str
     kind: str
-    to: int | None  # the place of the box that it points to
+    to: int | None  # the row of the box that it points to
     again: bool  # and that stands elsewhere
 
 
 class _Box:
     """One object: where it is drawn, and what stands in it."""
 
-    def __init__(self, picture: Picture, place: int, level: int) -> None:
-        self.place, self.level = place, level
-        size = picture.sizes[place].bytes
-        number = f" #{picture.numbers[place]}" if place in picture.numbers else ""
-        self.title = cut(picture.text(place), _CHARACTERS) + number
+    def __init__(self, picture: Picture, number: int, level: int) -> None:
+        self.number, self.level = number, level
+        size = picture.sizes[number].bytes
+        tag = f" #{picture.tags[number]}" if number in picture.tags else ""
+        self.title = cut(picture.text(number), _CHARACTERS) + tag
         self.weight = short_bytes(size) if size else ""
-        children = picture.children(place)
+        children = picture.children(number)
         shown = children if len(children) <= _MOST_ROWS else children[: _MOST_ROWS - 1]
         self.rows = [_row(picture, label, child) for label, child in shown]
         if len(shown) < len(children):
@@ -60,16 +60,16 @@ class _Box:
         self.x = self.y = 0.0
 
 
-def _row(picture: Picture, label: str, place: int) -> _RowText:
-    first = picture.first.get(place)
-    target = place if first is None else first
+def _row(picture: Picture, label: str, number: int) -> _RowText:
+    first = picture.first.get(number)
+    target = number if first is None else first
     if picture.is_open(target):
-        text = f"#{picture.numbers[target]}" if first is not None else ""
+        text = f"#{picture.tags[target]}" if first is not None else ""
         return _RowText(label, text, "soft", target, first is not None)
-    text = cut(picture.text(place), _CHARACTERS)
-    if target in picture.numbers:
-        text += f" #{picture.numbers[target]}"
-    return _RowText(label, text, "array" if picture.rows[place].what == "array" else "value", None, False)
+    text = cut(picture.text(number), _CHARACTERS)
+    if target in picture.tags:
+        text += f" #{picture.tags[target]}"
+    return _RowText(label, text, "array" if picture.rows[number].what == "array" else "value", None, False)
 
 
 def drawing(picture: Picture) -> str:
@@ -111,8 +111,8 @@ def _boxes(picture: Picture) -> dict[int, _Box]:
     boxes: dict[int, _Box] = {}
     stack = [(0, 0)]
     while stack:
-        place, level = stack.pop()
-        box = boxes[place] = _Box(picture, place, level)
+        number, level = stack.pop()
+        box = boxes[number] = _Box(picture, number, level)
         if len(boxes) > _MOST:
             boxes.update((i, box) for i in range(len(picture)) if picture.is_open(i))  # to count them
             return boxes

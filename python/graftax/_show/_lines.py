@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ._picture import Picture
 from ._words import short_bytes, short_number
 
-_MOST_BESIDE, _MOST_NAMED = 12, 24  # children of one place that are shown: by number, and by name
+_MOST_BESIDE, _MOST_NAMED = 12, 24  # children of one row that are shown: by number, and by name
 _ALIKE = 3  # siblings in a row from which on one stands for them
-_COMPARED = 200_000  # places that are looked at to find them
+_COMPARED = 200_000  # rows that are looked at to find them
 _COLUMNS = 22  # of the sizes
 _NARROW = 64  # columns, below which sizes are left out
 _VALUES = -2
@@ -22,12 +22,12 @@ Segment = tuple[str, str]  # text, style: tree, label, node, array, value, ref, 
 
 
 class Line(NamedTuple):
-    """One line: a place, what was left out (-1), or several values in a row (-2)."""
+    """One line: a row, what was left out (-1), or several values in a row (-2)."""
 
     before: str  # the branches of the tree
     label: str
-    place: int
-    more: str  # of what was left out; behind a place, that there is more below it
+    number: int
+    more: str  # of what was left out; behind a row, that there is more below it
 
 
 class Lines:
@@ -63,18 +63,18 @@ class Lines:
     def _at(self, depth: int) -> Iterator[Line]:
         """The lines of so many levels, in order."""
         picture = self._picture
-        # Each: label, place or -1, branches before it, branches before what is below, its level.
+        # Each: label, row or -1, branches before it, branches before what is below, its level.
         stack: list[tuple[str, int, str, str, int, str]] = [("", 0, "", "", 0, "")]
         while stack:
-            label, place, before, below, level, more = stack.pop()
-            if place < 0 or place in picture.first or not picture.is_open(place):
-                yield Line(before, label, place, more)
+            label, number, before, below, level, more = stack.pop()
+            if number < 0 or number in picture.first or not picture.is_open(number):
+                yield Line(before, label, number, more)
                 continue
             if level >= depth:
-                yield Line(before, label, place, "…")
+                yield Line(before, label, number, "…")
                 continue
-            yield Line(before, label, place, more)
-            children = self._siblings(place)
+            yield Line(before, label, number, more)
+            children = self._siblings(number)
             for i, (name, child, left_out) in reversed(list(enumerate(children))):
                 last = i == len(children) - 1
                 deep = level >= _MOST_DEEP
@@ -82,9 +82,9 @@ class Lines:
                 under = below if deep else below + ("   " if last else "│  ")
                 stack.append((name, child, branch, under, level + 1, left_out))
 
-    def _siblings(self, place: int) -> list[tuple[str, int, str]]:
-        """(label, place, more) of what is shown below a place; -1 where some are left out."""
-        children = self._picture.children(place)
+    def _siblings(self, number: int) -> list[tuple[str, int, str]]:
+        """(label, row, more) of what is shown below a row; -1 where some are left out."""
+        children = self._picture.children(number)
         only = self._picture.only
         if only is not None:
             kept = [(label, child, "") for label, child in children if child in only]
@@ -123,16 +123,21 @@ class Lines:
         kept = {child for _, child in (*first, *values)}
         return [c for c in children if c[1] in kept], len(children) - len(kept)
 
-    def _value(self, label: str, place: int) -> str:
-        return f"{label}: {self._picture.text(place)}"
+    def _value(self, label: str, number: int) -> str:
+        return f"{label}: {self._picture.text(number)}"
 
     def _joined(self, children: list[tuple[str, int]], start: int) -> int:
         """How many values from here on stand on one line."""
         picture, at, length = self._picture, start, 0
         while at < len(children):
-            label, place = children[at]
-            length += len(self._value(label, place)) + 2
-            if picture.rows[place].what != "value" or label.startswith("[") or length > _BESIDE or picture.marks(place):
+            label, number = children[at]
+            length += len(self._value(label, number)) + 2
+            if (
+                picture.rows[number].what != "value"
+                or label.startswith("[")
+                or length > _BESIDE
+                or picture.marks(number)
+            ):
                 break
             at += 1
         return at - start
@@ -142,56 +147,56 @@ class Lines:
         at = start
         like: object = None
         while at < len(children):
-            label, place = children[at]
-            if place in self._picture.first or not (label.startswith("[") or self._picture.is_open(place)):
+            label, number = children[at]
+            if number in self._picture.first or not (label.startswith("[") or self._picture.is_open(number)):
                 break
-            signature = self._signature(place)
+            signature = self._signature(number)
             if signature is None or (like is not None and signature != like):
                 break
             like = signature
             at += 1
         return max(at - start, 1)
 
-    def _signature(self, place: int) -> object:
-        known = self._signatures.get(place)
+    def _signature(self, number: int) -> object:
+        known = self._signatures.get(number)
         if known is not None:
             return known
         picture = self._picture
-        end = picture.end[place]
-        if end - place > self._alike_left:
+        end = picture.end[number]
+        if end - number > self._alike_left:
             return None
-        self._alike_left -= end - place
-        parts: list[object] = [picture.short(place)]
-        stack = [place]
+        self._alike_left -= end - number
+        parts: list[object] = [picture.short(number)]
+        stack = [number]
         while stack:
             for label, child in picture.children(stack.pop()):
                 parts.append((label, picture.kind(child), picture.short(child)))
                 stack.append(child)
-        self._signatures[place] = tuple(parts)
-        return self._signatures[place]
+        self._signatures[number] = tuple(parts)
+        return self._signatures[number]
 
 
 def segments(picture: Picture, line: Line, width: int) -> list[Segment]:
     """One line, with its sizes at the right where there is room."""
-    if line.place == _VALUES:
+    if line.number == _VALUES:
         return _fitted([(line.before, "tree"), (line.label, "value")], width)
-    if line.place < 0:
+    if line.number < 0:
         label = [(f"{line.label}  ", "label")] if line.label else []
         return _fitted([(line.before, "tree"), *label, (line.more, "more")], width)
-    place = line.place
+    number = line.number
     found: list[Segment] = [(line.before, "tree")]
     if line.label:
         found.append((f"{line.label}: ", "label"))
-    found.append((picture.text(place), picture.rows[place].what if picture.rows[place].what != "ref" else "node"))
-    first = picture.first.get(place)
+    found.append((picture.text(number), picture.rows[number].what if picture.rows[number].what != "ref" else "node"))
+    first = picture.first.get(number)
     if first is not None:
-        found.append((f"  → #{picture.numbers[first]} {picture.path(first)}", "ref"))
-    elif place in picture.numbers:
-        found.append((f"  #{picture.numbers[place]}", "ref"))
-    found += [(f"  {word}", "mark") for word in picture.marks(place)]
+        found.append((f"  → #{picture.tags[first]} {picture.path(first)}", "ref"))
+    elif number in picture.tags:
+        found.append((f"  #{picture.tags[number]}", "ref"))
+    found += [(f"  {word}", "mark") for word in picture.marks(number)]
     if line.more:
         found.append((f" {line.more}", "more"))
-    size = picture.sizes[place]
+    size = picture.sizes[number]
     if width < _NARROW or first is not None or not size.bytes:
         return _fitted(found, width)
     numbers = (

@@ -33,43 +33,43 @@ def framed(text: str) -> str:
 
 
 def _columns(picture: Picture) -> dict[str, Any]:
-    """What the page draws, by column: places in the order of the walk, texts that repeat by number."""
+    """What the page draws, by column: rows in the order of the walk, texts that repeat by number."""
     order, up, labels = _walk(picture)
-    place_of = {place: i for i, place in enumerate(order)}
+    position = {number: i for i, number in enumerate(order)}
     texts: dict[str, int] = {}
 
-    def number(text: str) -> int:
+    def number_of_text(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
     kinds = {"node": 0, "array": 1, "value": 2}
     sizes = picture.sizes
     columns: dict[str, Any] = {
         "up": up,
-        "label": [number(label) for label in labels],
-        "text": [number(picture.text(place)) for place in order],
-        "kind": [kinds.get(picture.rows[place].what, 0) for place in order],
-        "parameters": [sizes[place].parameters for place in order],
-        "bytes": [sizes[place].bytes for place in order],
-        "first": {place_of[p]: place_of.get(first, 0) for p, first in picture.first.items() if p in place_of},
-        "number": {place_of[p]: n for p, n in picture.numbers.items() if p in place_of},
-        "marks": {i: words for i, place in enumerate(order) if (words := picture.marks(place))},
+        "label": [number_of_text(label) for label in labels],
+        "text": [number_of_text(picture.text(number)) for number in order],
+        "kind": [kinds.get(picture.rows[number].what, 0) for number in order],
+        "parameters": [sizes[number].parameters for number in order],
+        "bytes": [sizes[number].bytes for number in order],
+        "first": {position[p]: position.get(first, 0) for p, first in picture.first.items() if p in position},
+        "number": {position[p]: n for p, n in picture.tags.items() if p in position},
+        "marks": {i: words for i, number in enumerate(order) if (words := picture.marks(number))},
         "only": picture.only is not None,
     }
     return {**columns, "texts": list(texts)}
 
 
 def _walk(picture: Picture) -> tuple[list[int], list[int], list[str]]:
-    """(places, the place above each by its number here, labels), in pre-order."""
+    """(rows, the one above each by its position here, labels), in pre-order."""
     order: list[int] = []
     up: list[int] = []
     labels: list[str] = []
     stack: list[tuple[int, int, str]] = [(0, -1, "")]
     while stack:
-        place, above, label = stack.pop()
-        number = len(order)
-        order.append(place)
+        number, above, label = stack.pop()
+        here = len(order)
+        order.append(number)
         up.append(above)
         labels.append(label)
-        if place not in picture.first and picture.is_open(place):
-            stack += [(child, number, name) for name, child in reversed(picture.children(place))]
+        if number not in picture.first and picture.is_open(number):
+            stack += [(child, here, name) for name, child in reversed(picture.children(number))]
     return order, up, labels

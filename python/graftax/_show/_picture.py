@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to see of an object graph: places in pre-order, what stands above and below them, and their sizes."""
+"""What there is to see of an object graph: rows in pre-order, what stands above and below them, and their sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Size(NamedTuple):
-    """What the arrays below a place are, each array once: how many numbers in inexact ones, and all their bytes."""
+    """What the arrays below a row are, each array once: how many numbers in inexact ones, and all their bytes."""
 
     parameters: int
     bytes: int
@@ -35,7 +35,7 @@ class Marks(NamedTuple):
 
     objects: dict[int, list[str]]
     children: dict[tuple[int, Any], list[str]]
-    places: dict[int, list[str]]
+    rows: dict[int, list[str]]
 
 
 class Picture:
@@ -67,7 +67,7 @@ class Picture:
         self._title, self._values, self._names, self._shapes = title, values, names, shapes
         self._whole = whole
         self.end = self._ends()
-        self.first, self.numbers = self._shared()
+        self.first, self.tags = self._shared()
         self._marks = marks(self.graph) if marks is not None else Marks({}, {}, {})
         self.only: set[int] | None = None  # what is drawn, where that is not all
         self._below: dict[int, list[tuple[str, int]]] = {}
@@ -78,77 +78,77 @@ class Picture:
 
     def _ends(self) -> list[int]:
         end = list(range(1, len(self.rows) + 1))
-        for place in range(len(self.rows) - 1, 0, -1):
-            up = self.rows[place].parent
-            end[up] = max(end[up], end[place])
+        for number in range(len(self.rows) - 1, 0, -1):
+            up = self.rows[number].parent
+            end[up] = max(end[up], end[number])
         return end
 
     def _shared(self) -> tuple[dict[int, int], dict[int, int]]:
-        """(of each place that repeats something, where that stood first; the number of each such first place)."""
+        """(of each row that repeats something, the first one; the tag of each such first one)."""
         first: dict[int, int] = {}
         arrays: dict[int, int] = {}
-        for place, row in enumerate(self.rows):
+        for number, row in enumerate(self.rows):
             if row.what == "ref":
-                first[place] = row.target
-            elif row.what == "array" and arrays.setdefault(id(row.value), place) != place:
-                first[place] = arrays[id(row.value)]
-        return first, {place: i for i, place in enumerate(sorted(set(first.values())), 1)}
+                first[number] = row.target
+            elif row.what == "array" and arrays.setdefault(id(row.value), number) != number:
+                first[number] = arrays[id(row.value)]
+        return first, {number: i for i, number in enumerate(sorted(set(first.values())), 1)}
 
     @functools.cached_property
     def repeated(self) -> dict[int, list[int]]:
-        """Where else the shared places stand."""
+        """By the first of the rows of one object, the others."""
         found: dict[int, list[int]] = {}
-        for place, first in self.first.items():
-            found.setdefault(first, []).append(place)
+        for number, first in self.first.items():
+            found.setdefault(first, []).append(number)
         return found
 
     @functools.cached_property
     def sizes(self) -> list[Size]:
-        """Of each place: what stands below it, an array in several places there counted once."""
+        """Of each row: what stands below it, an array in several places there counted once."""
         parameters, bytes_ = [0] * len(self.rows), [0] * len(self.rows)
         last: dict[int, int] = {}
-        for place, row in enumerate(self.rows):
+        for number, row in enumerate(self.rows):
             size = size_of(row.value) if row.what == "array" else None
             if size is None:
                 continue
-            parameters[place], bytes_[place] = size
+            parameters[number], bytes_[number] = size
             before = last.get(id(row.value))
             if before is not None:  # counted below both: once too often where their ways meet
-                meet = self._meet(before, place)
+                meet = self._meet(before, number)
                 parameters[meet] -= size[0]
                 bytes_[meet] -= size[1]
-            last[id(row.value)] = place
-        for place in range(len(self.rows) - 1, 0, -1):
-            up = self.rows[place].parent
-            parameters[up] += parameters[place]
-            bytes_[up] += bytes_[place]
+            last[id(row.value)] = number
+        for number in range(len(self.rows) - 1, 0, -1):
+            up = self.rows[number].parent
+            parameters[up] += parameters[number]
+            bytes_[up] += bytes_[number]
         return [Size(*each) for each in zip(parameters, bytes_, strict=True)]
 
-    def _meet(self, before: int, place: int) -> int:
-        """The lowest place above two: the places below one are those up to its end."""
+    def _meet(self, before: int, number: int) -> int:
+        """The lowest row above two: the rows below one are those up to its end."""
         while before >= 0:
-            if self.end[before] > place:
+            if self.end[before] > number:
                 return before
             before = self.rows[before].parent
         return 0
 
     # ---- what is drawn
 
-    def children(self, place: int) -> list[tuple[str, int]]:
-        """(label, place) one level below. What a function has beside its code is its closure and its defaults."""
-        known = self._below.get(place)
+    def children(self, number: int) -> list[tuple[str, int]]:
+        """(label, number) one level below. What a function has beside its code is its closure and its defaults."""
+        known = self._below.get(number)
         if known is None:
-            known = self._below[place] = self._children(place)
+            known = self._below[number] = self._children(number)
         return known
 
-    def _children(self, place: int) -> list[tuple[str, int]]:
-        row = self.rows[place]
+    def _children(self, number: int) -> list[tuple[str, int]]:
+        row = self.rows[number]
         if row.what != "node":
             return []
         found: list[tuple[str, int]] = []
-        names = self._names if place == 0 else None
+        names = self._names if number == 0 else None
         is_function = isinstance(row.value, types.FunctionType)
-        for i, (entry, child) in enumerate(self.graph.entries(place)):
+        for i, (entry, child) in enumerate(self.graph.entries(number)):
             value = self.rows[child].value
             if is_function and (
                 value is None or (type(value) is tuple and not value)
@@ -164,95 +164,95 @@ class Picture:
                 found.append((label, child))
         return found
 
-    def text(self, place: int) -> str:
-        """What stands at a place: the type of an array or an object, or a value."""
-        known = self._texts.get(place)
+    def text(self, number: int) -> str:
+        """What a row is: the type of an array or an object, or a value."""
+        known = self._texts.get(number)
         if known is None:
-            known = self._texts[place] = self._text(place)
+            known = self._texts[number] = self._text(number)
         return known
 
-    def _text(self, place: int) -> str:
-        row = self.rows[place]
-        if place == 0 and self._title is not None:
+    def _text(self, number: int) -> str:
+        row = self.rows[number]
+        if number == 0 and self._title is not None:
             return self._title
         if row.what == "array":
             return array_text(row.value, self._values)
         if row.what in ("node", "ref"):
-            within = self._wrapped(place)
+            within = self._wrapped(number)
             name = type_text(row.value)
-            return self.inline(place) or (name if within is None else f"{name} {self.text(within)}")
+            return self.inline(number) or (name if within is None else f"{name} {self.text(within)}")
         return array_type(row.value) if self._is_shape(row.value) else value_text(row.value)
 
     def _is_shape(self, value: Any) -> bool:
         return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
 
-    def _wrapped(self, place: int) -> int | None:
+    def _wrapped(self, number: int) -> int | None:
         """The array in an object that is nothing but a name for it, as a variable of Flax NNX is."""
-        children = self.children(self.rows[place].target)
+        children = self.children(self.rows[number].target)
         if self._whole or len(children) != 1 or children[0][0] not in RAW_VALUES:
             return None
         return children[0][1] if self.rows[children[0][1]].what == "array" else None
 
-    def inline(self, place: int) -> str | None:
+    def inline(self, number: int) -> str | None:
         """A container of plain values alone, on one line."""
-        row, end = self.rows[place], self.end[place]
-        if type(row.value) not in _CONTAINERS or end - place > _INLINE_ITEMS:
+        row, end = self.rows[number], self.end[number]
+        if type(row.value) not in _CONTAINERS or end - number > _INLINE_ITEMS:
             return None
-        for below in range(place + 1, end):
+        for below in range(number + 1, end):
             what, of = self.rows[below].what, type(self.rows[below].value)
             is_plain = of in (_PLAIN if what == "value" else _CONTAINERS if what == "node" else ())
-            if not is_plain or below in self.numbers or self.marks(below):
+            if not is_plain or below in self.tags or self.marks(below):
                 return None
         text = plain_text(row.value)
         return text if text is not None and len(text) <= _INLINE else None
 
-    def short(self, place: int) -> str:
-        """What stands at a place without its value: by this, places are alike."""
-        row = self.rows[place]
+    def short(self, number: int) -> str:
+        """What a row is without its value: by this, rows are alike."""
+        row = self.rows[number]
         if row.what == "array":
             return array_type(row.value)
         if row.what == "node" or not callable(row.value):
             return type_text(row.value)
         return value_text(row.value)
 
-    def is_open(self, place: int) -> bool:
+    def is_open(self, number: int) -> bool:
         """Is there something below that is drawn?"""
-        if self.rows[place].what != "node" or self.inline(place) is not None:
+        if self.rows[number].what != "node" or self.inline(number) is not None:
             return False
-        return bool(self.children(place)) and self._wrapped(place) is None
+        return bool(self.children(number)) and self._wrapped(number) is None
 
-    def path(self, place: int) -> str:
-        """The key path of a place."""
-        path: tuple[Any, ...] = tuple(self.graph.path(place))
+    def path(self, number: int) -> str:
+        """The key path of a row."""
+        path: tuple[Any, ...] = tuple(self.graph.path(number))
         if self._names is not None and path:
             return place_name((path[0].idx, path[1:]), tuple(self._names))
         text = place_name((0, path), ("",))
         return text[1:] if text.startswith(".") else text or "the root"
 
-    def marks(self, place: int) -> list[str]:
-        """The words beside a place."""
-        row, marks = self.rows[place], self._marks
-        words = list(marks.places.get(place, ()))
+    def marks(self, number: int) -> list[str]:
+        """The words beside a row."""
+        row, marks = self.rows[number], self._marks
+        words = list(marks.rows.get(number, ()))
         if row.parent > 0 and isinstance(self.rows[row.parent].value, types.CellType):
-            words += marks.places.get(row.parent, ())
+            words += marks.rows.get(row.parent, ())
         if row.what in ("array", "node"):
             words += marks.objects.get(id(row.value), ())
-        within = self._wrapped(place) if row.what == "node" else None
+        within = self._wrapped(number) if row.what == "node" else None
         if within is not None:
             words += [word for word in self.marks(within) if word not in words]
         if marks.children and row.parent >= 0:
             self.graph.entries(row.parent)
-            entry = self.graph._entry.get(place)  # pyright: ignore[reportPrivateUsage]
+            entry = self.graph._entry.get(number)  # pyright: ignore[reportPrivateUsage]
             words += marks.children.get((id(self.rows[row.parent].value), entry), ())
         return words
 
-    def kind(self, place: int) -> str:
+    def kind(self, number: int) -> str:
         """array, value, node, or ref: of something that stood before."""
-        return "ref" if place in self.first else self.rows[place].what
+        return "ref" if number in self.first else self.rows[number].what
 
 
 def label_text(entry: Any) -> str:
-    """A key entry as it stands in front of a place: `w` is an attribute, `'w'` a key, `[0]` an index."""
+    """A key entry as it stands in front of a row: `w` is an attribute, `'w'` a key, `[0]` an index."""
     if isinstance(entry, GetAttrKey):
         return entry.name
     if isinstance(entry, SequenceKey):
@@ -274,7 +274,7 @@ def marked_by(words: dict[str, Any]) -> Callable[[Graph], Marks]:
         found = Marks({}, {}, {})
         for word, what in words.items():
             for path, _ in find(graph.rows[0].value, what):
-                found.places.setdefault(graph.place(path), []).append(word)
+                found.rows.setdefault(graph.number(path), []).append(word)
         return found
 
     return marks
