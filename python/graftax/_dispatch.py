@@ -13,7 +13,7 @@ from . import _core
 from ._donation import DonationWarnings, donated_leaves
 from ._plan import Layout, Plan, covered_places
 from ._prefix import entry_at, is_prefix
-from ._trace import Flat, flat_function, place_of
+from ._trace import Flat, definition_of, flat_function
 
 NO_SHARDING = (
     "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
@@ -74,7 +74,7 @@ def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]
         return flat(*leaves)
 
     tupled.__name__ = tupled.__qualname__ = flat.__name__
-    tupled.__wrapped__ = place_of(flat.__wrapped__, tupled=True)  # type: ignore[attr-defined]
+    tupled.__wrapped__ = definition_of(flat.__wrapped__, tupled=True)  # type: ignore[attr-defined]
     return tupled
 
 
@@ -93,10 +93,10 @@ def leaf_options(
             donated = donated_leaves(plan, roots, layout, graphdef)
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
-            places = sharding_places(plan, layout, [root for root, _ in where])
+            numbers = argument_numbers(plan, layout, [root for root, _ in where])
             out["in_shardings"] = tuple(
-                None if place is None else entry_at(options.in_shardings, (SequenceKey(place), *path), "the arguments")
-                for place, (_, path) in zip(places, where, strict=True)
+                None if i is None else entry_at(options.in_shardings, (SequenceKey(i), *path), "the arguments")
+                for i, (_, path) in zip(numbers, where, strict=True)
             )
     if options.keep_unused:
         out["keep_unused"] = True
@@ -107,9 +107,9 @@ def leaf_options(
     return donated, out
 
 
-def sharding_places(plan: Plan, layout: Layout, roots: list[int]) -> list[int | None]:
-    """Where in `in_shardings` each of these roots stands: as in JAX, static arguments do not count; what the function
-    captures, and `self` of a bound method, have no place."""
+def argument_numbers(plan: Plan, layout: Layout, roots: list[int]) -> list[int | None]:
+    """Which element of `in_shardings` is for each of these roots: as in JAX, static arguments do not count; none is for
+    what the function captures, and for `self` of a bound method."""
     skip, arguments = plan.signature.skip, plan.signature.arguments(layout)
     static = plan.signature.flags(layout, plan.options.static)
     return [None if root < skip or root >= arguments else sum(not s for s in static[skip:root]) for root in roots]

@@ -32,7 +32,7 @@ from ._plan import Plan, leaf_names
 from ._reads import NewReads
 from ._signature import Signature, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
-from ._trace import place_of
+from ._trace import definition_of
 from ._tracebacks import boundary
 
 DELETED = (
@@ -76,7 +76,7 @@ class Jitted(Stageable[P, R]):
         self._options = options
         table_ref = weakref.ref(table)
         on_trace = functools.partial(_on_trace, name, options, table_ref)
-        self._plan = Plan(name, place_of(plain), signature, options, on_trace)
+        self._plan = Plan(name, definition_of(plain), signature, options, on_trace)
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
@@ -92,7 +92,7 @@ class Jitted(Stageable[P, R]):
             self._method_of._rebind()  # the next access binds what stands on the class
         plan, plain = self._plan, self._function
         signature = self._signature(plain, plan.signature.skip, self._options, self._table)
-        self._plan = Plan(plan.name, plan.place, signature, self._options, plan.on_trace)
+        self._plan = Plan(plan.name, plan.definition, signature, self._options, plan.on_trace)
         self._configure(plain, self._prefix, self._table, signature.binding)
 
     if TYPE_CHECKING:  # C++ answers the call

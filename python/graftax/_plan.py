@@ -32,13 +32,13 @@ class Plan:
     def __init__(
         self,
         name: str,
-        place: types.FunctionType,
+        definition: types.FunctionType,
         signature: Signature,
         options: Options,
         on_trace: Callable[[list[str]], None],
     ) -> None:
         self.name = name
-        self.place = place
+        self.definition = definition
         self.signature = signature
         self.options = options
         self.on_trace = on_trace

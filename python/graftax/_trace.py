@@ -74,7 +74,7 @@ def flat_function(
         return tuple(out[:n]), tuple(out[n:]), encode(number)
 
     flat.__name__ = flat.__qualname__ = plan.name
-    flat.__wrapped__ = plan.place  # type: ignore[attr-defined]
+    flat.__wrapped__ = plan.definition  # type: ignore[attr-defined]
     return flat
 
 
@@ -195,7 +195,7 @@ def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
     return True
 
 
-def place_of(function: types.FunctionType, tupled: bool = False) -> types.FunctionType:
+def definition_of(function: types.FunctionType, tupled: bool = False) -> types.FunctionType:
     """A function of leaves that does nothing, with `function`'s name and place in its source: what JAX's messages name.
 
     It holds nothing of the user's but those three facts. As for JAX, a wrapper's are those of the function in it.

@@ -153,27 +153,27 @@ def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
     records = treedef._records()
     leaves: list[Any] = []
     stack: list[Any] = [tree]
-    for place, (data, arity) in enumerate(records):
+    for number, (data, arity) in enumerate(records):
         if data is None:
             leaves += [stack.pop() for _ in range(arity)]
             continue
         given = stack.pop()
         elements = list(given)
         if len(elements) != arity:
-            wanted = _core.PyTreeDef._from_records(records[place : _after(records, place)])
+            wanted = _core.PyTreeDef._from_records(records[number : _after(records, number)])
             raise ValueError(f"expected an iterable of {arity} for {wanted}, got {short_text(given)}")
         stack.extend(reversed(elements))
     return treedef.unflatten(leaves)
 
 
-def _after(records: Records, place: int) -> int:
-    """The first record that is not below the one at `place`."""
+def _after(records: Records, number: int) -> int:
+    """The first record that is not below that of this number."""
     left = 1  # nodes still to come
     while left:
-        data, arity = records[place]
+        data, arity = records[number]
         left += -arity if data is None else arity - 1
-        place += 1
-    return place
+        number += 1
+    return number
 
 
 def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
@@ -208,10 +208,10 @@ def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[Way]]:
     below = _children(records)
 
     def meet(
-        place: int | None, given: Any, way: Way
+        number: int | None, given: Any, way: Way
     ) -> Generator[Difference[Way], None, list[tuple[int | None, Any, Any]]]:
-        node, arity = (None, 0) if place is None else records[place]
-        if place is None or node is None:  # a leaf may be anything
+        node, arity = (None, 0) if number is None else records[number]
+        if number is None or node is None:  # a leaf may be anything
             return []
         texts = _of_one_node(*node, arity, given)
         if texts is not None:
@@ -219,7 +219,7 @@ def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[Way]]:
             return []
         level = _core.tree_one_level(given, with_keys=True)
         assert level is not None
-        return [(child, value, entry) for child, (entry, value) in zip(below[place], level[0], strict=True)]
+        return [(child, value, entry) for child, (entry, value) in zip(below[number], level[0], strict=True)]
 
     return list(lockstep(meet, 0, tree))
 
@@ -228,15 +228,15 @@ def _children(records: Records) -> list[list[int | None]]:
     """For each record of a node those of its children; None for a leaf."""
     below: list[list[int | None]] = []
     todo: list[int] = []  # nodes that have children still to come
-    for place, (data, arity) in enumerate(records):
+    for number, (data, arity) in enumerate(records):
         below.append([])
-        for child in [None] * arity if data is None else [place]:
+        for child in [None] * arity if data is None else [number]:
             while todo and len(below[todo[-1]]) == records[todo[-1]][1]:
                 todo.pop()
             if todo:
                 below[todo[-1]].append(child)
         if data is not None:
-            todo.append(place)
+            todo.append(number)
     return below
 
 

@@ -229,7 +229,7 @@ def export(
 def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabled_checks: Any) -> Exported[P, R]:
     options = dataclasses.replace(jitted._options, donate=(), donate_word="none")  # a caller's arrays are the caller's
     roots, layout, recording = jitted._prepare(args, kwargs)
-    plan = Plan(jitted._plan.name, jitted._plan.place, jitted._plan.signature, options, jitted._plan.on_trace)
+    plan = Plan(jitted._plan.name, jitted._plan.definition, jitted._plan.signature, options, jitted._plan.on_trace)
     graphdef, names = recording.graphdef, recording.names
     skip, arguments = len(jitted._prefix), plan.signature.arguments(layout)
     signature = _signature_of(jitted._function, skip)
@@ -242,7 +242,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     how = (flags, split_patterns(options.dynamic)[1])
     dynamic = plan.dynamic_in(given, given_names, flags, True)
     own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, False, True, dynamic)
-    leaf_at = _places(graphdef, range(skip, arguments))
+    leaf_at = _leaf_numbers(graphdef, range(skip, arguments))
 
     entry = build_entry(plan, jitted, roots, layout, recording, None, staged=True)
     constants = own_copies(recording.leaves)
@@ -270,7 +270,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     outcome, returned = found[-1]
     for i in returned:
         leaf_at[i] = _RETURNED
-    node_at = _node_places(graphdef, roots, own_graphdef, given)
+    node_at = _node_numbers(graphdef, roots, own_graphdef, given)
     _refuse_captured(plan.name, graphdef, names, outcome, node_at)
     _refuse_dimensions(plan.name, outcome)
     parts = (plan.name, signature, own_graphdef, given_layout, outcome, tuple(leaf_at), tuple(node_at), how)
@@ -308,7 +308,7 @@ def _bound(
     return bound
 
 
-def _places(graphdef: _core.GraphDef, arguments: range) -> list[int]:
+def _leaf_numbers(graphdef: _core.GraphDef, arguments: range) -> list[int]:
     """For each leaf: which leaf of the arguments it is, or `_MISSING` for one that is captured."""
     out: list[int] = []
     count = 0
@@ -319,15 +319,15 @@ def _places(graphdef: _core.GraphDef, arguments: range) -> list[int]:
     return out
 
 
-def _node_places(
+def _node_numbers(
     graphdef: _core.GraphDef, roots: tuple[Any, ...], own: _core.GraphDef, given: tuple[Any, ...]
 ) -> list[int]:
     """The same for the nodes that have an identity."""
     whole, part = _core.walk(graphdef, roots), _core.walk(own, given)
     if whole is None or part is None:
         raise GraftaxError("the arguments changed while they were exported")
-    place = {id(node): i for i, node in enumerate(part[1])}
-    return [place.get(id(node), _MISSING) for node in whole[1]]
+    number = {id(node): i for i, node in enumerate(part[1])}
+    return [number.get(id(node), _MISSING) for node in whole[1]]
 
 
 def _refuse_sharing(name: str, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: range) -> None:

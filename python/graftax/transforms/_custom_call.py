@@ -81,7 +81,7 @@ class TangentSpace(NamedTuple):
     graphdef: _core.GraphDef  # Python numbers are leaves in it
     of_one: bool
     zeros: tuple[Any, ...]  # what stands in it where nothing is differentiated
-    numbers: tuple[int, ...]  # for each wanted leaf, its place in the graph
+    numbers: tuple[int, ...]  # for each wanted leaf, its number in the graph
     leaves: tuple[int, ...]  # for each wanted leaf, its number among those of the program
     shapes: tuple[TangentType, ...]
 
@@ -118,20 +118,20 @@ class Value:
         paths = output.graphdef.leaf_paths()
         self.types = [TangentType.of(x, 0, p, f"value{keystr(p)}") for x, p in zip(output.leaves, paths, strict=True)]
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
-        places = {path: i for i, path in enumerate(paths)}
+        number_of = {path: i for i, path in enumerate(paths)}
         result = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
         missing = set(paths).difference(result)
         for path, leaf in zip(paths, output.leaves, strict=True):
             if path in missing and is_inexact(leaf):
                 raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{keystr(path)}"))
-        self.order = [places[path] for path in result]  # for each result leaf, its number among those of the value
-        marks = [np.zeros(()) for _ in output.leaves]
-        numbers = {id(mark): i for i, mark in enumerate(marks)}
+        self.order = [number_of[path] for path in result]  # for each result leaf, its number among those of the value
+        placeholders = [np.zeros(()) for _ in output.leaves]
+        numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
 
-        def leaf_of(mark: Any) -> tuple[int, Any]:
-            return numbers[id(mark)], output.leaves[numbers[id(mark)]]
+        def leaf_of(placeholder: Any) -> tuple[int, Any]:
+            return numbers[id(placeholder)], output.leaves[numbers[id(placeholder)]]
 
-        self.sides = TangentSpace.of([output.rebuilt(marks)], ("value",), leaf_of)
+        self.sides = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of)
 
     @property
     def writes(self) -> bool:
@@ -151,13 +151,13 @@ class CustomCall:
         self._live: Program | None = program
         self._later, self._nondiff = program.private(), nondiff
         self._value: Value | None = None
-        marks = [np.zeros(()) for _ in program.leaves]
-        numbers = {id(mark): i for i, mark in enumerate(marks)}
-        built = _core.unflatten(program.graphdef, marks)
+        placeholders = [np.zeros(()) for _ in program.leaves]
+        numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
+        built = _core.unflatten(program.graphdef, placeholders)
         built = built if len(program.roots) != 1 else (built,)
 
-        def leaf_of(mark: Any) -> tuple[int, Any]:
-            return numbers[id(mark)], program.leaves[numbers[id(mark)]]
+        def leaf_of(placeholder: Any) -> tuple[int, Any]:
+            return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
 
         diff = [i for i in range(program.operands) if i not in nondiff]
         self._inputs = TangentSpace.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of)
@@ -170,14 +170,14 @@ class CustomCall:
     def nondiff_leaves(self) -> list[int]:
         return sorted(self._later.below(sorted(self._nondiff)))
 
-    def marked(self, operand: Any, flags: Sequence[bool]) -> Any:
+    def perturbed_tree(self, operand: Any, flags: Sequence[bool]) -> Any:
         """A tree like the first operand: is this leaf differentiated?"""
         graph = self._inputs.graphs([flags[i] for i in self._inputs.leaves])[0]
 
-        def mark(leaf: Any, flag: Any) -> bool:
+        def is_perturbed(leaf: Any, flag: Any) -> bool:
             return flag is True
 
-        return jax.tree.map(mark, operand, graph)
+        return jax.tree.map(is_perturbed, operand, graph)
 
     # ---- the function
 
@@ -333,7 +333,7 @@ class CustomCall:
             arrays, kept, pull, structure = residuals
             known, count = self._value, self._later.graphdef.num_leaves
             assert known is not None
-            at = {number: place for place, number in enumerate(known.order)}
+            at = {number: i for i, number in enumerate(known.order)}
             of_value = [_or_zeros(cotangents[at[i]], known.types[i], symbolic) for i in known.sides.leaves]
             given = Saved(
                 self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed

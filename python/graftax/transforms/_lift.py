@@ -61,7 +61,7 @@ def name_of(fun: Any, title: str) -> str:
 
 def named(flat: Callable[..., Any], program: Program) -> Callable[..., Any]:
     """The flat function under the user's name and place, which JAX's messages show."""
-    flat.__wrapped__ = program.place_of  # type: ignore[attr-defined]
+    flat.__wrapped__ = program.definition  # type: ignore[attr-defined]
     flat.__name__ = flat.__qualname__ = flat.__wrapped__.__name__  # type: ignore[attr-defined]
     return flat
 

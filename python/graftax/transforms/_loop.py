@@ -155,11 +155,12 @@ class Steps:
         ]
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
-        self._left: tuple[list[int], _core.Outcome] | None = None  # the place of each output leaf of the last trace
+        # Of the last trace: for each output leaf the number of the leaf that it is, and the Outcome.
+        self._left: tuple[list[int], _core.Outcome] | None = None
 
     def named(self, flat: Callable[..., Any], like: types.FunctionType) -> Callable[..., Any]:
         """`flat` under the user's name and place, with the parameters of `like`: what JAX's messages name."""
-        code = self.program.place_of.__code__
+        code = self.program.definition.__code__
         where = like.__code__.replace(
             co_filename=code.co_filename,
             co_firstlineno=code.co_firstlineno,
@@ -257,11 +258,11 @@ class Steps:
 
     def finish(self) -> Any:
         assert self._left is not None
-        places, outcome = self._left
+        numbers, outcome = self._left
         if self.loop.slices is not None:
             self.loop.slices.check(self.program, outcome)
         leaves = self._leaves(self.last)
-        return self.program.finish([leaves[place] for place in places], outcome)
+        return self.program.finish([leaves[number] for number in numbers], outcome)
 
 
 def call_pure(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:

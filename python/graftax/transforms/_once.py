@@ -22,7 +22,7 @@ from .._jitted import Jitted
 from .._options import Options
 from .._signature import Signature, call_opaque, call_partial, refuse_generators, resolve
 from .._table import FunctionTable
-from .._trace import Flat, encode, place_of, run_trace
+from .._trace import Flat, definition_of, encode, run_trace
 from ._reads import Reads
 
 Run = Callable[[list[Callable[..., Any]], list[Any], list[Any]], Any]
@@ -277,7 +277,7 @@ class _Compiled(_core.Caller):
             return entry, recording
         table.misses += 1
         outcomes: list[_core.Outcome] = []
-        flat = _flat_function(place_of(_CALLS.now.parts[0].plain), layout, weakref.ref(table), outcomes)
+        flat = _flat_function(definition_of(_CALLS.now.parts[0].plain), layout, weakref.ref(table), outcomes)
         # Not the jit object itself, which would be run directly after some calls: a loop takes longer than that saves.
         compiled = functools.partial(jax.jit(flat))
         entry = _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)

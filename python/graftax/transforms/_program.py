@@ -19,7 +19,7 @@ from .._difference import differences
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._structure import place_name
-from .._trace import place_of, run_trace
+from .._trace import definition_of, run_trace
 from .._views import seen
 
 CHANGED_WHILE = (
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
     signature: Signature
     layout: tuple[Any, ...]
     roots: tuple[Any, ...]
-    places: tuple[int, ...]  # for each root of the function, its place among the program's
+    numbers: tuple[int, ...]  # for each root of the function, its number among the program's
 
 
 class Place(NamedTuple):
@@ -116,30 +116,30 @@ class Program:
             plain = seen(plain)
         refuse_generators(plain)  # type: ignore[arg-type]
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
-        marks = [_Placeholder() for _ in range(self.operands)]
-        bound = signature.binding.bind(*self._as_given(marks), prefix)
+        placeholders = [_Placeholder() for _ in range(self.operands)]
+        bound = signature.binding.bind(*self._as_given(placeholders), prefix)
         if bound is None:  # the function's own TypeError
             args, kwargs = self._as_given(self.roots[: self.operands])
             plain(*prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self.name} could not be bound")
         roots, layout = bound
         names, flags = signature.root_names(layout), signature.root_flags(layout, ())
-        known = {id(mark): i for i, mark in enumerate(marks)}
-        places: list[int] = []
+        known = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
+        numbers: list[int] = []
         for root, name, flag in zip(roots, names, flags, strict=True):
-            place = known.get(id(root))
-            if place is None:
-                place = len(self.roots)
+            number = known.get(id(root))
+            if number is None:
+                number = len(self.roots)
                 self.roots += (root,)
                 self.names += (name,)
                 self._flags.append(flag)
-            elif not self.names[place]:
-                self.names = (*self.names[:place], name, *self.names[place + 1 :])
-            places.append(place)
+            elif not self.names[number]:
+                self.names = (*self.names[:number], name, *self.names[number + 1 :])
+            numbers.append(number)
         if isinstance(function, _core.Caller):
             self._name_operands(function)
-        own = tuple(self.roots[place] for place in places)
-        return _Part(plain, signature, layout, own, tuple(places))
+        own = tuple(self.roots[number] for number in numbers)
+        return _Part(plain, signature, layout, own, tuple(numbers))
 
     def _as_given(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments, as the transform was given them, of these operands."""
@@ -150,12 +150,12 @@ class Program:
         """Operands are called what the jitted function calls them."""
         plain, prefix, _ = resolve(jitted)
         signature = Signature.of(plain, len(prefix), False)
-        marks = [_Placeholder() for _ in range(self.operands)]
-        bound = signature.binding.bind(*self._as_given(marks), prefix)
+        placeholders = [_Placeholder() for _ in range(self.operands)]
+        bound = signature.binding.bind(*self._as_given(placeholders), prefix)
         if bound is not None:  # else the call itself says what is wrong
             named = {id(root): name for root, name in zip(bound[0], signature.root_names(bound[1]), strict=True)}
-            count = len(marks)
-            operands = (named.get(id(mark), old) for mark, old in zip(marks, self.names[:count], strict=True))
+            count = len(placeholders)
+            operands = (named.get(id(x), old) for x, old in zip(placeholders, self.names[:count], strict=True))
             self.names = (*operands, *self.names[count:])
 
     @property
@@ -210,7 +210,7 @@ class Program:
     def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
         def run(*operands: Any) -> Any:
             # An operand that stands in two places of the signature is given to both.
-            given = [operands[place] if place < self.operands else values[place] for place in part.places]
+            given = [operands[i] if i < self.operands else values[i] for i in part.numbers]
             return part.signature.call(part.function, part.roots, given, part.layout, self.name, False)
 
         return run
@@ -277,15 +277,15 @@ class Program:
         """The leaves that are reached from these roots, wherever their first place is."""
         if not roots:
             return set()
-        marks = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
-        built = self.rebuilt(marks)
-        numbers = {id(mark): i for i, mark in enumerate(marks)}
+        placeholders = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
+        built = self.rebuilt(placeholders)
+        numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         return {numbers[id(leaf)] for leaf in _core.flatten([built[root] for root in roots])[0] if id(leaf) in numbers}
 
     @property
-    def place_of(self) -> Any:
+    def definition(self) -> Any:
         """What JAX's messages name in place of a flat function: the first function and where it is written."""
-        return place_of(self._parts[0].function)
+        return definition_of(self._parts[0].function)
 
 
 class _Placeholder:

@@ -57,16 +57,16 @@ class Slices:
         self._program = Program(name, [_rows], [xs])
         self.leaves, self.names = self._program.leaves, [place.name for place in self._program.places]
         first = ""
-        for leaf, place in zip(self.leaves, self.names, strict=True):
+        for leaf, path in zip(self.leaves, self.names, strict=True):
             shape = np.shape(leaf)
             if not shape:
-                raise ValueError(NOT_SLICED.format(name=name, path=place))
+                raise ValueError(NOT_SLICED.format(name=name, path=path))
             if length is None:
-                length, first = shape[0], place
+                length, first = shape[0], path
             elif shape[0] != length:
                 other = first or f"length={length}"
-                raise ValueError(OTHER_LENGTH.format(name=name, path=place, count=shape[0], first=other, length=length))
-            first = first or place
+                raise ValueError(OTHER_LENGTH.format(name=name, path=path, count=shape[0], first=other, length=length))
+            first = first or path
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
         self.length: int = length
@@ -96,10 +96,10 @@ class Slices:
         walked, other = (_core.walk(p.graphdef, p.roots) for p in (self._program, program))
         if walked is None or other is None:  # for `finish` to say
             return
-        places = {id(node): i for i, node in enumerate(walked[1])}
+        number = {id(node): i for i, node in enumerate(walked[1])}
         for i in outcome.inputs()[2]:
-            if id(other[1][i]) in places:
-                path, here = self._name(places[id(other[1][i])]), self._name(mine.inputs()[2][0])
+            if id(other[1][i]) in number:
+                path, here = self._name(number[id(other[1][i])]), self._name(mine.inputs()[2][0])
                 raise StructureError(CHANGED_TWICE.format(name=program.name, path=path, other=here))
 
     def _name(self, node: int) -> str:

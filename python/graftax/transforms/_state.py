@@ -65,16 +65,16 @@ class Provenance(NamedTuple):
 
 
 class StateAfter(NamedTuple):
-    """The graph after a trace. Places are counted as in a recording of all roots and the parts of the result."""
+    """The graph after a trace. Leaves are counted as in a recording of all roots and the parts of the result."""
 
     program: Program
     before: Provenance
     after: Provenance
-    values: list[Any]  # the leaf in each place, or what is left of it
+    values: list[Any]  # the leaves, or what is left of them
     changed: list[int]  # the input nodes that were changed in place
-    out: list[int]  # for each output leaf of the Outcome, its place; -1 where the structure does not show it
+    out: list[int]  # for each output leaf of the Outcome, its number; -1 where the structure does not show it
     outcome: _core.Outcome
-    roots: tuple[Any, ...]  # after the trace, with marks in place of arrays
+    roots: tuple[Any, ...]  # after the trace, with placeholders for arrays
     result: Any  # likewise
     number: dict[int, int]  # of an input node, by its `id`; the result and these nodes live as long as this
     nodes: list[Any]
@@ -91,17 +91,17 @@ class StateAfter(NamedTuple):
         assert walked is not None
         return {self.number[id(node)] for node in walked[1] if id(node) in self.number}
 
-    def aligned(self, places: Provenance) -> StateAfter | None:
-        """The same, counted as in these places; None where the structures differ."""
-        found = self.after.like(places)
-        if found is None or self.after.graphdef == places.graphdef:
+    def aligned(self, other: Provenance) -> StateAfter | None:
+        """The same, counted as in that graph; None where the structures differ."""
+        found = self.after.like(other)
+        if found is None or self.after.graphdef == other.graphdef:
             return found and self
         leaves, nodes = found
-        place = {here: i for i, here in enumerate(leaves)}
+        number = {here: i for i, here in enumerate(leaves)}
         return self._replace(
-            after=Provenance(places.graphdef, [self.after.origins[i] for i in nodes]),
+            after=Provenance(other.graphdef, [self.after.origins[i] for i in nodes]),
             values=[self.values[i] for i in leaves],
-            out=[place.get(i, -1) for i in self.out],
+            out=[number.get(i, -1) for i in self.out],
         )
 
 
@@ -112,10 +112,10 @@ def state_after(
     out: Sequence[Any],
     roots_of: Callable[[tuple[Any, ...], Any], tuple[tuple[Any, ...], int]],
 ) -> StateAfter:
-    """Finds out what a trace on `leaves` did, by applying its Outcome to a copy of the graph that holds marks.
+    """Finds out what a trace on `leaves` did, by applying its Outcome to a copy of the graph that holds placeholders.
 
     An array has no identity, so one tracer may stand in several places, which another step or branch fills with several
-    arrays. A mark stands in one place only.
+    arrays. A placeholder stands in one place only.
 
     Args:
         program, leaves: what was traced.
@@ -123,23 +123,23 @@ def state_after(
         roots_of: from (the roots, the result) to the roots of the graph that is looked at, and how many of these are
             more than the program's.
     """
-    marks = [_placeholder(leaf) for leaf in leaves]
-    roots = program.rebuilt(marks)
+    placeholders = [_placeholder(leaf) for leaf in leaves]
+    roots = program.rebuilt(placeholders)
     _, before, nodes = program.recorded(roots)
     number = {id(node): i for i, node in enumerate(nodes) if node is not None}
     new = [_placeholder(leaf) for leaf in out]
-    result = outcome.apply(new, marks, nodes)
-    value = {id(mark): leaf for mark, leaf in zip([*marks, *new], [*leaves, *out], strict=True)}
+    result = outcome.apply(new, placeholders, nodes)
+    value = {id(placeholder): leaf for placeholder, leaf in zip([*placeholders, *new], [*leaves, *out], strict=True)}
     looked_at, more = roots_of(roots, result)
     found, graphdef, after = program.recorded(looked_at, more)
-    place = {id(mark): i for i, mark in enumerate(found)}
+    leaf_number = {id(placeholder): i for i, placeholder in enumerate(found)}
     return StateAfter(
         program,
         Provenance(before, list(range(len(nodes)))),
         Provenance(graphdef, [number.get(id(node)) for node in after]),
-        [value[id(mark)] for mark in found],
+        [value[id(placeholder)] for placeholder in found],
         outcome.inputs()[2],
-        [place.get(id(mark), -1) for mark in new],
+        [leaf_number.get(id(placeholder), -1) for placeholder in new],
         outcome,
         roots,
         result,
@@ -165,8 +165,8 @@ def node_name(program: Program, after: StateAfter, node: int) -> str:
 
 def refuse_unseen(after: StateAfter) -> None:
     """An array in an attribute that a registered class's flatten leaves out has no place."""
-    for place, (_, path) in zip(after.out, after.outcome.leaf_places(), strict=True):
-        if place < 0:
+    for number, (_, path) in zip(after.out, after.outcome.leaf_places(), strict=True):
+        if number < 0:
             raise StructureError(UNSEEN.format(name=after.program.name, path=keystr(path)))
 
 

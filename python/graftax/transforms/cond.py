@@ -201,14 +201,14 @@ class Branches:
             self.seen[number] = after._replace(values=[EndedTracer(type_of(x), own.get(id(x))) for x in values])
             if len(self.seen) == len(self.branches):
                 self._compare()
-            return tuple(values[place] for place in self._chosen(self.seen[0]))
+            return tuple(values[i] for i in self._chosen(self.seen[0]))
 
         return named(flat, program)
 
     def _chosen(self, first: StateAfter) -> list[int]:
-        """The places of what the branches give JAX: arrays of the state that are carried, and the result's."""
+        """The leaves that the branches give JAX, by number: arrays of the state that are carried, and the result's."""
         state = self._state_leaves(first)
-        carried = [place for place, name in enumerate(self._leaf_names(first)[:state]) if name in self.carried]
+        carried = [i for i, name in enumerate(self._leaf_names(first)[:state]) if name in self.carried]
         return [*carried, *range(state, len(first.values))]
 
     def _leaf_names(self, first: StateAfter) -> list[str]:
@@ -236,9 +236,9 @@ class Branches:
             refuse_unseen(after)
             self._same_types(first, after, title)
         names = self._leaf_names(first)
-        needed = {names[place] for place in range(self._state_leaves(first)) if self._source(place) is None}
-        if needed - self.carried:
-            self.carried |= needed
+        changed = {names[i] for i in range(self._state_leaves(first)) if self._source(i) is None}
+        if changed - self.carried:
+            self.carried |= changed
             raise Retrace
 
     def _same_structure(self, first: StateAfter, after: StateAfter, title: str) -> None:
@@ -278,8 +278,8 @@ class Branches:
     def _same_objects(self) -> None:
         """In each place of the state stands the same object, or a new one, after every branch."""
         state = [self.seen[i].graph(self.seen[i].roots) for i in range(len(self.branches))]
-        for places, title in zip(state, self.titles, strict=True):
-            for one, other in zip(state[0].origins, _origins(places, state[0]) or [], strict=False):
+        for after, title in zip(state, self.titles, strict=True):
+            for one, other in zip(state[0].origins, _origins(after, state[0]) or [], strict=False):
                 if one != other:
                     at = one if one is not None else other
                     path = node_name(self.program, self.seen[0], at or 0)
@@ -322,9 +322,9 @@ class Branches:
                     )
                 )
 
-    def _source(self, place: int) -> int | None:
+    def _source(self, leaf: int) -> int | None:
         """The input leaf that stands here after every branch, if it is one and the same."""
-        found = {after.values[place].source for after in self.seen.values()}
+        found = {after.values[leaf].source for after in self.seen.values()}
         return found.pop() if len(found) == 1 else None
 
     # ---- together again
@@ -341,14 +341,14 @@ class Branches:
         for number in reversed(range(len(self.branches))):
             after = self.seen[number]
             values: list[Any] = []
-            for place in after.out:
-                source = None if place in chosen else self._source(place)
-                values.append(chosen[place] if source is None else self.program.leaves[source])
+            for leaf in after.out:
+                source = None if leaf in chosen else self._source(leaf)
+                values.append(chosen[leaf] if source is None else self.program.leaves[source])
             pairs.append((values, after.outcome))
         return self.program.finish_all(pairs)[-1]
 
 
-def _origins(places: Provenance, like: Provenance) -> list[int | None] | None:
+def _origins(other: Provenance, like: Provenance) -> list[int | None] | None:
     """The origins of the nodes, in the order of another graph of that structure."""
-    found = places.like(like)
-    return None if found is None else [places.origins[i] for i in found[1]]
+    found = other.like(like)
+    return None if found is None else [other.origins[i] for i in found[1]]

@@ -146,12 +146,12 @@ class filter_custom_vjp(FilteredRule):
 
         def forward(operands: list[Any], perturbed: list[bool]) -> Any:
             positional, keywords = given(operands)
-            result = fn_fwd(call.marked(positional[0], perturbed), *positional, **keywords)
+            result = fn_fwd(call.perturbed_tree(positional[0], perturbed), *positional, **keywords)
             return pair(call.name, "fwd", "(value, residuals)", result)
 
         def backward(kept: Saved, cotangent: Any) -> tuple[Any, ...]:
             positional, keywords = given(kept.operands)
-            marked = call.marked(positional[0], kept.perturbed)
-            return (fn_bwd(kept.residuals, none_for_zero(cotangent), marked, *positional, **keywords),)
+            perturbed = call.perturbed_tree(positional[0], kept.perturbed)
+            return (fn_bwd(kept.residuals, none_for_zero(cotangent), perturbed, *positional, **keywords),)
 
         return call.with_cotangents(forward, backward, range(len(program.leaves)), True, False)
