@@ -55,7 +55,7 @@ uint32_t target_of(const Row& row) {
   return n.op == Op::ref ? p.track_pc[n.arg] : n.op == Op::same ? n.arg : row.number;
 }
 
-nb::object entry_of(Row& row) {
+nb::object key_entry_of(Row& row) {
   if (row.parent == NONE) return nb::none();
   if (!row.entry) row.entry = key_entry(step_to(row.all(), row.parent, row.child));
   return nb::borrow(row.entry.get());
@@ -134,7 +134,7 @@ void bind_rows(nb::module_& m) {
           "parent", [](const Row& r) { return number_or_none(r.parent); }, "The row above; -1 for a root.")
       .def_prop_ro(
           "end", [](const Row& r) { return r.all().after(r.number); }, "The first row that is not below.")
-      .def_prop_ro("entry", &entry_of, nb::sig("def entry(self) -> Any"),
+      .def_prop_ro("key_entry", &key_entry_of, nb::sig("def key_entry(self) -> Any"),
                    "The key entry that leads here; None: a root.")
       .def_prop_ro("target", &target_of, "The row itself; of a reference or a repetition, the row that was met first.")
       .def_prop_ro(

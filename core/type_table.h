@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of types, one table for a process. Asked once. Types are referred to weakly: an entry goes with its type, so that an address
+// What is known of types, one table for a process. Asked once. Types are referred to weakly: a record goes with its type, so that an address
 // that is used again inherits nothing.
 #pragma once
 
@@ -18,8 +18,8 @@ class TypeTable {
   static const T* find(PyTypeObject* type) {
     Front& f = front_[slot(type)];
     if (f.type == type) return f.known;
-    auto it = entries().find(type);
-    if (it == entries().end()) return nullptr;
+    auto it = records().find(type);
+    if (it == records().end()) return nullptr;
     f = {type, it->second.known.get()};
     return f.known;
   }
@@ -28,28 +28,28 @@ class TypeTable {
   static const T& remember(PyTypeObject* type, std::shared_ptr<T> known) {
     Owned watcher = watch(type);
     if (const T* before = find(type)) return *before;
-    Entry& entry = entries()[type];
-    entry.known = std::move(known);
-    if (!entry.watcher) entry.watcher = std::move(watcher);
-    front_[slot(type)] = {type, entry.known.get()};
-    return *entry.known;
+    Record& record = records()[type];
+    record.known = std::move(known);
+    if (!record.watcher) record.watcher = std::move(watcher);
+    front_[slot(type)] = {type, record.known.get()};
+    return *record.known;
   }
 
   static void forget(PyTypeObject* type) {
     front_[slot(type)] = {};
-    auto it = entries().find(type);
-    if (it == entries().end()) return;
-    Entry gone = std::move(it->second);
-    entries().erase(it);
+    auto it = records().find(type);
+    if (it == records().end()) return;
+    Record gone = std::move(it->second);
+    records().erase(it);
     if (holds_) retired().push_back(std::move(gone.known));
   }
 
   static void forget_all() {
-    std::unordered_map<PyTypeObject*, Entry> gone;
-    gone.swap(entries());
+    std::unordered_map<PyTypeObject*, Record> gone;
+    gone.swap(records());
     front_ = {};
     if (holds_)
-      for (auto& [type, entry] : gone) retired().push_back(std::move(entry.known));
+      for (auto& [type, record] : gone) retired().push_back(std::move(record.known));
   }
 
   // What is forgotten while one lives goes with the last of them.
@@ -66,9 +66,9 @@ class TypeTable {
   };
 
  private:
-  struct Entry {
+  struct Record {
     std::shared_ptr<T> known;  // a recorded structure that names it holds it too
-    Owned watcher;             // weak reference whose callback drops this entry
+    Owned watcher;             // weak reference whose callback drops this record
   };
 
   // A direct-mapped front of the table.
@@ -101,8 +101,8 @@ class TypeTable {
     return *all;
   }
 
-  static std::unordered_map<PyTypeObject*, Entry>& entries() {
-    static auto* all = new std::unordered_map<PyTypeObject*, Entry>();
+  static std::unordered_map<PyTypeObject*, Record>& records() {
+    static auto* all = new std::unordered_map<PyTypeObject*, Record>();
     return *all;
   }
 };

@@ -116,7 +116,7 @@ WRONG = (0, 1, 2, 3, 4, 5, 6, 9, 11, 2**32 - 2, 2**32 - 1, 2**32, -1, None, (), 
 
 
 def read(program):
-    return [(row.op, row.entry, row.type, row.target, row.track, row.leaf, row.value) for row in program.rows()]
+    return [(row.op, row.key_entry, row.type, row.target, row.track, row.leaf, row.value) for row in program.rows()]
 
 
 def damage(load, state, use):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from . import _core
-from ._difference import Difference, describe
+from ._difference import Difference, differences_text
 from ._dispatch import build_entry, leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._plan import Plan, leaf_names
@@ -236,5 +236,5 @@ def matched(
         walked = _core.walk(graphdef, roots)  # a class that no walk had met is known now
         if walked is not None:
             return walked
-        text = describe(graphdef, recorded, names)
+        text = differences_text(graphdef, recorded, names)
     raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=done, differences=text, again=again))

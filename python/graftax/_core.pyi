@@ -75,7 +75,7 @@ class Row:
         """The first row that is not below."""
 
     @property
-    def entry(self) -> Any:
+    def key_entry(self) -> Any:
         """The key entry that leads here; None: a root."""
 
     @property

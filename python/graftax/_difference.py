@@ -87,7 +87,7 @@ def differences(
         yield from lockstep(comparison.meet, one, other, (None, number))
 
 
-def describe(
+def differences_text(
     expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None = None, limit: int = 4
 ) -> str:
     """At most `limit` differences as lines of text."""
@@ -205,7 +205,7 @@ class _Comparison:
         numbers = [b.number for a, b, _ in pairs if a and b]
         if len(numbers) == len(pairs) and numbers != sorted(numbers):
             orders = [
-                _listed([plain_key(c.entry) for c in s.children(n)]) for s, n in ((self.left, e), (self.right, g))
+                _listed([plain_key(c.key_entry) for c in s.children(n)]) for s, n in ((self.left, e), (self.right, g))
             ]
             yield Difference(self.text(way), f"the order {orders[0]}", f"the order {orders[1]}")
 
@@ -237,23 +237,23 @@ def _pairs(e: Sequence[Row], g: Sequence[Row]) -> _Pairs:
     plain: dict[Any, Row] = {}
     rest: list[Row] = []
     for child in g:
-        token = _token(child.entry)
+        token = _token(child.key_entry)
         if token is None:
             rest.append(child)
         else:
             plain[token] = child
     out: _Pairs = []
     for child in e:
-        token = _token(child.entry)
+        token = _token(child.key_entry)
         if token is not None:
-            out.append((child, plain.pop(token, None), child.entry))
+            out.append((child, plain.pop(token, None), child.key_entry))
             continue
-        found = next((c for c in rest if _same_value(plain_key(child.entry), plain_key(c.entry))), None)
+        found = next((c for c in rest if _same_value(plain_key(child.key_entry), plain_key(c.key_entry))), None)
         if found is not None:
             rest.remove(found)
-        out.append((child, found, child.entry))
+        out.append((child, found, child.key_entry))
     left = {c.number for c in (*plain.values(), *rest)}
-    return [*out, *((None, c, c.entry) for c in g if c.number in left)]
+    return [*out, *((None, c, c.key_entry) for c in g if c.number in left)]
 
 
 def _token(entry: Any) -> tuple[Any, ...] | None:

@@ -112,8 +112,8 @@ def _beside(graph: Graph, other: Graph, wanted: set[int]) -> dict[int, int]:
 
 
 def _children(graph: Graph, other: Graph, number: int, node: int) -> Iterator[tuple[int, int]]:
-    right = other.entries(node)
-    left = [] if graph.rows[number].is_leaf else graph.entries(number)
+    right = other.key_entries(node)
+    left = [] if graph.rows[number].is_leaf else graph.key_entries(number)
     pairs = paired(left, right)
     if pairs is not None:
         yield from ((mine, given) for mine, given, _ in pairs)

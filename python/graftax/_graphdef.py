@@ -24,7 +24,7 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     """
     digest = hashlib.sha256()
     for row in graphdef.rows():
-        place = (row.root, row.parent, str(row.entry), row.target, row.leaf)
+        place = (row.root, row.parent, str(row.key_entry), row.target, row.leaf)
         digest.update(repr((place, row.op.name, _stable(row.type), _stable(row.value))).encode())
     return digest.hexdigest()
 

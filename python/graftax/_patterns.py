@@ -356,7 +356,7 @@ class Covering:
                 return entered.anew(node.number, positions)
             return None
 
-        walk(self._starts(pattern, roots), visit, self.structure.entries, pattern.step_below)
+        walk(self._starts(pattern, roots), visit, self.structure.key_entries, pattern.step_below)
         return Cover(leaves, statics, anything)
 
     def _starts(self, pattern: Pattern, roots: Container[int] | None) -> Iterator[tuple[int, Positions]]:

@@ -86,15 +86,15 @@ def chosen(graph: Graph, bools: Any) -> list[int]:
         if nothing or (number, id(wanted)) in seen:
             return []
         seen[number, id(wanted)] = wanted
-        parts, entries = dict(open_node(wanted)), graph.entries(number)
-        is_value = not parts and (entries or Graph(wanted).rows[0].is_leaf)
+        parts, key_entries = dict(open_node(wanted)), graph.key_entries(number)
+        is_value = not parts and (key_entries or Graph(wanted).rows[0].is_leaf)
         if is_value or graph.rows[number].is_leaf:
             raise StructureError(NOT_SELECTED.format(spec=short_text(wanted), path=graph.path(number)))
-        known = {entry for entry, _ in entries}
+        known = {entry for entry, _ in key_entries}
         for entry in parts:
             if entry not in known:
                 raise StructureError(NO_SUCH_BOOL.format(path=graph.path(number) + (entry,)))
-        pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in entries]
+        pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in key_entries]
         # Of what is nothing but structure there may be no word.
         pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in above]
         for child, part, _ in pairs:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from . import _core
-from ._difference import describe
+from ._difference import differences_text
 from ._errors import StructureError
 
 NOTHING = "graftax.stack takes at least one object."
@@ -50,7 +50,7 @@ def stacked(name: str, objects: list[Any]) -> Any:
     first, graphdef = flat[0]
     for number, (_, other) in enumerate(flat):
         if other != graphdef:
-            lines = describe(graphdef, other)
+            lines = differences_text(graphdef, other)
             raise StructureError(OTHER_STRUCTURE.format(name=name, number=number, lines=lines))
     made: dict[tuple[int, ...], Any] = {}
     leaves: list[Any] = []

@@ -41,9 +41,9 @@ class Structure:
         """The rows one level below; none below a reference, which its `target` is asked for."""
         return self._in_a_row(row.number + 1, row.end)
 
-    def entries(self, number: int) -> list[tuple[Any, int]]:
+    def key_entries(self, number: int) -> list[tuple[Any, int]]:
         """(key entry, number) of the rows one level below."""
-        return [(child.entry, child.number) for child in self.children(self.rows[number])]
+        return [(child.key_entry, child.number) for child in self.children(self.rows[number])]
 
     def below(self, row: Row) -> list[Row]:
         """All rows of a subtree, the row itself first."""
@@ -69,12 +69,12 @@ class Structure:
 
     def place(self, row: Row) -> Place:
         """Where a row stands, in time that grows with its depth."""
-        entries: list[Any] = []
+        key_entries: list[Any] = []
         root = row.root
         while row.parent >= 0:
-            entries.append(row.entry)
+            key_entries.append(row.key_entry)
             row = self.rows[row.parent]
-        return root, tuple(reversed(entries))
+        return root, tuple(reversed(key_entries))
 
     def _in_a_row(self, number: int, end: int) -> Iterator[Row]:
         rows = self.rows

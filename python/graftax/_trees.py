@@ -244,7 +244,7 @@ def _of_one_node(cls: type, data: Any, arity: int, given: Any) -> tuple[str, str
     """What was expected in place of a node, and what was found there; None where it is what it has to be."""
 
     def texts(more: str = "") -> tuple[str, str]:
-        return _shape_text(cls, data, arity), describe_value(given) + (f"\n    {more}" if more else "")
+        return _node_text(cls, data, arity), value_text(given) + (f"\n    {more}" if more else "")
 
     if type(given) is not cls:
         none = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
@@ -271,7 +271,7 @@ def _keys(cls: type, data: Any) -> tuple[Any, ...]:
     return tuple(data[1] if issubclass(cls, defaultdict) else data)
 
 
-def _shape_text(cls: type, data: Any, count: int) -> str:
+def _node_text(cls: type, data: Any, count: int) -> str:
     if cls is type(None):
         return "None"
     if issubclass(cls, dict):
@@ -281,14 +281,14 @@ def _shape_text(cls: type, data: Any, count: int) -> str:
     return f"{cls.__qualname__} with {count} {'child' if count == 1 else 'children'}"
 
 
-def describe_value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """What a value is, as messages print it: a node by its shape, a leaf by itself."""
     try:
         level = _core.tree_one_level(value)
     except Exception:  # whatever its flatten function raises: it is the wrong type anyway
         return f"{type(value).__qualname__} {short_text(value)}"
     if level is not None:
-        return _shape_text(type(value), level[1], len(level[0]))
+        return _node_text(type(value), level[1], len(level[0]))
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
         text = f"{dtype}[{', '.join(map(str, shape))}]"

@@ -16,7 +16,7 @@ from . import _core
 from ._difference import Difference, Way, lockstep, spelled
 from ._errors import UnsupportedValueError, at_path, some
 from ._tracebacks import boundary
-from ._trees import describe_value
+from ._trees import value_text
 from .path import Graph, Path, Row
 
 
@@ -89,8 +89,8 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
             yield Difference(Path(spelled(way)), *texts)
         if x.is_leaf or y.is_leaf or type(x.value) is not type(y.value):
             return []
-        below = dict(right.entries(y.target))
-        return [(number, below[entry], entry) for entry, number in left.entries(x.target) if entry in below]
+        below = dict(right.key_entries(y.target))
+        return [(number, below[entry], entry) for entry, number in left.key_entries(x.target) if entry in below]
 
     return lockstep(meet, 0, 0)
 
@@ -107,7 +107,7 @@ def _both(x: Any, y: Any) -> tuple[str, str]:
 
 def _text(value: Any) -> str:
     try:
-        return describe_value(value)
+        return value_text(value)
     except Exception:  # no tree, such as a dict whose keys cannot be sorted, or a class whose flatten fails
         return _with_keys(value, [entry for entry, _ in _core.children_with_keys(value)])
 
@@ -168,7 +168,7 @@ def node_difference(x: Any, y: Any) -> tuple[str, str] | None:
     if type(x) is not type(y):
         return _text(x), _text(y)
     keys, others = ([entry for entry, _ in _core.children_with_keys(value)] for value in (x, y))
-    mine, its = ({(entry, *_key_type(entry)) for entry in entries} for entries in (keys, others))
+    mine, its = ({(entry, *_key_type(entry)) for entry in key_entries} for key_entries in (keys, others))
     if mine != its:
         missing = [k for k in keys if (k, *_key_type(k)) not in its]
         extra = [k for k in others if (k, *_key_type(k)) not in mine]
@@ -215,5 +215,5 @@ def _order(keys: list[Any]) -> str:
     return f"the order {_names(keys)}"
 
 
-def _names(entries: list[Any]) -> str:
-    return some([str(Path((k,))) for k in entries])
+def _names(key_entries: list[Any]) -> str:
+    return some([str(Path((k,))) for k in key_entries])

@@ -19,7 +19,7 @@ from jax.tree_util import keystr
 from . import _core
 from ._aot import matched, own_copies
 from ._compat import is_dimension, is_of_exported_callback
-from ._difference import describe, short_text
+from ._difference import differences_text, short_text
 from ._dispatch import build_entry
 from ._errors import (
     GraftaxError,
@@ -379,7 +379,7 @@ def _refuse_captured(
 def _check_identities(name: str, parts: _Parts, again: _Parts) -> None:
     """What counts by identity must be found again under its name: a copy of it would match nothing."""
     if parts[2] != again[2]:
-        where = describe(parts[2], again[2], Signature.of_parameters(parts[1]).root_names(parts[3]))
+        where = differences_text(parts[2], again[2], Signature.of_parameters(parts[1]).root_names(parts[3]))
         raise UnpicklableError(NOT_SAVED.format(name=name, what=f"\n{where}\n", error=BY_IDENTITY))
     for one, other in zip(parts[4].identities(), again[4].identities(), strict=True):
         if one is not other:

@@ -56,7 +56,7 @@ def to_dict(obj: object) -> dict[Path, Any]:
             out[at + (_CLASS,)] = row.type
             if (value := row.value) is not None:
                 out[at + (_EXTRA,)] = value
-            todo += reversed([(child, at + (child.entry,), written) for child in structure.children(row)])
+            todo += reversed([(child, at + (child.key_entry,), written) for child in structure.children(row)])
         elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
             # An equal immutable value met before: written out again, it has no identity.
             todo.append((structure.target(row), at, written or [0]))

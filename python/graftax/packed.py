@@ -111,7 +111,7 @@ def _live(graphdef: _core.GraphDef) -> _Live | None:
     keys: dict[Any, None] = {}
     todo: list[Any] = []
     for row in graphdef.rows():
-        todo.append(getattr(row.entry, "key", None))
+        todo.append(getattr(row.key_entry, "key", None))
         value: Any = row.value if row.op is _core.Op.node else None
         if isinstance(value, types.FunctionType):
             # A function that is rebuilt has a twin without state here.

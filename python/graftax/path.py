@@ -147,16 +147,16 @@ def without_root(text: str) -> str:
 
 
 def _parsed(text: str, rest: str) -> Path:
-    entries: list[Any] = []
+    key_entries: list[Any] = []
     at = 0
     while at < len(rest):
         found = _ENTRY.match(rest, at)
         entry = None if found is None or (at > 0 and found["first"] is not None) else _entry(found)
         if found is None or entry is None:
             raise ValueError(f"{text!r} is no path: it makes no sense from {rest[at:]!r} on. Write layers[0].w")
-        entries.append(entry)
+        key_entries.append(entry)
         at = found.end()
-    return Path(entries)
+    return Path(key_entries)
 
 
 def _entry(found: re.Match[str]) -> Any:
@@ -259,7 +259,7 @@ class Graph:
         while number:
             up = self.rows[number].parent
             if number not in self._entry:
-                self.entries(up)
+                self.key_entries(up)
             steps.append(self._entry[number])
             number = up
         return Path(reversed(steps))
@@ -272,7 +272,7 @@ class Graph:
                 self._children.setdefault(row.parent, []).append(child)
         return self._children.get(number, [])
 
-    def entries(self, number: int) -> list[tuple[Any, int]]:
+    def key_entries(self, number: int) -> list[tuple[Any, int]]:
         """(key entry, number) of the rows one level below a node."""
         known = self._entries.get(number)
         if known is None:
@@ -294,7 +294,7 @@ class Graph:
         at = 0
         for depth, wanted in enumerate(path):
             node = self.rows[at].target
-            step = _chosen(wanted, self.entries(node), self.rows[node].value)
+            step = _chosen(wanted, self.key_entries(node), self.rows[node].value)
             if step is None:
                 raise StructureError(no_such_place(path, depth, self.rows[node].value))
             at = step[1]
@@ -334,7 +334,7 @@ class Graph:
                 found.add(number)
             return None if self.rows[number].is_leaf else entered.anew(self.rows[number].target, positions)
 
-        walk([(0, pattern.start)], visit, self.entries, pattern.step)
+        walk([(0, pattern.start)], visit, self.key_entries, pattern.step)
         return sorted(found)
 
     def below(self, tops: Iterable[int]) -> set[int]:
@@ -386,7 +386,7 @@ class Graph:
         return 0
 
     def _has_obj(self) -> bool:
-        return any(_entry_text(entry) in (".obj", "[obj]") for entry, _ in self.entries(0))
+        return any(_entry_text(entry) in (".obj", "[obj]") for entry, _ in self.key_entries(0))
 
     def write(self, changes: dict[int, Any]) -> None:
         """Writes values into the nodes themselves.

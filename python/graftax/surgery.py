@@ -178,7 +178,7 @@ def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int
             raise _other_structure(name, one, other, a, b)
         if x.what == "ref":
             return []
-        pairs = paired(one.entries(a), other.entries(b))
+        pairs = paired(one.key_entries(a), other.key_entries(b))
         if pairs is None:
             raise _other_structure(name, one, other, a, b)
         differs = node_difference(x.value, y.value)
@@ -214,8 +214,8 @@ def _what(graph: Graph, number: int) -> str:
     if row.what == "ref":
         return f"the {type(row.value).__qualname__} of {graph.path(row.target)!r} once more"
     if row.what == "node":
-        entries = [str(Path((entry,))).lstrip(".") for entry, _ in graph.entries(number)]
-        shown = some(entries)
+        texts = [str(Path((entry,))).lstrip(".") for entry, _ in graph.key_entries(number)]
+        shown = some(texts)
         return f"{a_type(row.value)}({shown})"
     if row.aux:
         return short_text(row.value)

@@ -422,7 +422,7 @@ def use(graphdef):
         lambda: repr(graphdef),
         lambda: hash(graphdef),
         lambda: graphdef.leaf_paths(),
-        lambda: [(row.entry, row.type, row.target, row.value) for row in graphdef.rows()],
+        lambda: [(row.key_entry, row.type, row.target, row.value) for row in graphdef.rows()],
         lambda: graphdef.fingerprint(),
         lambda: graftax.flatten(graftax.unflatten(graphdef, [0.0] * graphdef.num_leaves)),
         lambda: pickle.dumps(graphdef),

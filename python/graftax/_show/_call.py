@@ -75,7 +75,7 @@ class _Call:
         return [i for i, donated in enumerate(self.donated) if donated]
 
     def _mark_roots(self, graph: Graph, marks: Marks) -> None:
-        for i, (_, number) in enumerate(graph.entries(0)[: len(self.roots)]):
+        for i, (_, number) in enumerate(graph.key_entries(0)[: len(self.roots)]):
             if i >= self.arguments:
                 marks.rows.setdefault(number, []).append(CAPTURED)
                 self.counts[CAPTURED] = self.counts.get(CAPTURED, 0) + 1
@@ -85,7 +85,7 @@ class _Call:
         for row in structure.rows:
             if row.is_number:
                 root, path = structure.place(row)
-                number = graph.number((graph.entries(0)[root][0], *path))
+                number = graph.number((graph.key_entries(0)[root][0], *path))
                 marks.rows.setdefault(number, []).append(TRACED_NUMBER)
 
     def _mark_writes(self, marks: Marks) -> None:
@@ -97,7 +97,7 @@ class _Call:
             before = dict(_core.children_with_keys(node))
             words = marks.objects.setdefault(id(node), [])
             words.append(WRITTEN)
-            after = {row.entry: row for row in structure.children(root)}
+            after = {row.key_entry: row for row in structure.children(root)}
             for entry, row in after.items():
                 word = self._change(row, before, entry)
                 if word is not None and entry in before:

@@ -148,7 +148,7 @@ class Picture:
         found: list[tuple[str, int]] = []
         names = self._names if number == 0 else None
         is_function = isinstance(row.value, types.FunctionType)
-        for i, (entry, child) in enumerate(self.graph.entries(number)):
+        for i, (entry, child) in enumerate(self.graph.key_entries(number)):
             value = self.rows[child].value
             if is_function and (
                 value is None or (type(value) is tuple and not value)
@@ -241,7 +241,7 @@ class Picture:
         if within is not None:
             words += [word for word in self.marks(within) if word not in words]
         if marks.children and row.parent >= 0:
-            self.graph.entries(row.parent)
+            self.graph.key_entries(row.parent)
             entry = self.graph._entry.get(number)  # pyright: ignore[reportPrivateUsage]
             words += marks.children.get((id(self.rows[row.parent].value), entry), ())
         return words

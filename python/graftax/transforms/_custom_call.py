@@ -15,7 +15,7 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._compat import is_of_differentiated_callback, is_of_symbolic_zeros
-from .._difference import describe
+from .._difference import differences_text
 from .._errors import MutationError, StructureError
 from .._structure import place_name
 from ._dce import without_dead_code
@@ -248,7 +248,7 @@ class CustomCall:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
         value, other = found[0]
         if value.graphdef != known.graphdef:
-            text = describe(known.graphdef, value.graphdef, ("value",))
+            text = differences_text(known.graphdef, value.graphdef, ("value",))
             raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
         for leaf, wanted, dtype in zip(value.leaves, known.types, known.dtypes, strict=True):
             if np.shape(leaf) != wanted.shape or jnp.result_type(leaf) != dtype:

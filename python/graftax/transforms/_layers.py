@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from .._difference import describe
+from .._difference import differences_text
 from .._errors import StructureError
 from .._stacking import stacked
 from ..surgery import update
@@ -32,7 +32,7 @@ def scan_objects(scan: Callable[..., Any], f: Any, init: Any, objects: list[Any]
         carry, y = as_pair(name, f(carry, obj))
         _, now = _core.flatten(obj)
         if now != structure:
-            raise StructureError(OTHER_LAYER.format(name=name, lines=describe(structure, now)))
+            raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(structure, now)))
         return carry, y
 
     step.__name__ = step.__qualname__ = getattr(f, "__qualname__", type(f).__qualname__)

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _core
 from .._compat import ref_types
-from .._difference import describe, differences
+from .._difference import differences, differences_text
 from .._errors import MutationError, StructureError, rename_leaves
 from ._fixpoint import Fixpoint, Retrace
 from ._program import Program
@@ -228,7 +228,7 @@ class Steps:
             if changed - loop.dynamic:
                 loop.dynamic |= changed
                 raise Retrace
-        text = describe(before, after, program.names)
+        text = differences_text(before, after, program.names)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
     def _moved(self, after: StateAfter, moved: list[tuple[int, int]]) -> None:

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from .. import _core
 from .._compat import is_dimension
-from .._difference import describe, differences
+from .._difference import differences, differences_text
 from .._errors import StructureError
 from .._structure import Place, place_name
 from ._program import Program
@@ -157,7 +157,7 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
         ys = [_core.record((_core.unflatten(g, y),), ("y",), [0], None, dynamic=changes) for y, g in ys]
     for _, graphdef in ys:
         if graphdef != ys[0][1]:
-            text = describe(ys[0][1], graphdef, ("y",))
+            text = differences_text(ys[0][1], graphdef, ("y",))
             raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
     slices.finish(_columns(changed))
     return carry, _core.unflatten(ys[0][1], _columns([leaves for leaves, _ in ys]))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._difference import describe
+from .._difference import differences_text
 from .._structure import place_name
 
 
@@ -28,7 +28,7 @@ class Snapshot(NamedTuple):
         """What has changed since, as text; empty where nothing has."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
-            return describe(self.graphdef, Snapshot.of(self.roots, self.names).graphdef, self.names)
+            return differences_text(self.graphdef, Snapshot.of(self.roots, self.names).graphdef, self.names)
         places = zip(self.graphdef.leaf_places(), self.leaves, walked[0], strict=True)
         changed = [place_name(place, self.names) for place, old, new in places if old is not new]
         return f"  {', '.join(changed)}: another array" if changed else ""

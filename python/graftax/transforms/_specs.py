@@ -50,35 +50,35 @@ class Here(NamedTuple):
     """A place, spelled where somebody asks."""
 
     text: Callable[[], str]  # as messages print it
-    entries: Callable[[], Sequence[Any]]  # the key entries from the name of an argument on
+    key_entries: Callable[[], Sequence[Any]]  # the key entries from the name of an argument on
 
 
-class Entries(NamedTuple):
-    """What a specification holds for a leaf: an axis, or a sharding."""
+class SpecOption(NamedTuple):
+    """An option that takes a spec, and what it holds for a leaf: an axis, or a sharding."""
 
     name: str  # of the transform's call, for messages
-    option: str  # "in_axes", for messages
+    keyword: str  # "in_axes"
     what: str  # "an axis (int or None)"
-    nothing: Any  # the entry of what is not mapped
-    is_entry: Callable[[Any], bool]
-    canonical: Callable[[Any, Any], Any]  # (entry, leaf): equal for entries that mean the same
+    nothing: Any  # the spec of a leaf that is not mapped
+    is_leaf_spec: Callable[[Any], bool]
+    canonical: Callable[[Any, Any], Any]  # (spec, leaf): equal for those that mean the same
 
     def text(self, pattern: Any) -> str:
         """The text of a pattern, which a key of a specification of all arguments has to be."""
         if not isinstance(pattern, str):
-            raise TypeError(NO_TEXT.format(name=self.name, option=self.option, given=pattern))
+            raise TypeError(NO_TEXT.format(name=self.name, option=self.keyword, given=pattern))
         return pattern
 
-    def check(self, entry: Any, path: str) -> Any:
-        if not self.is_entry(entry):
+    def check(self, leaf_spec: Any, path: str) -> Any:
+        if not self.is_leaf_spec(leaf_spec):
             raise TypeError(
-                NOT_AN_ENTRY.format(name=self.name, option=self.option, entry=entry, path=path, what=self.what)
+                NOT_AN_ENTRY.format(name=self.name, option=self.keyword, entry=leaf_spec, path=path, what=self.what)
             )
-        return entry
+        return leaf_spec
 
     def rule(self, spec: Any, names: bool = False) -> Rule:
-        """The rule that a specification is; with `names`, that of all arguments together."""
-        if spec is None or self.is_entry(spec):
+        """The rule that a spec is; with `names`, that of all arguments together."""
+        if spec is None or self.is_leaf_spec(spec):
             return Constant(self, spec)
         if names and isinstance(spec, dict):
             return Patterns.of(self, cast("dict[Any, Any]", spec))
@@ -90,8 +90,8 @@ class Entries(NamedTuple):
 class Rule:
     """Says what the leaves below a node are given."""
 
-    def __init__(self, entries: Entries, memo: Any) -> None:
-        self.entries, self.memo = entries, memo
+    def __init__(self, option: SpecOption, memo: Any) -> None:
+        self.option, self.memo = option, memo
 
     def step(self, key: Any) -> Rule:
         """The rule for the child at `key`."""
@@ -101,45 +101,45 @@ class Rule:
         """The rule for the argument of this name."""
         return self
 
-    def entry(self, leaf: Any, here: Here) -> Any:
-        """The entry of a leaf; UNKNOWN where there is none."""
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
+        """The spec of a leaf; UNKNOWN where there is none."""
         raise NotImplementedError
 
 
 class Silent(Rule):
     """Says nothing: there may be no arrays below."""
 
-    def entry(self, leaf: Any, here: Here) -> Any:
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
         return UNKNOWN
 
 
 class Constant(Rule):
-    """One entry for everything."""
+    """One spec for everything."""
 
-    def __init__(self, entries: Entries, value: Any) -> None:
-        super().__init__(entries, ("constant", value))
+    def __init__(self, option: SpecOption, value: Any) -> None:
+        super().__init__(option, ("constant", value))
         self.value = value
 
-    def entry(self, leaf: Any, here: Here) -> Any:
-        return self.value if self.entries.is_entry(self.value) else self.entries.check(self.value, here.text())
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
+        return self.value if self.option.is_leaf_spec(self.value) else self.option.check(self.value, here.text())
 
 
 class ByLeaf(Rule):
     """A function of the leaf."""
 
-    def __init__(self, entries: Entries, function: Callable[[Any], Any]) -> None:
-        super().__init__(entries, ("function", id(function)))
+    def __init__(self, option: SpecOption, function: Callable[[Any], Any]) -> None:
+        super().__init__(option, ("function", id(function)))
         self.function = function
 
-    def entry(self, leaf: Any, here: Here) -> Any:
-        return self.entries.check(self.function(leaf), here.text())
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
+        return self.option.check(self.function(leaf), here.text())
 
 
 class Prefix(Rule):
-    """A container with an entry, or a container, for each part of a node; or a callable object."""
+    """A container with a spec, or a container, for each part of a node; or a callable object."""
 
-    def __init__(self, entries: Entries, spec: Any) -> None:
-        super().__init__(entries, ("prefix", id(spec)))
+    def __init__(self, option: SpecOption, spec: Any) -> None:
+        super().__init__(option, ("prefix", id(spec)))
         self.spec = spec
 
     def opened(self, children: Sequence[Any], cls: type | None, here: Here) -> Rule:
@@ -149,7 +149,7 @@ class Prefix(Rule):
             mapping = cast("dict[Any, Any]", spec)
             strange = [key for key in mapping if key not in children]
             if strange and all(isinstance(key, str) for key in mapping):
-                return Patterns.of(self.entries, mapping, here)
+                return Patterns.of(self.option, mapping, here)
             if strange:
                 raise self._misfit(OTHER_PARTS, here, f"has {', '.join(map(repr, strange))}")
         elif isinstance(spec, (tuple, list)):
@@ -160,27 +160,27 @@ class Prefix(Rule):
             elif parts != len([key for key in children if isinstance(key, int)]):
                 raise self._misfit(OTHER_PARTS, here, f"has {parts} parts")
         elif cls is not type(spec):
-            return ByLeaf(self.entries, self._function(here))
+            return ByLeaf(self.option, self._function(here))
         return self
 
     def step(self, key: Any) -> Rule:
         part = part_of(self.spec, key)
-        return Silent(self.entries, "silent") if part is ABSENT else self.entries.rule(part)
+        return Silent(self.option, "silent") if part is ABSENT else self.option.rule(part)
 
-    def entry(self, leaf: Any, here: Here) -> Any:
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
         if isinstance(self.spec, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.spec)):
-            return Patterns.of(self.entries, cast("dict[Any, Any]", self.spec), here).entry(leaf, here)
+            return Patterns.of(self.option, cast("dict[Any, Any]", self.spec), here).leaf_spec(leaf, here)
         if isinstance(self.spec, (tuple, list, dict)):
             raise self._misfit(ENTRY_TOO_DEEP, here)
-        return self.entries.check(self._function(here)(leaf), here.text())
+        return self.option.check(self._function(here)(leaf), here.text())
 
     def _function(self, here: Here) -> Callable[[Any], Any]:
         if not callable(self.spec):
-            self.entries.check(self.spec, here.text())
+            self.option.check(self.spec, here.text())
         return self.spec
 
     def _misfit(self, message: str, here: Here, found: str = "") -> StructureError:
-        name, option, what = self.entries.name, self.entries.option, self.entries.what
+        name, option, what = self.option.name, self.option.keyword, self.option.what
         return StructureError(
             message.format(name=name, option=option, what=what, entry=self.spec, path=here.text(), found=found)
         )
@@ -206,31 +206,31 @@ class Patterns(Rule):
     """Patterns of key paths: the first that covers a leaf decides."""
 
     def __init__(
-        self, entries: Entries, choices: tuple[_Choice, ...], use: _Use, positions: tuple[Positions, ...]
+        self, option: SpecOption, choices: tuple[_Choice, ...], use: _Use, positions: tuple[Positions, ...]
     ) -> None:
-        super().__init__(entries, ("patterns", id(use), positions))
+        super().__init__(option, ("patterns", id(use), positions))
         self.choices, self.use = choices, use
         self._positions = positions  # where in each of the patterns one is here
 
     @staticmethod
-    def of(entries: Entries, patterns: dict[Any, Any], here: Here | None = None) -> Patterns:
+    def of(option: SpecOption, patterns: dict[Any, Any], here: Here | None = None) -> Patterns:
         """The rule at a node, below which the patterns begin, if not with the name of an argument."""
-        texts = [entries.text(pattern) for pattern in patterns]
+        texts = [option.text(pattern) for pattern in patterns]
         choices = [
-            _Choice(of_arguments(text, entries.name, entries.option), entries.rule(value))
+            _Choice(of_arguments(text, option.name, option.keyword), option.rule(value))
             for text, value in zip(texts, patterns.values(), strict=True)
         ]
-        rule = Patterns(entries, tuple(choices), _Use(), tuple(c.pattern.start for c in choices))
+        rule = Patterns(option, tuple(choices), _Use(), tuple(c.pattern.start for c in choices))
         if here is None:
             return rule
-        whole = functools.reduce(Patterns.step, here.entries(), rule)
+        whole = functools.reduce(Patterns.step, here.key_entries(), rule)
         both = (below | above for below, above in zip(rule._positions, whole._positions, strict=True))
-        return Patterns(entries, rule.choices, rule.use, tuple(both))
+        return Patterns(option, rule.choices, rule.use, tuple(both))
 
     def step(self, key: Any) -> Patterns:
         pairs = zip(self.choices, self._positions, strict=True)
         below = (choice.pattern.below(positions, key) if positions else positions for choice, positions in pairs)
-        return Patterns(self.entries, self.choices, self.use, tuple(below))
+        return Patterns(self.option, self.choices, self.use, tuple(below))
 
     def enter(self, root: str) -> Patterns:
         return functools.reduce(Patterns.step, root_entries(root), self)
@@ -241,13 +241,13 @@ class Patterns(Rule):
         pairs = zip(self.choices, self._positions, strict=True)
         return [i for i, (choice, positions) in enumerate(pairs) if choice.pattern.ends(positions)]
 
-    def entry(self, leaf: Any, here: Here) -> Any:
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
         covering = self._covering
         self.use.arrays.update(covering)
         if not covering:
             return UNKNOWN
         self.use.decided.add(covering[0])
-        return self.choices[covering[0]].rule.entry(leaf, here)
+        return self.choices[covering[0]].rule.leaf_spec(leaf, here)
 
     def note(self) -> None:
         """Here is something that is no array."""
@@ -262,7 +262,7 @@ class Patterns(Rule):
 
 
 class Broadcast:
-    """A specification, brought to the leaves of a graph.
+    """A spec, brought to the leaves of a graph.
 
     Args:
         graphdef: the graph.
@@ -271,7 +271,7 @@ class Broadcast:
         leaves: the graph's leaves.
 
     Raises:
-        StructureError: where the specification does not fit, or a node that is reached twice is given two entries.
+        StructureError: where the spec does not fit, or a node that is reached twice is given two.
     """
 
     def __init__(
@@ -285,13 +285,13 @@ class Broadcast:
         self._patterns: dict[int, Patterns] = {}
         self._met: set[Any] = set()
         self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
-        self._nothing = rules[0].entries.nothing if rules else None
-        self.option = rules[0].entries.option if rules else ""
+        self._nothing = rules[0].option.nothing if rules else None
+        self.keyword = rules[0].option.keyword if rules else ""
         roots = zip(self._structure.roots, rules, strict=True)
         starts = [(row.number, rule.enter(names[row.root])) for row, rule in roots]
-        walk(starts, self._visit, self._structure.entries, lambda rule, key: rule.step(key))
+        walk(starts, self._visit, self._structure.key_entries, lambda rule, key: rule.step(key))
         self._check_patterns()
-        self.entries: list[Any] = [self._found[i][0] for i in range(len(leaves))]
+        self.leaf_specs: list[Any] = [self._found[i][0] for i in range(len(leaves))]
 
     def _visit(self, chain: Chain, rule: Rule) -> tuple[int, Rule] | None:
         row = self._rows[chain[1]]
@@ -308,7 +308,7 @@ class Broadcast:
             return None
         self._met.add((row.number, rule.memo))
         if isinstance(rule, Prefix):
-            keys = [plain_key(child.entry) for child in self._structure.children(row)]
+            keys = [plain_key(child.key_entry) for child in self._structure.children(row)]
             rule = rule.opened(keys, row.type, self._here(chain))
             if isinstance(rule, Patterns):
                 self._patterns[id(rule.use)] = rule
@@ -318,34 +318,34 @@ class Broadcast:
         return row.number, rule
 
     def _give(self, leaf: int, rule: Rule, chain: Chain) -> None:
-        value = rule.entry(self.leaves[leaf], self._here(chain))
-        entries = rule.entries
+        value = rule.leaf_spec(self.leaves[leaf], self._here(chain))
+        option = rule.option
         if value is UNKNOWN:
-            raise StructureError(NO_ENTRY.format(name=entries.name, option=entries.option, path=self.name(chain)))
+            raise StructureError(NO_ENTRY.format(name=option.name, option=option.keyword, path=self.name(chain)))
         known, place = self._found.setdefault(leaf, (value, chain))
-        same = entries.canonical
+        same = option.canonical
         if same(known, self.leaves[leaf]) != same(value, self.leaves[leaf]):
             one, other = self.name(place), self.name(chain)
             raise StructureError(
-                TWO_ENTRIES.format(name=entries.name, option=entries.option, one=one, other=other, a=known, b=value)
+                TWO_ENTRIES.format(name=option.name, option=option.keyword, one=one, other=other, a=known, b=value)
             )
 
     def _check_patterns(self) -> None:
         for rule in self._patterns.values():
             unused = rule.unused()
             if unused is not None:
-                entries = rule.entries
+                option = rule.option
                 there = nearest(unused, (self.name(chain) for _, chain in self._found.values())) or "no array"
                 raise ValueError(
-                    PATTERN_UNUSED.format(name=entries.name, option=entries.option, pattern=unused, paths=there)
+                    PATTERN_UNUSED.format(name=option.name, option=option.keyword, pattern=unused, paths=there)
                 )
 
     def _here(self, chain: Chain) -> Here:
-        def entries() -> Sequence[Any]:
+        def key_entries() -> Sequence[Any]:
             root, keys = self._spelled(chain)
             return (*root_entries(self._names[root]), *keys)
 
-        return Here(lambda: self.name(chain), entries)
+        return Here(lambda: self.name(chain), key_entries)
 
     def _spelled(self, chain: Chain) -> tuple[int, list[Any]]:
         """(the root, the key entries below it) of a place."""
@@ -354,7 +354,7 @@ class Broadcast:
         while at is not None:
             steps.append(at[1])
             at = at[0]
-        return self._rows[steps.pop()].root, [self._rows[number].entry for number in reversed(steps)]
+        return self._rows[steps.pop()].root, [self._rows[number].key_entry for number in reversed(steps)]
 
     def name(self, chain: Chain) -> str:
         """The text of a place."""
@@ -373,17 +373,17 @@ class Broadcast:
         return [below.leaf for below in self._structure.below(row) if below.op is Op.leaf]
 
     def at(self, path: tuple[Any, ...]) -> Any:
-        """The entry of the leaf at this path, in a graph of one root."""
+        """The spec of the leaf at this path, in a graph of one root."""
         leaf = self._leaf_at(self._rows[0], path)
         assert leaf is not None
-        return self.entries[leaf]
+        return self.leaf_specs[leaf]
 
-    # ---- leaves that were not there when the specification was brought to the graph
+    # ---- leaves that were not there when the spec was brought to the graph
 
     def written(self, track: int, path: tuple[Any, ...], leaf: Any) -> tuple[str, Any]:
-        """(the path, the entry) of a leaf that a function left in one of the graph's nodes.
+        """(the path, the spec) of a leaf that a function left in one of the graph's nodes.
 
-        Where there was a leaf before it is that leaf's entry; elsewhere what the specification says of the place, or
+        Where there was a leaf before it is that leaf's; elsewhere what the spec as a whole says of the place, or
         what the other leaves of the node have.
 
         Raises:
@@ -405,11 +405,11 @@ class Broadcast:
             value = self._resolve(rule, chain, path, leaf)
             values = self._around(chain) if value is UNKNOWN else [value]
             candidates += [v for v in values if v not in candidates]
-        entries = visits[0][0].entries
+        option = visits[0][0].option
         if len(candidates) > 1:
             text = " and ".join(repr(c) for c in candidates)
             raise StructureError(
-                AMBIGUOUS_ENTRY.format(name=entries.name, option=entries.option, path=name, entries=text)
+                AMBIGUOUS_ENTRY.format(name=option.name, option=option.keyword, path=name, entries=text)
             )
         return name, candidates[0]
 
@@ -419,7 +419,7 @@ class Broadcast:
             if parts is None:
                 parts = self._parts[row.number] = {}
                 for child in self._structure.children(row):
-                    entry = child.entry  # JAX's entries cannot be compared with those of other types
+                    entry = child.key_entry  # JAX's entries cannot be compared with those of other types
                     parts[type(entry), plain_key(entry)] = child
                     parts.setdefault((None, plain_key(entry)), child)
             plain = plain_key(key)
@@ -434,11 +434,13 @@ class Broadcast:
             rule = rule.step(key)
         if isinstance(rule, Prefix):
             return UNKNOWN
-        here = Here(lambda: place_name((0, path), (self.name(chain),)), lambda: (*self._here(chain).entries(), *path))
-        return rule.entry(leaf, here)
+        here = Here(
+            lambda: place_name((0, path), (self.name(chain),)), lambda: (*self._here(chain).key_entries(), *path)
+        )
+        return rule.leaf_spec(leaf, here)
 
     def _around(self, chain: Chain | None) -> list[Any]:
-        """The entries of the leaves of the nearest node around that has any: those that are mapped, if some are."""
+        """The specs of the leaves of the nearest node around that has any: those that are mapped, if some are."""
         unique: list[Any] = []
         while chain is not None and not unique:
             row = self._rows[chain[1]]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .. import _core
-from .._difference import describe
+from .._difference import differences_text
 from .._errors import StructureError
 from .._structure import place_name
 from .._tracebacks import boundary
@@ -56,7 +56,7 @@ def _associative_scan(functions: list[Callable[..., Any]], operands: list[Any], 
         call_pure(program, program.leaves, body, "fn")
         out, structure = found[-1]
         if structure != graphdef:
-            text = describe(graphdef, structure, ("elems",))
+            text = differences_text(graphdef, structure, ("elems",))
             raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
         return out
 

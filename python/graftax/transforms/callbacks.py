@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from .. import _core
-from .._difference import describe, differences
+from .._difference import differences, differences_text
 from .._errors import MutationError, StructureError
 from .._hosts import copied
 from .._structure import Structure, place_name
@@ -184,7 +184,7 @@ class _Host:
         if graphdef != wanted:
             numbers = numbers_at(wanted, graphdef, leaves)
             if numbers is None:
-                text = describe(wanted, graphdef, _RESULT)
+                text = differences_text(wanted, graphdef, _RESULT)
                 raise StructureError(CALLBACK_RETURNS.format(name=self._name, differences=text))
             leaves = numbers
         for path, shape, leaf in zip(wanted.leaf_paths(), self.shapes, leaves, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 
 from .. import _core
-from .._difference import describe
+from .._difference import differences_text
 from .._errors import StructureError
 from .._tracebacks import boundary
 from ._lift import Output, by_value, call_first, name_of, named
@@ -108,7 +108,7 @@ class Converted:
         to = self._conversion
         operands = (*args, *(kwargs[name] for name in to.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands, None, [0] * len(operands), None)
-        text = "" if graphdef == to.graphdef else describe(to.graphdef, graphdef, to.names)
+        text = "" if graphdef == to.graphdef else differences_text(to.graphdef, graphdef, to.names)
         shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
         if not text and shapes != to.shapes:
             text = f"  arrays of {to.shapes} are expected, and {shapes} given"

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import _core
-from .._difference import describe, only_order
+from .._difference import differences_text, only_order
 from .._errors import StructureError, rename_leaves
 from .._structure import place_name
 from .._tracebacks import boundary
@@ -254,7 +254,7 @@ class Branches:
         self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str, names: Sequence[str] | None = None
     ) -> NoReturn:
         """An error, unless it may be mended by tracing the Python numbers in the operands."""
-        text = describe(one, other, names or self._names())
+        text = differences_text(one, other, names or self._names())
         error = StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
         if self.error is not None:
             raise self.error

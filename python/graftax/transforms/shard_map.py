@@ -14,10 +14,10 @@ from jax.sharding import AxisType, PartitionSpec
 from .._compat import inferred_specs, is_of_specs, varying_axes
 from .._errors import MutationError, rename_leaves
 from .._tracebacks import boundary
-from ._entries import OutputLeaf, Outputs, broadcast_of
+from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
 from ._lift import name_of, named, wraps
 from ._program import Program
-from ._specs import UNKNOWN, Broadcast, Entries, Here, Rule
+from ._specs import UNKNOWN, Broadcast, Here, Rule, SpecOption
 
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
 NOT_INFERRED = (
@@ -87,7 +87,7 @@ def shard_map(
     @wraps(f, "shard_map")
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
-        inputs = Entries(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
+        inputs = SpecOption(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
         around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
         known = frozenset(axis_names or around.axis_names)
         specs = _OwnSharding(inputs, around, known, program.leaves) if in_specs is inferred_specs else in_specs
@@ -96,8 +96,8 @@ def shard_map(
         outputs: list[OutputLeaf] = []
 
         def flat(*leaves: Any) -> list[Any]:
-            outputs[:] = Outputs(program, broadcast, inputs._replace(option="out_specs"), leaves).trace(out_specs)
-            out[:] = [o.entry for o in outputs]
+            outputs[:] = Outputs(program, broadcast, inputs._replace(keyword="out_specs"), leaves).trace(out_specs)
+            out[:] = [o.spec for o in outputs]
             for output in outputs:
                 _check_shards(program.name, output, known, check_vma)
             return [o.leaf for o in outputs]
@@ -105,7 +105,7 @@ def shard_map(
         run = jax.shard_map(
             named(flat, program),
             mesh=mesh,
-            in_specs=tuple(broadcast.entries),
+            in_specs=tuple(broadcast.leaf_specs),
             out_specs=out,
             axis_names=axis_names,
             check_vma=check_vma,
@@ -131,20 +131,20 @@ class _OwnSharding(Rule):
 
     def __init__(
         self,
-        entries: Entries,
+        option: SpecOption,
         mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
         manual: AbstractSet[Hashable],
         leaves: Sequence[Any],
     ) -> None:
-        super().__init__(entries, "own sharding")
+        super().__init__(option, "own sharding")
         types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         for axis in sorted(manual & types.keys(), key=str):
             if types[axis] not in (AxisType.Explicit, AxisType.Manual):
-                raise TypeError(NOT_INFERRED.format(name=entries.name, axis=axis, type=types[axis]))
+                raise TypeError(NOT_INFERRED.format(name=option.name, axis=axis, type=types[axis]))
         self._manual = manual
         self._known = {id(leaf) for leaf in leaves}
 
-    def entry(self, leaf: Any, here: Here) -> Any:
+    def leaf_spec(self, leaf: Any, here: Here) -> Any:
         if id(leaf) not in self._known:  # new: it has the spec of what is around it
             return UNKNOWN
         spec = jax.typeof(leaf).sharding.spec
@@ -154,14 +154,14 @@ class _OwnSharding(Rule):
             kept = tuple(axis for axis in axes if axis in self._manual)
             if kept != axes[: len(kept)]:
                 text = ", ".join(map(repr, sorted(self._manual, key=str)))
-                raise ValueError(PARTS_INFERRED.format(name=self.entries.name, path=here.text(), spec=spec, names=text))
+                raise ValueError(PARTS_INFERRED.format(name=self.option.name, path=here.text(), spec=spec, names=text))
             parts.append(kept if isinstance(part, tuple) and kept else kept[0] if kept else None)
         return spec if tuple(parts) == tuple(spec) else PartitionSpec(*parts)
 
 
 def _check_shards(name: str, output: OutputLeaf, known: AbstractSet[Hashable], check_vma: bool) -> None:
     """Names the place of what JAX would refuse of a result, where it can be told."""
-    mentioned = {axis for part in output.entry for axis in (part if isinstance(part, tuple) else (part,)) if part}
+    mentioned = {axis for part in output.spec for axis in (part if isinstance(part, tuple) else (part,)) if part}
     if mentioned - known:
         unknown, names = mentioned - known, ", ".join(map(repr, sorted(known, key=str)))
         raise ValueError(NO_MESH_AXIS.format(name=name, path=output.path, axis=unknown.pop(), names=names))
@@ -170,25 +170,25 @@ def _check_shards(name: str, output: OutputLeaf, known: AbstractSet[Hashable], c
         return
     if output.written:
         raise MutationError(DIFFERS_BY_SHARD.format(name=name, path=output.path, axis=differs[0]))
-    raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.entry))
+    raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.spec))
 
 
 def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) -> None:
     """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
-    for i, (leaf, entry) in enumerate(zip(program.leaves, broadcast.entries, strict=True)):
+    for i, (leaf, spec) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         own = jax.typeof(leaf).sharding.spec
-        if is_of_specs(error) and _canonical_sharding(own, leaf) != (_canonical_sharding(entry, leaf)):
+        if is_of_specs(error) and _canonical_sharding(own, leaf) != (_canonical_sharding(spec, leaf)):
             error.args = (str(error).replace("for arg:", f"for {broadcast.path(i)}:"),)
             return
 
 
-def _is_sharding(entry: Any) -> bool:
-    return isinstance(entry, PartitionSpec)
+def _is_sharding(spec: Any) -> bool:
+    return isinstance(spec, PartitionSpec)
 
 
-def _canonical_sharding(entry: Any, leaf: Any) -> Any:
+def _canonical_sharding(spec: Any, leaf: Any) -> Any:
     del leaf
-    parts = tuple(entry)
+    parts = tuple(spec)
     while parts and parts[-1] is None:
         parts = parts[:-1]
     return parts

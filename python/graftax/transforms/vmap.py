@@ -16,10 +16,10 @@ from jax.custom_batching import custom_vmap
 from .._compat import ref_types
 from .._errors import MutationError
 from .._tracebacks import boundary
-from ._entries import OutputLeaf, Outputs, broadcast_of
+from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
 from ._lift import by_value, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
-from ._specs import Broadcast, Entries
+from ._specs import Broadcast, SpecOption
 
 NO_SUCH_DIMENSION = (
     "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
@@ -105,10 +105,10 @@ def vmap_by(
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, title), [fun], args, kwargs)
-        inputs = Entries(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
+        inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
         broadcast = broadcast_of(program, inputs, in_axes, 0)
         size = _size(program, broadcast, axis_size)
-        axes = list(broadcast.entries)
+        axes = list(broadcast.leaf_specs)
         at = [i for i, axis in enumerate(axes) if axis is not None]
         given = [program.leaves[i] for i in at]
         in_axes_flat = [axes[i] for i in at]
@@ -122,10 +122,10 @@ def vmap_by(
 
         def flat(*values: Any) -> list[Any]:
             leaves = program.with_leaves(at, values[: len(at)])
-            results = inputs._replace(option="out_axes", canonical=functools.partial(_canonical_axis, more=1))
+            results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
             outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes)
             _refuse_misfits(program.name, outputs, values[probe])
-            out[:] = [o.entry for o in outputs]
+            out[:] = [o.spec for o in outputs]
             return [o.leaf for o in outputs]
 
         run = jax.vmap(
@@ -195,18 +195,18 @@ def _axes_by_name(fun: Callable[..., Any], given: dict[str, Any], bound: inspect
 _AXIS = "an axis (int or None)"
 
 
-def _is_axis(entry: Any) -> bool:
-    return entry is None or type(entry) is int
+def _is_axis(axis: Any) -> bool:
+    return axis is None or type(axis) is int
 
 
-def _canonical_axis(entry: Any, leaf: Any, more: int = 0) -> Any:
-    return entry + np.ndim(leaf) + more if entry is not None and entry < 0 else entry
+def _canonical_axis(axis: Any, leaf: Any, more: int = 0) -> Any:
+    return axis + np.ndim(leaf) + more if axis is not None and axis < 0 else axis
 
 
 def _size(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
     """How often the function is mapped."""
     first: tuple[int, int] | None = None  # a leaf, and its size
-    for i, (leaf, axis) in enumerate(zip(program.leaves, broadcast.entries, strict=True)):
+    for i, (leaf, axis) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         if axis is None:
             continue
         shape: tuple[int, ...] = np.shape(leaf)
@@ -219,7 +219,9 @@ def _size(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
         expected = first[1] if first else shape[axis] if axis_size is None else axis_size
         if shape[axis] != expected:
             text = (
-                f"{broadcast.path(first[0])} has {expected} along axis {broadcast.entries[first[0]]}" if first else None
+                f"{broadcast.path(first[0])} has {expected} along axis {broadcast.leaf_specs[first[0]]}"
+                if first
+                else None
             )
             raise ValueError(
                 OTHER_SIZE.format(
@@ -243,17 +245,17 @@ def _refuse_misfits(name: str, found: Sequence[OutputLeaf], mapped: Any) -> None
     """
     for output in found:
         rank = np.ndim(output.leaf)
-        if output.entry is not None and not -rank - 1 <= output.entry <= rank:
+        if output.spec is not None and not -rank - 1 <= output.spec <= rank:
             raise ValueError(
                 NO_ROOM_FOR_AXIS.format(
                     name=name,
                     option="in_axes" if output.written else "out_axes",
                     path=output.path,
-                    axis=output.entry,
+                    axis=output.spec,
                     shape=np.shape(output.leaf),
                 )
             )
-    asked = [o for o in found if o.entry is None and isinstance(o.leaf, Tracer)]
+    asked = [o for o in found if o.spec is None and isinstance(o.leaf, Tracer)]
     depends: list[bool] = []
 
     @custom_vmap
