@@ -68,15 +68,26 @@ class Jitted(Stageable[P, R]):
             chosen, patterns = split_patterns(getattr(options, option))
             signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
             signature.check_patterns(patterns, option, name)
-        self._configure(plain, prefix, table, signature.binding)
         # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
         is_function = isinstance(function, types.FunctionType)
         functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
         without_table(self.__dict__)
+        self._set_up(name, plain, prefix, table, options, definition_of(plain), signature)
+
+    def _set_up(
+        self,
+        name: str,
+        plain: types.FunctionType,
+        prefix: tuple[Any, ...],
+        table: FunctionTable,
+        options: Options,
+        definition: types.FunctionType,
+        signature: Signature,
+    ) -> None:
+        self._configure(plain, prefix, table, signature.binding)
         self._options = options
-        table_ref = weakref.ref(table)
-        on_trace = functools.partial(_on_trace, name, options, table_ref)
-        self._plan = Plan(name, definition_of(plain), signature, options, on_trace)
+        on_trace = functools.partial(_on_trace, name, options, weakref.ref(table))
+        self._plan = Plan(name, definition, signature, options, on_trace)
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
@@ -123,10 +134,20 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry, recording
         table.misses += 1
-        table.advice.new_structure(self._plan.name, graphdef, names, table.hits + table.found)
-        table.advice.captured(self._plan.name, recording.leaves, graphdef, names, signature.arguments(layout))
-        entry = build_entry(self._plan, self, roots, layout, recording, context)
+        self._advise(recording, signature.arguments(layout))
+        entry = self._build(roots, layout, recording, context)
         return table.store((_core.weaken(graphdef), *key[1:]), entry), recording
+
+    def _advise(self, recording: _core.Recording, arguments: int) -> None:
+        """Warns of what keeps this function from being fast, before one more structure is compiled."""
+        name, table, graphdef, names = self._plan.name, self._table, recording.graphdef, recording.names
+        table.advice.new_structure(name, graphdef, names, table.hits + table.found)
+        table.advice.captured(name, recording.leaves, graphdef, names, arguments)
+
+    def _build(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
+    ) -> _core.Entry:
+        return build_entry(self._plan, self, roots, layout, recording, context)
 
     def _look_at(self, recording: _core.Recording) -> None:
         """Begins anew where what the function reads, or what its code is, has changed since its signature was read."""

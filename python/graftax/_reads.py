@@ -86,6 +86,7 @@ class ReadSet:
         self._functions: dict[int, types.FunctionType] = {}
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
+        self.left: set[tuple[int, str | None]] = set()  # places that are none: they count traces
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._own: set[tuple[int, str]] = set()  # globals of the function itself
         self._shared: set[str] = set()  # those of them that other code reads in a trace
@@ -143,6 +144,8 @@ class ReadSet:
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
+        if is_never_asked(code.co_filename):
+            return
         users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code)
         names = names_of(code)
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
@@ -244,6 +247,13 @@ class ReadSet:
                     self._note(holder, name, value, True)
                 else:
                     self._note(cls, name, value, False)
+
+    def leave_out(self, places: Iterable[Place]) -> bool:
+        """These are no roots: what a trace changes there happens in it alone. True where that is new."""
+        new = {(id(place.holder), place.name) for place in places} - self.left
+        self.left |= new
+        self.places = [place for place in self.places if (id(place.holder), place.name) not in self.left]
+        return bool(new)
 
     def hide_inner(self, code: types.CodeType) -> bool:
         """Leaves out what only functions inside of this one read: they may be host functions, which take any value.

@@ -46,7 +46,7 @@ class FunctionTable(_core.Table):
         """The roots that code under its traces reads. Entries with fewer do not know what the new ones hold, and go."""
         if self.reads is None:
             return []
-        roots = len(self.reads.places), len(self.reads.hidden)
+        roots = len(self.reads.places), len(self.reads.hidden) + len(self.reads.left)
         if self._roots != roots:
             self._roots = roots
             self.clear_entries()
