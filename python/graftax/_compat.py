@@ -291,7 +291,7 @@ def equations() -> list[Any]:
 
     JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
     """
-    trace: Any = getattr(_jax_core.trace_ctx, "trace", None)
+    trace: Any = current_trace()
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
     return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
@@ -300,6 +300,19 @@ def equations() -> list[Any]:
 def outside_of_traces() -> bool:
     """Is nothing traced in this thread? Nothing public tells."""
     return bool(_jax_core.trace_state_clean())
+
+
+def current_trace() -> Any:
+    """What makes tracers in this thread now."""
+    return getattr(_jax_core.trace_ctx, "trace", None)
+
+
+def is_ended(leaf: Any, ended: list[weakref.ref[Any]]) -> bool:
+    """Is this a tracer of a trace that has ended? JAX does not always know: `ended` are more of them."""
+    trace: Any = getattr(leaf, "_trace", None) if isinstance(leaf, _jax_core.Tracer) else None
+    if trace is None:
+        return False
+    return not getattr(trace, "is_valid", lambda: True)() or any(one() is trace for one in ended)
 
 
 def calls_host(since: int) -> bool:

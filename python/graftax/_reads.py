@@ -140,7 +140,12 @@ class ReadSet:
 
     @property
     def _size(self) -> tuple[int, int, int, int]:
-        return len(self.places), len(self.hidden), len(self.of_ids), sum(len(names) for _, names in self.stored.values())
+        return (
+            len(self.places),
+            len(self.hidden),
+            len(self.of_ids),
+            sum(len(names) for _, names in self.stored.values()),
+        )
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""

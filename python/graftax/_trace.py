@@ -7,13 +7,14 @@ import contextlib
 import inspect
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from . import _core
-from ._compat import equations, is_of_a_traced_value
+from ._compat import current_trace, equations, is_ended, is_of_a_traced_value
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
 from ._hosts import codes as host_codes
@@ -21,6 +22,7 @@ from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
 from ._reads import NewReads
 from ._signature import GlobalAssigned
+from ._structure import place_name
 from ._tracebacks import name_operands
 from ._views import Rebuilt
 
@@ -42,7 +44,15 @@ CHANGED_BEHIND = (
     "flattens to something new each time it is asked.)"
 )
 
+CHANGED_INSIDE = (
+    "{name}: {path} was given a value of a transform inside (a loop, a branch, a derivative), which has ended. A "
+    "function that the transform calls changes an object that it captures, or finds under a global name, and the "
+    "transform does not know of it. Give that object to the function that is transformed as an argument, or name it "
+    "there."
+)
+
 _NUMBERING = threading.Lock()
+_INNER = threading.local()  # .traces: of each trace that runs, the outermost first, those that ran inside of it
 
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
@@ -151,6 +161,7 @@ def run_trace(
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
     """
     tracing = _core.Trace(recording)
+    inner = _enter_trace()
     try:
         values = tracing.rebuild(leaves)
         if graph is not None:
@@ -159,6 +170,7 @@ def run_trace(
         try:
             result = _core.run_rebuilt(call, values)
             outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays)
+            _refuse_ended(name, recording, outcome, out, inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
@@ -180,9 +192,35 @@ def run_trace(
             )
         return outcome, out, changed, lost
     finally:
+        _INNER.traces = _INNER.traces[:-1]
         if graph is not None:
             graph.end()
         tracing.close()
+
+
+def _enter_trace() -> list[weakref.ref[Any]]:
+    """Begins a trace, and tells the one around it. Gives what will be the traces inside of this one."""
+    around, inner = getattr(_INNER, "traces", ()), list[weakref.ref[Any]]()
+    trace = current_trace()
+    if around and trace is not None:
+        around[-1].append(weakref.ref(trace))
+    _INNER.traces = (*around, inner)
+    return inner
+
+
+def _refuse_ended(
+    name: str, recording: _core.Recording, outcome: _core.Outcome, out: list[Any], inner: list[weakref.ref[Any]]
+) -> None:
+    """What a trace has written must not hold tracers of one inside of it. For results JAX has its own error."""
+    own = current_trace()
+    inner = [trace for trace in inner if trace() is not own]
+    found = (i for i in range(outcome.result_leaves, len(out)) if is_ended(out[i], inner))
+    ended = next(found, None)
+    if ended is None:
+        return
+    write, path = outcome.leaf_places()[ended]
+    root, before = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
+    raise MutationError(CHANGED_INSIDE.format(name=name, path=place_name((root, (*before, *path)), recording.names)))
 
 
 def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

@@ -14,10 +14,11 @@ import jax
 
 from .. import _core
 from .._compat import calls_host, equations, outside_of_traces
+from .._errors import ConcurrentChangeError, MutationError
 from .._jitted import Jitted
 from .._options import Options
 from .._reads import NewReads, Place
-from .._signature import Signature, resolve
+from .._signature import Signature, global_names, resolve
 from .._table import FunctionTable
 from .._trace import Flat, flat_function, definition_of
 
@@ -50,6 +51,8 @@ def once(title: str, functions: Sequence[Any], operands: Sequence[Any], rest: Se
             _CALLS.told = False
             try:
                 return compiled(tuple(functions), tuple(operands), tuple(rest))
+            except (MutationError, ConcurrentChangeError):  # a plain run would leave tracers behind
+                raise
             except Exception:
                 if _CALLS.told:  # a host function, which must not be told twice
                     raise
@@ -81,14 +84,16 @@ class _Compiled(Jitted[Any, Any]):
     ) -> _core.Entry:
         outcomes: list[_core.Outcome] = []
         flat = flat_function(self._plan, layout, (), outcomes, by_value=False)
-        graphdef, places, table = _core.weaken(recording.graphdef), self._plan.signature.places, self._table
+        graphdef, places = _core.weaken(recording.graphdef), self._plan.signature.places
 
         @functools.wraps(flat)
         def noting(*leaves: Any) -> Flat:
-            since = len(equations())
+            since, active = len(equations()), _core.active_call(outcomes)
             out = flat(*leaves)
-            counters = _counters(outcomes[_core.decode(out[2])], graphdef, places, len(roots) - len(places))
-            if counters and table.reads is not None and table.reads.leave_out(counters):
+            assert active is not None  # else `flat` has raised
+            table: Any = active[0]._table
+            counters = _counters(outcomes[_core.decode(out[2])], graphdef, places, active[1])
+            if counters and table.reads.leave_out(counters):
                 raise NewReads
             if calls_host(since):  # with objects of this call: the next one calls its own
                 _CALLS.told = True
@@ -103,12 +108,16 @@ class _Compiled(Jitted[Any, Any]):
         return _core.Entry(recording.graphdef, context, compiled, outcomes, len(roots), False)
 
 
-def _counters(outcome: _core.Outcome, graphdef: _core.GraphDef, places: Sequence[Place], roots: int) -> list[Place]:
-    """The places that a trace has changed in what is no array: what they count are traces."""
-    written = outcome.inputs()[2]
+def _counters(
+    outcome: _core.Outcome, graphdef: _core.GraphDef, places: Sequence[Place], roots: tuple[Any, ...]
+) -> list[Place]:
+    """The places where a trace has changed what is no array: what they count are traces. None that a function of the
+    loop itself names: these are part of its state."""
     with_arrays = {root - 1 for root, _ in outcome.leaf_places() if root > 0}
-    found = {graphdef._node_place(track)[0] for i, track in enumerate(written) if i not in with_arrays}  # pyright: ignore[reportPrivateUsage]
-    return [places[root - roots] for root in sorted(found) if root >= roots]
+    written = [track for i, track in enumerate(outcome.inputs()[2]) if i not in with_arrays]
+    found = {graphdef._node_place(track)[0] - len(roots) + len(places) for track in written}  # pyright: ignore[reportPrivateUsage]
+    own = {(id(plain.__globals__), name) for plain, _, _ in map(resolve, roots[0]) for name in global_names(plain)[0]}
+    return [places[i] for i in sorted(found) if i >= 0 and (id(places[i].holder), places[i].name) not in own]
 
 
 def _compiled_for(title: str, function: Any, run: Run) -> _Compiled | None:

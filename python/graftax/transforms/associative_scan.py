@@ -40,7 +40,7 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
     return once("associative_scan", [fn], [None, None], [elems, reverse, axis], _associative_scan)
 
 
-def _associative_scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
     fn, (elems, reverse, axis) = functions[0], rest
     name = name_of(fn, "associative_scan")
     leaves, graphdef = _core.flatten(elems)

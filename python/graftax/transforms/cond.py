@@ -117,14 +117,14 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
     return once("switch", branches, operands, [known], _switch)
 
 
-def _cond(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+def _cond(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
     def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
         return jax.lax.cond(rest[0], *flats, *leaves)
 
     return Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands).run(choose)
 
 
-def _switch(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
     def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
         return jax.lax.switch(rest[0], flats, *leaves)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     return once("map", [f], [None], [xs, batch_size], _map)
 
 
-def _map(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
     f, (xs, batch_size) = functions[0], rest
     name = name_of(f, "map")
     slices = Slices(name, xs, None)

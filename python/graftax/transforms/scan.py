@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -80,7 +80,7 @@ def scan(
     return _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
 
 
-def _scan(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> tuple[Any, Any]:
+def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, Any]:
     f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], rest
     name = name_of(f, "scan")
     slices = Slices(name, xs, length)

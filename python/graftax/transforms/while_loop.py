@@ -63,7 +63,7 @@ def while_loop(
     return once("while_loop", [cond_fun, body_fun], [with_arrays(init_val)], [max_steps], _while_loop)
 
 
-def _while_loop(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
     (cond_fun, body_fun), init_val, max_steps = functions, operands[0], rest[0]
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
@@ -106,7 +106,7 @@ def fori_loop(
     return once("fori_loop", [body_fun], [None, with_arrays(init_val)], [lower, upper, unroll], _fori_loop)
 
 
-def _fori_loop(functions: list[Callable[..., Any]], operands: list[Any], rest: list[Any]) -> Any:
+def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
     body_fun, init_val, (lower, upper, unroll) = functions[0], operands[1], rest
     if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
