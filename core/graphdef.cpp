@@ -25,8 +25,8 @@ void Program::clear() {
 int Program::traverse(visitproc visit, void* arg) const {
   for (size_t i = 0; i < owned.size(); ++i) Py_VISIT(owned[i]);
   for (const Static& s : statics)
-    if (s.state)
-      if (int stop = s.state->traverse(visit, arg)) return stop;
+    if (s.contents)
+      if (int stop = s.contents->traverse(visit, arg)) return stop;
   return 0;
 }
 
@@ -167,7 +167,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
       if (s.snapshot && to_rebuild) out.owned.push(s.snapshot);
       continue;
     }
-    if (s.state) s.state = std::make_shared<Program>(weakened(*s.state));
+    if (s.contents) s.contents = std::make_shared<Program>(weakened(*s.contents));
     if (s.how == How::function && !s.weak) {
       weaken_function(out, s);
       continue;

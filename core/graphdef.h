@@ -57,8 +57,8 @@ struct Static {
   PyObject* obj = nullptr;       // owned by the program; How::context: what makes a new one
   PyObject* snapshot =
       nullptr;  // How::reduce: the plain value; How::function: the function (SELF_CONTAINED), weak: globals and names
-  uint32_t first = 0, count = 0;          // How::input: a tracked index; How::tuple: its elements in Program::elements
-  std::shared_ptr<struct Program> state;  // How::state: what the object is made of, when it was recorded
+  uint32_t first = 0, count = 0;  // How::input: a tracked index; How::tuple: its elements in Program::elements
+  std::shared_ptr<struct Program> contents;  // How::contents: what the object is made of, when it was recorded
   Py_hash_t hash = 0;
 };
 

@@ -216,12 +216,12 @@ void Recorder::keys_count_by_identity() {
         key.first = *input;
         key.hash = static_cast<Py_hash_t>(*input);
         key.obj = nullptr;
-        key.state = nullptr;
+        key.contents = nullptr;
         continue;
       }
       if (options_.inputs->keys->find(obj)) continue;
       if (PyWeakref_CheckRef(obj)) {  // to a class, as in the cache of a singledispatch function
-        Owned referent = state_root(obj);
+        Owned referent = contents_root(obj);
         if (!referent || kind_of(referent.get()).is_leaf()) continue;
       }
       raise_graftax("UnsupportedValueError",

@@ -93,20 +93,20 @@ bool values_equal(How how, PyObject* a, PyObject* b) {
 bool same_key(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (!PyWeakref_CheckRef(a) || !PyWeakref_CheckRef(b)) return false;
-  Owned x = state_root(a), y = state_root(b);
+  Owned x = contents_root(a), y = contents_root(b);
   return x && x.get() == y.get();
 }
 
 // What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
-// Keys inside a key's own state count by pointer.
-std::shared_ptr<Program> state_of(PyObject* key) {
+// Keys inside a key's own contents count by pointer.
+std::shared_ptr<Program> contents_of(PyObject* key) {
   static thread_local bool inside = false;
   if (inside) return nullptr;
   struct Guard {
     Guard() { inside = true; }
     ~Guard() { inside = false; }
   } guard;
-  Owned root = state_root(key);
+  Owned root = contents_root(key);
   if (!root) return nullptr;
   Recorder recorder({});
   recorder.root(root.get());
@@ -124,9 +124,9 @@ bool defines_eq(PyTypeObject* type) {
 }
 
 // A weak reference is its referent: its callback often leads back to the container that it is a key of.
-Owned state_root(PyObject* key) { return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key); }
+Owned contents_root(PyObject* key) { return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key); }
 
-bool is_identity_key(const Static& s) { return s.how == How::state && !defines_eq(s.type); }
+bool is_identity_key(const Static& s) { return s.how == How::contents && !defines_eq(s.type); }
 
 void refuse_key_with_arrays(PyObject* key, const std::string& path) {
   raise_graftax("UnsupportedValueError",
@@ -194,11 +194,11 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
   if (!kind.is_node())
     raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);
   Static s;
-  s.how = How::state;
+  s.how = How::contents;
   s.type = program.keep_type(Py_TYPE(key));
   s.obj = program.keep(Owned::borrow(key));
-  s.state = kind.handed && !defines_eq(s.type) ? nullptr : state_of(key);  // by identity: recorded as a node
-  s.hash = s.state ? s.state->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
+  s.contents = kind.handed && !defines_eq(s.type) ? nullptr : contents_of(key);  // by identity: recorded as a node
+  s.hash = s.contents ? s.contents->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
   program.statics.push_back(s);
   return static_cast<uint32_t>(program.statics.size() - 1);
 }
@@ -217,7 +217,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   if (s.how == How::function) return PyFunction_Check(obj) && function_matches(s, obj);
   if (s.weak) return static_object(s).get() == obj;
   if (s.how == How::reduce && s.obj == obj && kind_of(obj).immortal_value) return true;
-  if (s.obj == obj && s.how != How::reduce && s.how != How::state && s.how != How::tuple) return true;
+  if (s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
   if (s.how == How::context) return true;
   if (s.how == How::tuple) {
@@ -227,15 +227,15 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
       if (!static_matches(program, program.elements[first + i], PyTuple_GET_ITEM(obj, i))) return false;
     return true;
   }
-  if (s.how == How::state) {
+  if (s.how == How::contents) {
     if (!same_key(s.obj, obj) && !defines_eq(s.type)) return false;
-    if (!s.state) return s.obj == obj;
+    if (!s.contents) return s.obj == obj;
     Owned key = Owned::borrow(obj);
-    std::shared_ptr<Program> state = s.state;
+    std::shared_ptr<Program> contents = s.contents;
     Walk walk;
-    Owned root = state_root(obj);
+    Owned root = contents_root(obj);
     PyObject* given = root.get();
-    return given && replay(*state, &given, 1, walk);
+    return given && replay(*contents, &given, 1, walk);
   }
   if (s.how == How::reduce) {
     Owned snapshot = Owned::borrow(s.snapshot);
@@ -263,9 +263,9 @@ bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib)
     return true;
   }
   if (x.how == How::reduce) return plain_equal(x.snapshot, y.snapshot, 0);
-  if (x.how == How::state) {
+  if (x.how == How::contents) {
     if (!same_key(x.obj, y.obj) && !defines_eq(x.type)) return false;
-    return x.state && y.state ? *x.state == *y.state : x.obj == y.obj;
+    return x.contents && y.contents ? *x.contents == *y.contents : x.obj == y.obj;
   }
   if (x.obj == y.obj && is_value(x.how)) return true;
   return values_equal(x.how, x.obj, y.obj);

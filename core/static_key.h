@@ -12,7 +12,7 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
 // Does the class compare its instances by value? Those of other classes count by identity as keys.
 bool defines_eq(PyTypeObject* type);
 // What a key is compared by: the referent of a weak reference (empty when it is gone), else the key itself.
-Owned state_root(PyObject* key);
+Owned contents_root(PyObject* key);
 // Is this a key that counts by identity: an object or a function whose class defines no ==?
 bool is_identity_key(const Static& s);
 [[noreturn]] void refuse_key_with_arrays(PyObject* key, const std::string& path = {});

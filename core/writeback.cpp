@@ -194,7 +194,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
 
   IdLease nodes, leaves, keys;
   for (const Static& s : p.statics)
-    if (s.how == How::state) keys->insert(s.obj, 0);
+    if (s.how == How::contents) keys->insert(s.obj, 0);
   std::vector<bool> differs = by_value ? reaches_changed(changed_tracks) : std::vector<bool>();
   std::vector<bool> leads_to_new = by_value ? leads_to_rebuilt() : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {

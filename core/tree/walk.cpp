@@ -162,16 +162,16 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
 // The walk: a stack of values to visit, and of the nodes that are open.
 class TreeWalk {
  public:
-  explicit TreeWalk(const WalkRequest& request) : wish_(request), structure_(request.structure) {
+  explicit TreeWalk(const WalkRequest& request) : request_(request), structure_(request.structure) {
     if (structure_) {
       structure_->nodes.swap(node_pool);
       structure_->nodes.reserve(16);  // a small tree needs one allocation
     }
-    open_.swap(spare_);
+    open_.swap(pool_);
   }
   ~TreeWalk() {
     open_.clear();
-    if (open_.capacity() < deep) open_.swap(spare_);
+    if (open_.capacity() < deep) open_.swap(pool_);
   }
 
   void run(PyObject* tree) {
@@ -181,15 +181,16 @@ class TreeWalk {
       if (top.left == 0) {
         if (structure_) structure_->close(top.node);
         open_.pop_back();
-        if (wish_.is_leaf_takes_path) open_entries_.pop_back();
+        if (request_.is_leaf_takes_path) open_entries_.pop_back();
         run_of_leaves_ = false;
         continue;
       }
-      if (wish_.is_leaf_takes_path) top_entry(top.left);
+      if (request_.is_leaf_takes_path) top_entry(top.left);
       --top.left;
       visit(pending_.take());
     }
-    if (structure_ && structure_->nodes.size() >= large) last_large_ = {structure_->nodes.size(), wish_.leaves->size()};
+    if (structure_ && structure_->nodes.size() >= large)
+      last_large_ = {structure_->nodes.size(), request_.leaves->size()};
   }
 
  private:
@@ -207,19 +208,19 @@ class TreeWalk {
   }
 
   void leaf(Owned obj) {
-    wish_.leaves->push_stolen(std::move(obj));
+    request_.leaves->push_stolen(std::move(obj));
     if (structure_) structure_->add_leaves(1, run_of_leaves_);
     run_of_leaves_ = true;
   }
 
   bool stops_here(PyObject* obj) const {
-    if (!wish_.is_leaf) return false;
+    if (!request_.is_leaf) return false;
     Owned answer;
-    if (wish_.is_leaf_takes_path) {
+    if (request_.is_leaf_takes_path) {
       Owned where = tuple_of(entries_.data(), entries_.size());
-      answer = own(PyObject_CallFunctionObjArgs(wish_.is_leaf, where.get(), obj, nullptr));
+      answer = own(PyObject_CallFunctionObjArgs(request_.is_leaf, where.get(), obj, nullptr));
     } else {
-      answer = own(PyObject_CallOneArg(wish_.is_leaf, obj));
+      answer = own(PyObject_CallOneArg(request_.is_leaf, obj));
     }
     follow_registry();
     if (answer.get() == Py_True) return true;
@@ -237,7 +238,7 @@ class TreeWalk {
       make_room();
     uint32_t node = structure_ ? structure_->open(kind, 0, nullptr) : 0;
     uint32_t leading = 0;
-    if (wish_.is_leaf) {
+    if (request_.is_leaf) {
       open_children(node, obj.get(), kind, pending_);
     } else {
       // Leaves before the first node among the children are taken at once.
@@ -256,7 +257,7 @@ class TreeWalk {
     }
     std::reverse(pending_.data() + floor, pending_.data() + floor + rest);
     open_.push_back({node, rest, std::move(obj)});
-    if (wish_.is_leaf_takes_path) entries_of(node, open_entries_.emplace_back());
+    if (request_.is_leaf_takes_path) entries_of(node, open_entries_.emplace_back());
     if (open_.size() >= deep && (open_.size() & (open_.size() - 1)) == 0) refuse_cycles();
   }
 
@@ -267,9 +268,9 @@ class TreeWalk {
     bool over = false;
     PyTypeObject* leaf_type = nullptr;  // of the child before: often that of the next one
 
-    void push(PyObject* p) { (is_leaf(p) ? *walk.wish_.leaves : walk.pending_).push(p); }
+    void push(PyObject* p) { (is_leaf(p) ? *walk.request_.leaves : walk.pending_).push(p); }
     // Taking a reference and dropping another at once would stall: its count is written and read in two sizes.
-    void push_stolen(Owned p) { (is_leaf(p.get()) ? *walk.wish_.leaves : walk.pending_).push_stolen(std::move(p)); }
+    void push_stolen(Owned p) { (is_leaf(p.get()) ? *walk.request_.leaves : walk.pending_).push_stolen(std::move(p)); }
 
     bool is_leaf(PyObject* p) {
       if (over) return false;
@@ -286,7 +287,7 @@ class TreeWalk {
 
   template <class Sink>
   void open_children(uint32_t node, PyObject* obj, const TreeKind& kind, Sink& sink) {
-    bool ask = kind.role == Role::registered && (wish_.named || wish_.is_leaf_takes_path);
+    bool ask = kind.role == Role::registered && (request_.named || request_.is_leaf_takes_path);
     bool named = ask && kind.names != Names::flat;
     Owned data = named ? open_named(node, obj, kind, sink) : open_node(obj, kind, sink);
     if (!structure_) return;
@@ -317,10 +318,10 @@ class TreeWalk {
   // As much as the last large tree took: often it is the same one. Growing step by step touches twice the memory.
   void make_room() {
     structure_->nodes.reserve(std::max(2 * structure_->nodes.size(), last_large_.first));
-    wish_.leaves->reserve(last_large_.second);
+    request_.leaves->reserve(last_large_.second);
   }
 
-  NamedNodes& named() { return wish_.named ? *wish_.named : own_named_; }
+  NamedNodes& named() { return request_.named ? *request_.named : own_named_; }
 
   void entries_of(uint32_t node, OwnedList& entries) {
     if (named().empty() || named().back().node != node) return child_entries(structure_->nodes[node], entries);
@@ -360,15 +361,15 @@ class TreeWalk {
   static constexpr size_t large = 1024;  // records
   inline static std::pair<size_t, size_t> last_large_{};
 
-  const WalkRequest& wish_;
+  const WalkRequest& request_;
   Structure* structure_;  // null: not wanted
   NamedNodes own_named_;
   OwnedList pending_;  // values to visit, the next one last
   OwnedList entries_;  // the current path, where is_leaf takes paths
   std::vector<Open> open_;
-  inline static std::vector<Open> spare_;  // room for the next walk; a walk within a walk finds none
-  std::vector<OwnedList> open_entries_;    // of the children of open nodes, where is_leaf takes paths
-  PyObject* data_ = nullptr;               // of the node with fields that was opened last; the structure holds it
+  inline static std::vector<Open> pool_;  // memory for the next walk; a walk within a walk finds none
+  std::vector<OwnedList> open_entries_;   // of the children of open nodes, where is_leaf takes paths
+  PyObject* data_ = nullptr;              // of the node with fields that was opened last; the structure holds it
   bool run_of_leaves_ = false;
 };
 

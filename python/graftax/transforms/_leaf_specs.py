@@ -14,7 +14,7 @@ from .. import _core
 from .._errors import StructureError
 from .._handles import handle_classes
 from ._program import Program
-from ._specs import UNKNOWN, Broadcast, Constant, Here, Rule, SpecOption
+from ._specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
 
 ENTRIES_COUNT = (
     "{name}: {option} is a tuple of {count}, and there are {given} positional arguments. Give one entry for each of "
@@ -35,7 +35,9 @@ _RESULT = "result"
 
 def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) -> Broadcast:
     """A spec of the arguments, brought to the leaves of a program."""
-    broadcast = Broadcast(program.graphdef, program.names, _rules(program, option, spec, keyword), program.leaves)
+    broadcast = Broadcast(
+        program.graphdef, program.names, _specs_of_roots(program, option, spec, keyword), program.leaves
+    )
     for i in itertools.chain.from_iterable(map(broadcast.inside, handle_classes())):
         if broadcast.leaf_specs[i] != option.nothing:
             raise StructureError(
@@ -46,8 +48,8 @@ def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) 
     return broadcast
 
 
-def _rules(program: Program, option: SpecOption, spec: Any, keyword: Any) -> list[Rule]:
-    """One rule a root: what is captured is not mapped; keyword arguments have the spec `keyword`."""
+def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: Any) -> list[Spec]:
+    """One spec a root: what is captured is not mapped; keyword arguments have the spec `keyword`."""
     count = program.positional
     keywords = program.operands - count
     captured = [Constant(option, option.nothing)] * (len(program.roots) - program.operands)
@@ -60,10 +62,10 @@ def _rules(program: Program, option: SpecOption, spec: Any, keyword: Any) -> lis
                     name=option.name, option=option.keyword, count=len(each), given=count, keywords=text
                 )
             )
-        return [*map(option.rule, each), *[Constant(option, keyword)] * keywords, *captured]
-    rule = spec if isinstance(spec, Rule) else option.rule(spec, names=True)
-    rest = Constant(option, keyword) if isinstance(rule, Constant) and keyword is not UNKNOWN else rule
-    return [*[rule] * count, *[rest] * keywords, *captured]
+        return [*map(option.read, each), *[Constant(option, keyword)] * keywords, *captured]
+    read = spec if isinstance(spec, Spec) else option.read(spec, names=True)
+    rest = Constant(option, keyword) if isinstance(read, Constant) and keyword is not UNKNOWN else read
+    return [*[read] * count, *[rest] * keywords, *captured]
 
 
 class OutputLeaf(NamedTuple):
@@ -101,18 +103,18 @@ class Outputs:
         outcome, out = self._program.trace(self._leaves, body, arrays=True)
         nodes, _, tracks = outcome.inputs()
         places = outcome.leaf_places()
-        rule = self._option.rule(spec)
+        read = self._option.read(spec)
         whole = None
-        if nodes or not isinstance(rule, Constant):  # else it is the same for all
+        if nodes or not isinstance(read, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])
-            whole = Broadcast(graphdef, (_RESULT,), [rule], values)
+            whole = Broadcast(graphdef, (_RESULT,), [read], values)
         found: list[OutputLeaf] = []
         for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
                 name, leaf_spec = self._broadcast.written(tracks[root - 1], path, leaf)
             else:
                 name = _RESULT + keystr(path)
-                leaf_spec = whole.at(path) if whole is not None else rule.leaf_spec(leaf, Here(lambda: _RESULT, tuple))
+                leaf_spec = whole.at(path) if whole is not None else read.leaf_spec(leaf, Here(lambda: _RESULT, tuple))
             of = self._program.untouched.get(i)
             if of is not None and not self._same(leaf_spec, self._broadcast.leaf_specs[of], leaf):
                 of = None

@@ -20,7 +20,7 @@ from .._options import Options
 from .._reads import NewReads, Place
 from .._signature import Signature, global_names, resolve
 from .._table import FunctionTable
-from .._trace import Flat, flat_function, definition_of
+from .._trace import Flat, definition_of, flat_function
 
 Run = Callable[[Sequence[Callable[..., Any]], Sequence[Any], Sequence[Any]], Any]
 

@@ -76,29 +76,29 @@ class SpecOption(NamedTuple):
             )
         return leaf_spec
 
-    def rule(self, spec: Any, names: bool = False) -> Rule:
-        """The rule that a spec is; with `names`, that of all arguments together."""
-        if spec is None or self.is_leaf_spec(spec):
-            return Constant(self, spec)
-        if names and isinstance(spec, dict):
-            return Patterns.of(self, cast("dict[Any, Any]", spec))
-        if isinstance(spec, (types.FunctionType, types.MethodType, functools.partial)):
-            return ByLeaf(self, cast("Callable[[Any], Any]", spec))
-        return Prefix(self, spec)
+    def read(self, given: Any, names: bool = False) -> Spec:
+        """The spec that was given; with `names`, that of all arguments together."""
+        if given is None or self.is_leaf_spec(given):
+            return Constant(self, given)
+        if names and isinstance(given, dict):
+            return Patterns.of(self, cast("dict[Any, Any]", given))
+        if isinstance(given, (types.FunctionType, types.MethodType, functools.partial)):
+            return ByLeaf(self, cast("Callable[[Any], Any]", given))
+        return Prefix(self, given)
 
 
-class Rule:
+class Spec:
     """Says what the leaves below a node are given."""
 
     def __init__(self, option: SpecOption, memo: Any) -> None:
         self.option, self.memo = option, memo
 
-    def step(self, key: Any) -> Rule:
-        """The rule for the child at `key`."""
+    def step(self, key: Any) -> Spec:
+        """The spec for the child at `key`."""
         return self
 
-    def enter(self, root: str) -> Rule:
-        """The rule for the argument of this name."""
+    def enter(self, root: str) -> Spec:
+        """The spec for the argument of this name."""
         return self
 
     def leaf_spec(self, leaf: Any, here: Here) -> Any:
@@ -106,14 +106,14 @@ class Rule:
         raise NotImplementedError
 
 
-class Silent(Rule):
+class Silent(Spec):
     """Says nothing: there may be no arrays below."""
 
     def leaf_spec(self, leaf: Any, here: Here) -> Any:
         return UNKNOWN
 
 
-class Constant(Rule):
+class Constant(Spec):
     """One spec for everything."""
 
     def __init__(self, option: SpecOption, value: Any) -> None:
@@ -124,7 +124,7 @@ class Constant(Rule):
         return self.value if self.option.is_leaf_spec(self.value) else self.option.check(self.value, here.text())
 
 
-class ByLeaf(Rule):
+class ByLeaf(Spec):
     """A function of the leaf."""
 
     def __init__(self, option: SpecOption, function: Callable[[Any], Any]) -> None:
@@ -135,54 +135,54 @@ class ByLeaf(Rule):
         return self.option.check(self.function(leaf), here.text())
 
 
-class Prefix(Rule):
+class Prefix(Spec):
     """A container with a spec, or a container, for each part of a node; or a callable object."""
 
-    def __init__(self, option: SpecOption, spec: Any) -> None:
-        super().__init__(option, ("prefix", id(spec)))
-        self.spec = spec
+    def __init__(self, option: SpecOption, given: Any) -> None:
+        super().__init__(option, ("prefix", id(given)))
+        self.given = given
 
-    def opened(self, children: Sequence[Any], cls: type | None, here: Here) -> Rule:
-        """The rule that this is at a node of a class, whose children have these plain keys."""
-        spec = self.spec
-        if isinstance(spec, dict):
-            mapping = cast("dict[Any, Any]", spec)
+    def opened(self, children: Sequence[Any], cls: type | None, here: Here) -> Spec:
+        """The spec that this is at a node of a class, whose children have these plain keys."""
+        given = self.given
+        if isinstance(given, dict):
+            mapping = cast("dict[Any, Any]", given)
             strange = [key for key in mapping if key not in children]
             if strange and all(isinstance(key, str) for key in mapping):
                 return Patterns.of(self.option, mapping, here)
             if strange:
                 raise self._misfit(OTHER_PARTS, here, f"has {', '.join(map(repr, strange))}")
-        elif isinstance(spec, (tuple, list)):
-            parts = len(cast("Sequence[Any]", spec))
-            if hasattr(cast("Any", spec), "_fields"):
-                if cls is not type(cast("Any", spec)):
-                    raise self._misfit(OTHER_PARTS, here, f"is a {type(cast('Any', spec)).__qualname__}")
+        elif isinstance(given, (tuple, list)):
+            parts = len(cast("Sequence[Any]", given))
+            if hasattr(cast("Any", given), "_fields"):
+                if cls is not type(cast("Any", given)):
+                    raise self._misfit(OTHER_PARTS, here, f"is a {type(cast('Any', given)).__qualname__}")
             elif parts != len([key for key in children if isinstance(key, int)]):
                 raise self._misfit(OTHER_PARTS, here, f"has {parts} parts")
-        elif cls is not type(spec):
+        elif cls is not type(given):
             return ByLeaf(self.option, self._function(here))
         return self
 
-    def step(self, key: Any) -> Rule:
-        part = part_of(self.spec, key)
-        return Silent(self.option, "silent") if part is ABSENT else self.option.rule(part)
+    def step(self, key: Any) -> Spec:
+        part = part_of(self.given, key)
+        return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
     def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        if isinstance(self.spec, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.spec)):
-            return Patterns.of(self.option, cast("dict[Any, Any]", self.spec), here).leaf_spec(leaf, here)
-        if isinstance(self.spec, (tuple, list, dict)):
+        if isinstance(self.given, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.given)):
+            return Patterns.of(self.option, cast("dict[Any, Any]", self.given), here).leaf_spec(leaf, here)
+        if isinstance(self.given, (tuple, list, dict)):
             raise self._misfit(ENTRY_TOO_DEEP, here)
         return self.option.check(self._function(here)(leaf), here.text())
 
     def _function(self, here: Here) -> Callable[[Any], Any]:
-        if not callable(self.spec):
-            self.option.check(self.spec, here.text())
-        return self.spec
+        if not callable(self.given):
+            self.option.check(self.given, here.text())
+        return self.given
 
     def _misfit(self, message: str, here: Here, found: str = "") -> StructureError:
         name, option, what = self.option.name, self.option.keyword, self.option.what
         return StructureError(
-            message.format(name=name, option=option, what=what, entry=self.spec, path=here.text(), found=found)
+            message.format(name=name, option=option, what=what, entry=self.given, path=here.text(), found=found)
         )
 
 
@@ -190,7 +190,7 @@ class _Choice(NamedTuple):
     """One pattern of several, and what is so where it covers a leaf."""
 
     pattern: Pattern
-    rule: Rule
+    spec: Spec
 
 
 class _Use:
@@ -202,7 +202,7 @@ class _Use:
         self.others: set[int] = set()  # it covers a place that holds no array
 
 
-class Patterns(Rule):
+class Patterns(Spec):
     """Patterns of key paths: the first that covers a leaf decides."""
 
     def __init__(
@@ -214,18 +214,18 @@ class Patterns(Rule):
 
     @staticmethod
     def of(option: SpecOption, patterns: dict[Any, Any], here: Here | None = None) -> Patterns:
-        """The rule at a node, below which the patterns begin, if not with the name of an argument."""
+        """The spec at a node, below which the patterns begin, if not with the name of an argument."""
         texts = [option.text(pattern) for pattern in patterns]
         choices = [
-            _Choice(of_arguments(text, option.name, option.keyword), option.rule(value))
+            _Choice(of_arguments(text, option.name, option.keyword), option.read(value))
             for text, value in zip(texts, patterns.values(), strict=True)
         ]
-        rule = Patterns(option, tuple(choices), _Use(), tuple(c.pattern.start for c in choices))
+        spec = Patterns(option, tuple(choices), _Use(), tuple(c.pattern.start for c in choices))
         if here is None:
-            return rule
-        whole = functools.reduce(Patterns.step, here.key_entries(), rule)
-        both = (below | above for below, above in zip(rule._positions, whole._positions, strict=True))
-        return Patterns(option, rule.choices, rule.use, tuple(both))
+            return spec
+        whole = functools.reduce(Patterns.step, here.key_entries(), spec)
+        both = (below | above for below, above in zip(spec._positions, whole._positions, strict=True))
+        return Patterns(option, spec.choices, spec.use, tuple(both))
 
     def step(self, key: Any) -> Patterns:
         pairs = zip(self.choices, self._positions, strict=True)
@@ -247,7 +247,7 @@ class Patterns(Rule):
         if not covering:
             return UNKNOWN
         self.use.decided.add(covering[0])
-        return self.choices[covering[0]].rule.leaf_spec(leaf, here)
+        return self.choices[covering[0]].spec.leaf_spec(leaf, here)
 
     def note(self) -> None:
         """Here is something that is no array."""
@@ -267,7 +267,7 @@ class Broadcast:
     Args:
         graphdef: the graph.
         names: one name a root.
-        rules: one rule a root.
+        specs: one a root.
         leaves: the graph's leaves.
 
     Raises:
@@ -275,51 +275,51 @@ class Broadcast:
     """
 
     def __init__(
-        self, graphdef: _core.GraphDef, names: tuple[str, ...], rules: Sequence[Rule], leaves: Sequence[Any]
+        self, graphdef: _core.GraphDef, names: tuple[str, ...], specs: Sequence[Spec], leaves: Sequence[Any]
     ) -> None:
         self.graphdef, self.leaves, self._names = graphdef, leaves, names
         self._structure = Structure(graphdef)
         self._rows = self._structure.rows
         self._found: dict[int, tuple[Any, Chain]] = {}
-        self._visits: dict[int, list[tuple[Rule, Chain]]] = {}
+        self._visits: dict[int, list[tuple[Spec, Chain]]] = {}
         self._patterns: dict[int, Patterns] = {}
         self._met: set[Any] = set()
         self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
-        self._nothing = rules[0].option.nothing if rules else None
-        self.keyword = rules[0].option.keyword if rules else ""
-        roots = zip(self._structure.roots, rules, strict=True)
-        starts = [(row.number, rule.enter(names[row.root])) for row, rule in roots]
-        walk(starts, self._visit, self._structure.key_entries, lambda rule, key: rule.step(key))
+        self._nothing = specs[0].option.nothing if specs else None
+        self.keyword = specs[0].option.keyword if specs else ""
+        roots = zip(self._structure.roots, specs, strict=True)
+        starts = [(row.number, spec.enter(names[row.root])) for row, spec in roots]
+        walk(starts, self._visit, self._structure.key_entries, lambda spec, key: spec.step(key))
         self._check_patterns()
         self.leaf_specs: list[Any] = [self._found[i][0] for i in range(len(leaves))]
 
-    def _visit(self, chain: Chain, rule: Rule) -> tuple[int, Rule] | None:
+    def _visit(self, chain: Chain, spec: Spec) -> tuple[int, Spec] | None:
         row = self._rows[chain[1]]
-        if isinstance(rule, Patterns):
-            self._patterns[id(rule.use)] = rule
+        if isinstance(spec, Patterns):
+            self._patterns[id(spec.use)] = spec
             if row.op is not Op.leaf:
-                rule.note()
+                spec.note()
         if row.op is Op.leaf:
-            self._give(row.leaf, rule, chain)
+            self._give(row.leaf, spec, chain)
             return None
         if row.op is Op.ref:
             row = self._structure.target(row)
-        if row.op is not Op.node or (row.number, rule.memo) in self._met:
+        if row.op is not Op.node or (row.number, spec.memo) in self._met:
             return None
-        self._met.add((row.number, rule.memo))
-        if isinstance(rule, Prefix):
+        self._met.add((row.number, spec.memo))
+        if isinstance(spec, Prefix):
             keys = [plain_key(child.key_entry) for child in self._structure.children(row)]
-            rule = rule.opened(keys, row.type, self._here(chain))
-            if isinstance(rule, Patterns):
-                self._patterns[id(rule.use)] = rule
-                rule.note()
+            spec = spec.opened(keys, row.type, self._here(chain))
+            if isinstance(spec, Patterns):
+                self._patterns[id(spec.use)] = spec
+                spec.note()
         if row.track >= 0:
-            self._visits.setdefault(row.track, []).append((rule, chain))
-        return row.number, rule
+            self._visits.setdefault(row.track, []).append((spec, chain))
+        return row.number, spec
 
-    def _give(self, leaf: int, rule: Rule, chain: Chain) -> None:
-        value = rule.leaf_spec(self.leaves[leaf], self._here(chain))
-        option = rule.option
+    def _give(self, leaf: int, spec: Spec, chain: Chain) -> None:
+        value = spec.leaf_spec(self.leaves[leaf], self._here(chain))
+        option = spec.option
         if value is UNKNOWN:
             raise StructureError(NO_ENTRY.format(name=option.name, option=option.keyword, path=self.name(chain)))
         known, place = self._found.setdefault(leaf, (value, chain))
@@ -331,10 +331,10 @@ class Broadcast:
             )
 
     def _check_patterns(self) -> None:
-        for rule in self._patterns.values():
-            unused = rule.unused()
+        for spec in self._patterns.values():
+            unused = spec.unused()
             if unused is not None:
-                option = rule.option
+                option = spec.option
                 there = nearest(unused, (self.name(chain) for _, chain in self._found.values())) or "no array"
                 raise ValueError(
                     PATTERN_UNUSED.format(name=option.name, option=option.keyword, pattern=unused, paths=there)
@@ -401,8 +401,8 @@ class Broadcast:
         if before is not None:
             return name, self._found[before][0]
         candidates: list[Any] = []
-        for rule, chain in visits:
-            value = self._resolve(rule, chain, path, leaf)
+        for spec, chain in visits:
+            value = self._resolve(spec, chain, path, leaf)
             values = self._around(chain) if value is UNKNOWN else [value]
             candidates += [v for v in values if v not in candidates]
         option = visits[0][0].option
@@ -429,15 +429,15 @@ class Broadcast:
             row = self._structure.target(found) if found.op is Op.ref else found
         return row.leaf if row.op is Op.leaf else None
 
-    def _resolve(self, rule: Rule, chain: Chain, path: tuple[Any, ...], leaf: Any) -> Any:
+    def _resolve(self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any) -> Any:
         for key in path:
-            rule = rule.step(key)
-        if isinstance(rule, Prefix):
+            spec = spec.step(key)
+        if isinstance(spec, Prefix):
             return UNKNOWN
         here = Here(
             lambda: place_name((0, path), (self.name(chain),)), lambda: (*self._here(chain).key_entries(), *path)
         )
-        return rule.leaf_spec(leaf, here)
+        return spec.leaf_spec(leaf, here)
 
     def _around(self, chain: Chain | None) -> list[Any]:
         """The specs of the leaves of the nearest node around that has any: those that are mapped, if some are."""

@@ -17,7 +17,7 @@ from .._tracebacks import boundary
 from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
 from ._lift import name_of, named, wraps
 from ._program import Program
-from ._specs import UNKNOWN, Broadcast, Here, Rule, SpecOption
+from ._specs import UNKNOWN, Broadcast, Here, Spec, SpecOption
 
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
 NOT_INFERRED = (
@@ -126,7 +126,7 @@ def shard_map(
     return mapped
 
 
-class _OwnSharding(Rule):
+class _OwnSharding(Spec):
     """For each leaf the sharding of its own type, along the mesh axes that become manual."""
 
     def __init__(
