@@ -120,14 +120,16 @@ void bind_recorded(nb::module_& m) {
           "holds_ids", [](const Recorded& r) { return holds_ids(r.program()); },
           "Is there a number among its statics that may be the id() of an object?")
       .def_prop_ro(
-          "classes",
+          "named",
           [](const Recorded& r) {
             nb::set out;
             for (const Instr& n : r.program().code)
               if (n.op == Op::node) out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
+            for (const Static& s : r.program().statics)
+              if (s.obj && (PyType_Check(s.obj) || PyModule_Check(s.obj))) out.add(nb::borrow(s.obj));
             return out;
           },
-          nb::sig("def classes(self) -> set[type]"), "The classes of its nodes.")
+          nb::sig("def named(self) -> set[Any]"), "The classes of its nodes, and the classes and modules in it.")
       .def_prop_ro(
           "functions",
           [](const Recorded& r) {

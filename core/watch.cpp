@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch.h"
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -117,9 +118,10 @@ bool unchanged(Reads& r) {
     if (b.is_gone()) return false;
   for (auto [holder, was] : r.versions)
     if (was == 0 || version(holder) != was) return false;
-  for (size_t i = 0; i < r.functions.size(); ++i)
-    if (PyFunction_GET_CODE(r.functions[i]) != r.codes[i]) return false;
-  return true;
+  return std::all_of(r.functions.begin(), r.functions.end(), [](const FunctionRead& f) {
+    return PyFunction_GET_CODE(f.function) == f.code && PyFunction_GET_DEFAULTS(f.function) == f.defaults &&
+           PyFunction_GET_KW_DEFAULTS(f.function) == f.keywords;
+  });
 }
 
 void note_versions(Reads& r) {
@@ -161,6 +163,19 @@ bool holds(const Read& b) {
   return was && was.get() == now;
 }
 
+// Defaults that are equal count as the same ones from now on.
+bool function_holds(FunctionRead& f) {
+  PyObject* defaults = PyFunction_GET_DEFAULTS(f.function);
+  if (defaults != f.defaults) {
+    Py_ssize_t count = defaults && f.defaults ? PyTuple_GET_SIZE(defaults) : -1;
+    if (count < 0 || count != PyTuple_GET_SIZE(f.defaults)) return false;
+    for (Py_ssize_t i = 0; i < count; ++i)
+      if (!same_value(PyTuple_GET_ITEM(defaults, i), PyTuple_GET_ITEM(f.defaults, i))) return false;
+    Py_XSETREF(f.defaults, Py_NewRef(defaults));
+  }
+  return PyFunction_GET_CODE(f.function) == f.code && PyFunction_GET_KW_DEFAULTS(f.function) == f.keywords;
+}
+
 // What is under the name now, kept alive or not as `guard` says.
 void note_value(Read& b) {
   PyObject* now = value_now(b);
@@ -170,11 +185,10 @@ void note_value(Read& b) {
 
 void let_go(Reads& r) {
   auto bindings = std::move(r.bindings);
-  auto functions = std::move(r.functions), codes = std::move(r.codes);
+  auto functions = std::move(r.functions);
   auto cells = std::move(r.cells), contents = std::move(r.contents);
   r.bindings.clear();
   r.functions.clear();
-  r.codes.clear();
   r.cells.clear();
   r.contents.clear();
   r.versions.clear();
@@ -186,8 +200,13 @@ void let_go(Reads& r) {
     Py_DECREF(b.name);
     Py_XDECREF(b.value);
   }
-  for (PyObject* f : functions) unwatch_function(f), Py_DECREF(f);
-  for (PyObject* c : codes) Py_DECREF(c);
+  for (const FunctionRead& f : functions) {
+    unwatch_function(f.function);
+    Py_DECREF(f.function);
+    Py_DECREF(f.code);
+    Py_XDECREF(f.defaults);
+    Py_XDECREF(f.keywords);
+  }
   for (PyObject* c : cells) Py_DECREF(c);
   for (PyObject* c : contents) Py_XDECREF(c);
 }
@@ -202,8 +221,12 @@ int reads_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(b.name);
     Py_VISIT(b.value);
   }
-  for (PyObject* f : r->functions) Py_VISIT(f);
-  for (PyObject* c : r->codes) Py_VISIT(c);
+  for (const FunctionRead& f : r->functions) {
+    Py_VISIT(f.function);
+    Py_VISIT(f.code);
+    Py_VISIT(f.defaults);
+    Py_VISIT(f.keywords);
+  }
   for (PyObject* c : r->cells) Py_VISIT(c);
   for (PyObject* c : r->contents) Py_VISIT(c);
   return 0;
@@ -252,7 +275,7 @@ bool reads_hold(Reads& r) {
     if (!b.is_gone()) arm(b);
     held = held && holds(b);
   }
-  for (size_t i = 0; i < r.functions.size(); ++i) held = held && PyFunction_GET_CODE(r.functions[i]) == r.codes[i];
+  for (FunctionRead& f : r.functions) held = function_holds(f) && held;
   for (size_t i = 0; i < r.cells.size(); ++i) {
     Owned content = Owned::borrow(PyCell_GET(r.cells[i]));
     if (content.get() == r.contents[i]) continue;
@@ -279,8 +302,9 @@ void bind_watch(nb::module_& m) {
             }
             for (nb::handle f : functions) {
               if (!PyFunction_Check(f.ptr())) raise_error(PyExc_TypeError, "expected a function");
-              self->functions.push_back(Py_NewRef(f.ptr()));
-              self->codes.push_back(Py_NewRef(PyFunction_GET_CODE(f.ptr())));
+              self->functions.push_back({Py_NewRef(f.ptr()), Py_NewRef(PyFunction_GET_CODE(f.ptr())),
+                                         Py_XNewRef(PyFunction_GET_DEFAULTS(f.ptr())),
+                                         Py_XNewRef(PyFunction_GET_KW_DEFAULTS(f.ptr()))});
               watch_function(f.ptr());
             }
             for (nb::handle c : cells) {

@@ -18,16 +18,24 @@ struct Read {
   bool is_gone() const { return guard && !weak_target(guard); }
 };
 
+// A function that ran, and what it consisted of.
+struct FunctionRead {
+  PyObject* function;
+  PyObject* code;
+  PyObject* defaults;  // null where it has none
+  PyObject* keywords;  // the dict of its keyword defaults, whose values are bindings; the same
+};
+
 struct Reads {
   Reads() = default;
   Reads(const Reads&) = delete;
   Reads& operator=(const Reads&) = delete;
   ~Reads();
 
-  std::vector<Read> bindings;               // strong
-  std::vector<PyObject*> functions, codes;  // strong, side by side
-  std::vector<PyObject*> cells, contents;   // strong, side by side: compared on every call
-  uint64_t stamp = 0;                       // the epoch in which they were seen to hold, or not
+  std::vector<Read> bindings;              // strong
+  std::vector<FunctionRead> functions;     // strong
+  std::vector<PyObject*> cells, contents;  // strong, side by side: compared on every call
+  uint64_t stamp = 0;                      // the epoch in which they were seen to hold, or not
   bool held = false;
   std::vector<std::pair<PyObject*, uint64_t>> versions;  // before 3.12: of holders, borrowed from `bindings`
 };

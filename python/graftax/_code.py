@@ -98,63 +98,139 @@ def is_users_class(cls: type) -> bool:
 
 
 class Names(NamedTuple):
-    """What one code object names."""
+    """What one code object names; nothing of the code of functions inside of it."""
 
     chains: tuple[tuple[str, ...], ...]  # (global or free variable or imported module, attribute, attribute, ...)
     imports: dict[str, str]  # local variable -> module
+    loaded: tuple[str, ...]  # globals
     stored: tuple[str, ...]  # globals that it assigns or deletes
+    variables: frozenset[str]  # globals and variables of an enclosing call, read, assigned or deleted
+    assigned: frozenset[str]  # variables of an enclosing call that it assigns
     attributes: frozenset[str]
+    stored_attributes: frozenset[str]
+    of_super: frozenset[str]  # attributes that it may ask `super()` for
 
 
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
+_ALL: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()
+_WHERE = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
+_LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
+_CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
+_FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
+_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr"))
 
 
 def names_of(code: types.CodeType) -> Names:
     found = _NAMES.get(code)
     if found is None:
-        found = _NAMES[code] = _scan(code)
+        found = _NAMES[code] = _Scan(code).names()
     return found
 
 
-def _scan(code: types.CodeType) -> Names:
-    chains: dict[tuple[str, ...], None] = {}
-    imports: dict[str, str] = {}
-    stored: dict[str, None] = {}
-    attributes: set[str] = set()
-    chain: tuple[str, ...] = ()
-    module = ""
-    for at in dis.get_instructions(code):
-        op = at.opname
-        if op in ("LOAD_ATTR", "LOAD_METHOD"):
-            attributes.add(at.argval)
-            chain = (*chain, at.argval) if chain else ()
-            if chain:
-                chains[chain] = None
-            continue
-        if op == "CACHE":
-            continue
-        chain = ()
-        if op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"):
-            chain = (at.argval,)
-            chains[chain] = None
+class _Scan:
+    """Reads the instructions of one code object, once."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        self.chains: dict[tuple[str, ...], None] = {}
+        self.imports: dict[str, str] = {}
+        self.loaded: dict[str, None] = {}
+        self.stored: dict[str, None] = {}
+        self.variables: set[str] = set()
+        self.assigned: set[str] = set()
+        self.attributes: set[str] = set()
+        self.stored_attributes: set[str] = set()
+        self._chain: tuple[str, ...] = ()
+        self._module = ""
+
+    def names(self) -> Names:
+        for at in dis.get_instructions(self.code):
+            if at.opname not in ("CACHE", "COPY"):  # a copy is what was named last
+                self._read(at.opname, at.argval)
+        if not _BY_TEXT.isdisjoint(self.loaded):
+            self.attributes.update(c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier())
+        found = self.chains
+        longest = [c for c in found if len(c) > 1 or not any(d[: len(c)] == c for d in found if len(d) > len(c))]
+        return Names(
+            tuple(longest),
+            self.imports,
+            tuple(self.loaded),
+            tuple(self.stored),
+            frozenset(self.variables),
+            frozenset(self.assigned),
+            frozenset(self.attributes),
+            frozenset(self.stored_attributes),
+            frozenset(self.attributes if "super" in self.loaded else ()),
+        )
+
+    def _read(self, op: str, name: Any) -> None:
+        if op in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"):
+            self._attribute(name, op in ("STORE_ATTR", "DELETE_ATTR"))
+            return
+        chain: tuple[str, ...] = ()
+        if op.startswith("LOAD_SUPER"):
+            self.attributes.add(name)
+        elif op in _LOADS:
+            chain = (name,)
+            self.chains[chain] = None
+            self.variables.add(name)
+            if op in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self.loaded[name] = None
+        elif op in _CHANGES or op in _FROM_CLASS_BODY:
+            self.variables.add(name)
+            if op.endswith("_GLOBAL"):
+                self.stored[name] = None
+            elif op == "STORE_DEREF":
+                self.assigned.add(name)
         elif "LOAD_FAST" in op:  # one instruction may load or store two
-            names = at.argval if isinstance(at.argval, tuple) else (at.argval,)
-            if op.startswith("STORE_FAST") and module:
-                imports[names[0]] = module.partition(".")[0] if module.startswith(f"{names[0]}.") else module
-                module = ""
-            chain = (names[-1],) if names[-1] in imports else ()
-        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            stored[at.argval] = None
+            names = name if isinstance(name, tuple) else (name,)
+            if op.startswith("STORE_FAST"):
+                self._imported(names[0])
+            chain = (names[-1],) if names[-1] in self.imports else ()
         elif op == "IMPORT_NAME":
-            module = at.argval
+            self._module = name
         elif op == "IMPORT_FROM":
-            imports.setdefault(f"from {module}", module)
-            chains[f"from {module}", at.argval] = None
-        elif op == "STORE_FAST" and module:
-            imports[at.argval] = module.partition(".")[0] if module.startswith(f"{at.argval}.") else module
-            module = ""
-    longest = tuple(c for c in chains if len(c) > 1 or not any(d[: len(c)] == c for d in chains if len(d) > len(c)))
-    return Names(longest, imports, tuple(stored), frozenset(attributes))
+            self.imports.setdefault(f"from {self._module}", self._module)
+            self.chains[f"from {self._module}", name] = None
+        elif op == "STORE_FAST":
+            self._imported(name)
+        self._chain = chain
+
+    def _attribute(self, name: str, is_stored: bool) -> None:
+        self.attributes.add(name)
+        if is_stored:
+            self.stored_attributes.add(name)
+        self._chain = (*self._chain, name) if self._chain else ()
+        if self._chain:
+            self.chains[self._chain] = None
+        if is_stored:
+            self._chain = ()
+
+    def _imported(self, variable: str) -> None:
+        if self._module:
+            inside = self._module.startswith(f"{variable}.")
+            self.imports[variable] = self._module.partition(".")[0] if inside else self._module
+            self._module = ""
+
+
+def nested_codes(code: types.CodeType) -> list[types.CodeType]:
+    """The code, and that of the functions inside of it."""
+    out = [code]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            out += nested_codes(constant)
+    return out
+
+
+def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that the code, and code nested in it, loads and assigns."""
+    found = _ALL.get(code)
+    if found is None:
+        parts = [names_of(part) for part in nested_codes(code)]
+        loaded = dict.fromkeys(name for part in parts for name in part.loaded)
+        stored = dict.fromkeys(name for part in parts for name in part.stored)
+        found = _ALL[code] = tuple(loaded), tuple(stored)
+    return found
 
 
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
@@ -165,14 +241,11 @@ def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
     while todo:
         part, in_host = todo.pop()
         in_host |= part in hosts
-        (theirs if in_host else own).update(at.argval for at in dis.get_instructions(part) if at.opname in _NAMED)
+        (theirs if in_host else own).update(names_of(part).variables)
         todo += [(constant, in_host) for constant in part.co_consts if isinstance(constant, types.CodeType)]
     return theirs - own
 
 
-_NAMED = frozenset(
-    f"{what}_{where}" for what in ("LOAD", "STORE", "DELETE") for where in ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
-) | {"LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
 _PLAIN_TYPES = frozenset(_PLAIN)
 _BOUND = (
@@ -243,7 +316,9 @@ def has_state(function: types.FunctionType) -> bool:
     """Does a function hold what can change by itself, or change its variables of an enclosing call?"""
     contents = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return not all(map(is_constant, [*contents, *defaults])) or bool(contents and _writes_cell(function))
+    return not all(map(is_constant, [*contents, *defaults])) or bool(
+        contents and not names_of(function.__code__).assigned.isdisjoint(function.__code__.co_freevars)
+    )
 
 
 def is_empty(cell: types.CellType) -> bool:
@@ -252,13 +327,6 @@ def is_empty(cell: types.CellType) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _writes_cell(function: types.FunctionType) -> bool:
-    return any(
-        at.opname == "STORE_DEREF" and at.argval in function.__code__.co_freevars
-        for at in dis.get_instructions(function.__code__)
-    )
 
 
 def cells_of(function: Any) -> dict[str, Any]:

@@ -210,8 +210,8 @@ class Recording:
         """Is there a number among its statics that may be the id() of an object?"""
 
     @property
-    def classes(self) -> set[type]:
-        """The classes of its nodes."""
+    def named(self) -> set[Any]:
+        """The classes of its nodes, and the classes and modules in it."""
 
     @property
     def functions(self) -> list[Any]:

@@ -161,7 +161,7 @@ class Jitted(Stageable[P, R]):
         if code not in reads.known:
             reads.known.add(code)
             reads.add(code, self._function.__globals__, self._function, False)
-        grown = reads.refresh() | reads.see_classes(recording.classes)
+        grown = reads.refresh() | reads.see_named(recording.named)
         as_known = len(signature.places) == len(reads.places) and signature.hidden == reads.hidden
         if grown or not as_known or signature.code is not code:
             raise NewReads

@@ -18,6 +18,7 @@ from . import _core
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
+    Names,
     can_be_equal,
     cells_of,
     has_state,
@@ -97,7 +98,10 @@ class ReadSet:
         self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
-        self._classes: dict[type, int] = {}  # how many attributes were looked up in it
+        self._of_super: set[str] = set()
+        self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
+        self._classes: dict[type, None] = {}
+        self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self._reads: tuple[tuple[int, int, int], _core.Reads] | None = None
 
     # ---- while a trace runs
@@ -162,6 +166,7 @@ class ReadSet:
         if users:
             self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
+            self._of_super |= names.of_super
             if names.stored:
                 self.stored.setdefault(id(scope), (scope, set()))[1].update(names.stored)
         for chain in names.chains:
@@ -169,18 +174,20 @@ class ReadSet:
                 continue
             if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
                 continue
-            self._follow(chain, scope, cells, names.imports, users)
+            self._follow(chain, scope, cells, names, users)
         if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
             self._functions.setdefault(id(function), function)
+            self._note_keywords(function)
             if has_state(function):
                 self._add_place(Place(function, None))
             else:
                 self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
 
     def _follow(
-        self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], imports: dict[str, str], users: bool
+        self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
     ) -> None:
         name, *attributes = chain
+        imports, stored = names.imports, names.stored_attributes
         if name in imports:
             value: Any = sys.modules.get(imports[name], MISSING)
         elif name in cells:
@@ -198,13 +205,26 @@ class ReadSet:
                 self._add_class(value)
                 value = in_class(value, attribute)[1]
             else:
-                if users and isinstance(value, types.FunctionType) and attribute in vars(value):
+                if (
+                    users
+                    and isinstance(value, types.FunctionType)
+                    and (attribute in vars(value) or attribute in stored)
+                ):
                     made = _core.made_in_trace(value) or not self._is_older(value.__code__)
                     if not made and value.__code__ not in self._of_graph:
                         self._add_place(Place(value, None))
                 return
         if isinstance(value, type):
             self._add_class(value)
+        elif isinstance(value, types.ModuleType):
+            self.modules.setdefault(id(vars(value)), value)
+
+    def _note_keywords(self, function: types.FunctionType) -> None:
+        keywords = function.__kwdefaults__
+        if keywords and id(keywords) not in self._keywords:
+            self._keywords[id(keywords)] = function
+            self._bindings += [(keywords, name) for name in keywords]
+            self._reads = None
 
     def _is_older(self, code: types.CodeType) -> bool:
         """Was a function of this code made before the trace, as far as one can tell?"""
@@ -230,28 +250,37 @@ class ReadSet:
 
     def _add_class(self, cls: type) -> None:
         if cls not in self._classes and is_users_class(cls):
-            self._classes[cls] = 0
+            self._classes[cls] = None
+            self._add_class(type(cls))
             for base in cls.__mro__[:-1]:
                 for name, value in vars(base).items():
                     if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
                         self._note(cls, name, value, False)
 
     def _look_up(self) -> None:
-        for cls, count in list(self._classes.items()):
-            if count == len(self._attributes):
-                continue
-            self._classes[cls] = len(self._attributes)
-            for name in self._attributes:
-                holder, value = in_class(cls, name)
-                if (
-                    holder is not None
-                    and is_users_class(holder)
-                    and not is_constant(value)
-                    and not _is_descriptor(value)
-                ):
-                    self._note(holder, name, value, True)
-                else:
-                    self._note(cls, name, value, False)
+        """Notes the attributes that code asks for, in the classes and modules that it knows."""
+        count = len(self._attributes) + len(self._of_super)
+        for cls in list(self._classes):
+            if self._looked.get(id(cls)) != count:
+                self._looked[id(cls)] = count
+                self._look_up_in_class(cls)
+        for i, module in list(self.modules.items()):
+            if self._looked.get(i) != count and is_users_scope(vars(module)):
+                self._looked[i] = count
+                for name in self._attributes & vars(module).keys():
+                    self._note(vars(module), name, vars(module)[name], True)
+
+    def _look_up_in_class(self, cls: type) -> None:
+        for name in self._attributes:
+            holder, value = in_class(cls, name)
+            if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_descriptor(value):
+                self._note(holder, name, value, True)
+            else:
+                self._note(cls, name, value, False)
+        for base in cls.__mro__[1:]:
+            if is_users_class(base):
+                for name in self._of_super & vars(base).keys():
+                    self._note(base, name, vars(base)[name], not _is_descriptor(vars(base)[name]))
 
     def leave_out(self, places: Iterable[Place]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
@@ -282,11 +311,14 @@ class ReadSet:
         self.hidden |= new
         return bool(new)
 
-    def see_classes(self, classes: Iterable[type]) -> bool:
-        """Notes the classes of the objects in a call's roots. True where that makes new roots."""
+    def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
+        """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
         before = self._size
-        for cls in classes:
-            self._add_class(cls)
+        for value in named:
+            if isinstance(value, type):
+                self._add_class(value)
+            else:
+                self.modules.setdefault(id(vars(value)), value)
         self._look_up()
         return self._size != before
 
@@ -328,6 +360,8 @@ class ReadSet:
             return False
         before = self._size
         for holder, name in self._reads[1].changed():
+            if id(holder) in self._keywords:
+                continue
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             if users and (not is_constant(value) or can_be_equal(value)) and not _is_descriptor(value):
@@ -337,7 +371,10 @@ class ReadSet:
                 self._add_place(Place(holder, name))
         for cell in self._reads[1].changed_cells():
             self._add_place(Place(self._cells.pop(id(cell))[1], None))
-        for function in self._functions.values():
+        for function in list(self._functions.values()):
+            self._note_keywords(function)
+            if has_state(function):
+                self._add_place(Place(function, None))
             if function.__code__ not in self.known:
                 self.add(function.__code__, function.__globals__, function)
                 self.known.add(function.__code__)

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import dis
 import functools
 import inspect
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
-from ._code import MISSING
+from ._code import MISSING, globals_in
 from ._handles import with_handles
 from ._patterns import of_arguments
 from ._reads import Place, ReadSet
@@ -32,7 +30,6 @@ NOT_FOR = (
 )
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
-_NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 
 def call_partial(
@@ -79,36 +76,12 @@ def refuse_generators(function: types.FunctionType) -> None:
             raise TypeError(GENERATOR.format(name=function.__qualname__, what=what))
 
 
-def _nested_codes(code: types.CodeType) -> list[types.CodeType]:
-    out = [code]
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            out += _nested_codes(constant)
-    return out
-
-
 def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The globals that the function's code, and code nested in it, loads, and those it assigns."""
-    loaded, stored = _names_in(function.__code__)
+    loaded, stored = globals_in(function.__code__)
     known = function.__globals__
     names = [n for n in loaded if n in known or not hasattr(builtins, n)]
     return tuple(dict.fromkeys([*names, *stored])), stored
-
-
-def _names_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The globals that the code, and code nested in it, loads and assigns: read once, which takes a while."""
-    found = _NAMES.get(code)
-    if found is None:
-        loaded: dict[str, None] = {}
-        stored: dict[str, None] = {}
-        for part in _nested_codes(code):
-            for instruction in dis.get_instructions(part):
-                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                    loaded[instruction.argval] = None
-                elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                    stored[instruction.argval] = None
-        found = _NAMES[code] = tuple(loaded), tuple(stored)
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
