@@ -64,6 +64,7 @@ LAYERS = [
         "places",
         "compare",
         "_prefix",
+        "_filters",
         "_leaves",
         "_stacking",
         "_labels",

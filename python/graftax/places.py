@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import types
-import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ._errors import StructureError, a_type, at_path, some
+from ._filters import Filter, Seen, filter_of
 from ._patterns import is_pattern, nearest
+from ._structure import plain_key
 from ._tracebacks import boundary
 from .path import Graph, Path
 
@@ -20,7 +21,6 @@ NO_POINTING = (
     "at(obj)['layers[0].w']"
 )
 NOTHING_OF_TYPE = "nothing in this {cls} is an instance of {where!r}."
-NO_TYPE = "{spec!r} cannot be asked with isinstance: give the class, {origin}, or a function of a leaf."
 SET_COUNT = "set() takes a list or tuple with one value for each of the {places} places, got {given}."
 TWO_VALUES = (
     "{path!r} is given two values: it is one place, named twice or reached through a shared object. Name it once."
@@ -120,7 +120,7 @@ class Places(Generic[T]):
 
     def _values(self, value: Any) -> dict[int, Any]:
         groups = self._written
-        if not self._several or isinstance(self._where, (str, Path)) or is_types(self._where):
+        if not self._several or isinstance(self._where, (str, Path)) or _filter(self._where) is not None:
             values = [value] * len(groups)
         else:
             # Not the rows of an array, the letters of a text, or what has no order.
@@ -162,9 +162,9 @@ def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
         return False, [[graph.number(where)]]
     if isinstance(where, str):
         return is_pattern(where), [[number] for number in matching(graph, where)]
-    if is_types(where):
-        refers = graph.refers()
-        found = [p for p, row in enumerate(graph.rows) if row.what != "ref" and isinstance(row.value, where)]
+    wanted = _filter(where)
+    if wanted is not None:
+        refers, found = graph.refers(), wanted.means(Shown(graph))
         if not found:
             raise StructureError(NOTHING_OF_TYPE.format(cls=type(graph.rows[0].value).__qualname__, where=where))
         return True, [[number, *refers.get(number, ())] for number in found]
@@ -173,6 +173,10 @@ def _located(graph: Graph, where: Any) -> tuple[bool, list[list[int]]]:
     if callable(where):
         return _pointed_at(graph, where)
     raise TypeError(f"at() takes a path, a pattern, a function or several of those, got {where!r}; or a type")
+
+
+def _filter(where: Any) -> Filter | None:
+    return None if isinstance(where, list) else filter_of(where)  # a list means several places, one by one
 
 
 def matching(graph: Graph, pattern: str | Path) -> list[int]:
@@ -252,7 +256,8 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
 
     Args:
         obj: the root, which is looked at too.
-        what: a type or a tuple of types; a key-path pattern; or a function of any part, object or leaf.
+        what: a type or several; a key-path pattern; a filter of Flax NNX (`nnx.PathContains`, `nnx.All`), which means
+            Variables; or a function of any part, object or leaf.
 
     Returns:
         (path, value) pairs in the order of the walk, each object once.
@@ -268,11 +273,11 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
         except StructureError:
             return []
     else:
-        parts = [number for number, row in enumerate(graph.rows) if row.what != "ref"]
-        if is_types(what):
-            numbers = [number for number in parts if isinstance(graph.rows[number].value, what)]
+        wanted, seen = filter_of(what), Shown(graph)
+        if wanted is not None:
+            numbers = wanted.means(seen)
         elif callable(what):
-            numbers = [number for number in parts if asked(what, graph, number)]
+            numbers = [number for number in seen.parts() if asked(what, graph, number)]
         else:
             raise TypeError(f"find() takes a type or several, a pattern, or a function of a part, got {what!r}")
     return [Found(graph.path(number), graph.rows[number].value) for number in numbers]
@@ -305,18 +310,29 @@ def shared(obj: Any) -> list[Shared]:
     return [Shared(graph.rows[same[0]].value, [graph.path(number) for number in same]) for same in sorted(found)]
 
 
-def is_types(spec: Any) -> bool:
-    """Is it what `isinstance` takes: a type, a union or a tuple of them?
+class Shown(Seen):
+    """A graph of objects, as a filter sees it."""
 
-    Raises:
-        TypeError: where it is an annotation that `isinstance` does not take, such as `list[int]`.
-    """
-    if isinstance(spec, tuple):
-        return bool(spec) and all(map(is_types, cast("tuple[Any, ...]", spec)))
-    origin = typing.get_origin(spec)
-    if origin is not None and origin not in (typing.Union, types.UnionType):
-        raise TypeError(NO_TYPE.format(spec=spec, origin=getattr(origin, "__name__", origin)))
-    return origin is not None or isinstance(spec, type)
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.rows = graph, graph.rows
+
+    def parts(self) -> Iterable[int]:
+        return (number for number, row in enumerate(self.rows) if row.what != "ref")
+
+    def parent(self, number: int) -> int:
+        return self.rows[number].parent
+
+    def is_a(self, number: int, kinds: Any) -> bool:
+        return isinstance(self.rows[number].value, kinds)
+
+    def is_leaf(self, number: int) -> bool:
+        return self.rows[number].is_leaf and not self.rows[number].aux
+
+    def path(self, number: int) -> tuple[Any, ...]:
+        return tuple(map(plain_key, self.graph.path(number)))
+
+    def value(self, number: int) -> Any:
+        return self.rows[number].value
 
 
 def asked(function: Callable[[Any], Any], graph: Graph, number: int) -> bool:

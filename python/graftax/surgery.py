@@ -15,10 +15,11 @@ import numpy as np
 from . import _core, _prefix
 from ._difference import Way, lockstep, short_text
 from ._errors import StructureError, a_type, some
+from ._filters import filter_of
 from ._tracebacks import boundary
 from .compare import leaf_difference, node_difference
 from .path import Graph, Path
-from .places import asked, is_types, matching
+from .places import Shown, asked, matching
 
 OTHER_STRUCTURE = (
     "{name}: the graphs do not have the same structure at {path!r}: {one} in the first, {other} in another."
@@ -109,9 +110,9 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
 
     Args:
         obj: the root.
-        spec: a function of a leaf; a type or a tuple of types, of leaves or of objects with all that is below them;
-            a key-path pattern (`layers[*].w`, `**.bias`) or several; or a tree of bools, in which one stands for
-            everything below its place.
+        spec: a function of a leaf; a type or several, of leaves or of objects with all that is below them; a filter of
+            Flax NNX (`nnx.PathContains`, `nnx.All`); `...` for all leaves; a key-path pattern (`layers[*].w`,
+            `**.bias`) or several; or a tree of bools, in which one stands for everything below its place.
         replace: what stands for a leaf that is left out.
 
     Returns:
@@ -223,12 +224,12 @@ def _what(graph: Graph, number: int) -> str:
 
 
 def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
-    """The numbers of the leaves that a pattern, a type, a predicate or a tree of bools means; of all, or of some."""
+    """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools means; of all, or of some."""
     leaves = {number for number, row in enumerate(graph.rows) if row.is_leaf and not row.aux}
     leaves = leaves if among is None else leaves.intersection(among)
-    if is_types(spec):
-        parts = [number for number, row in enumerate(graph.rows) if row.what != "ref"]
-        return graph.below(number for number in parts if isinstance(graph.rows[number].value, spec)) & leaves
+    wanted = filter_of(spec)
+    if wanted is not None:
+        return graph.below(wanted.means(Shown(graph))) & leaves
     if isinstance(spec, (str, Path)):
         spec = [spec]
     if isinstance(spec, (list, tuple)) and spec and all(isinstance(s, (str, Path)) for s in cast("list[Any]", spec)):

@@ -5,14 +5,36 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .._description import Description, TreeDescription
 
 ADAPTERS = {"equinox": ".equinox", "flarejax": ".flarejax", "flax.nnx": ".nnx"}
+
+
+class LibraryFilter(NamedTuple):
+    """A filter of another library: what it is asked about, and how."""
+
+    of: type  # each object of this class is one value for it; elsewhere a leaf is
+    asks: Callable[[tuple[Any, ...], Any], Any]  # (names, indices and keys from the root on, the value)
+
+
+def library_filter(spec: Any) -> LibraryFilter | None:
+    """The filter that an object of an imported library is; None where no adapter knows it."""
+    return _first("library_filter", spec)
+
+
+def choices(spec: Any) -> list[tuple[Any, Any]] | None:
+    """(filter, entry) pairs of an object in which an imported library says what goes for which arrays."""
+    return _first("choices", spec)
+
+
+def differentiated(spec: Any) -> tuple[int, Any] | None:
+    """(position, filter) of an object in which an imported library says what of an argument is differentiated."""
+    return _first("differentiated", spec)
 
 
 def describe(cls: type) -> Description | None:
@@ -21,20 +43,21 @@ def describe(cls: type) -> Description | None:
     An adapter imports the names that it needs. Where a version of the library lacks one, its classes are what they are
     to JAX: registered nodes.
     """
-    for module in _adapters():
-        description = module.describe(cls)
-        if description is not None:
-            return description
-    return None
+    return _first("describe", cls)
 
 
 def tree_fields(cls: type, flatten: Any, unflatten: Any) -> TreeDescription | None:
     """How to read and write a class that is registered with JAX by name, where that does what its functions do."""
+    return _first("tree_fields", cls, flatten, unflatten)
+
+
+def _first(name: str, *args: Any) -> Any:
+    """What the first adapter says that has this function, and an answer."""
     for module in _adapters():
-        ask = getattr(module, "tree_fields", None)
-        description = ask and ask(cls, flatten, unflatten)
-        if description is not None:
-            return description
+        ask = getattr(module, name, None)
+        found = ask and ask(*args)
+        if found is not None:
+            return found
     return None
 
 

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import inspect
 import operator
+from typing import Any
 
+from flax.nnx import filterlib
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
 from flax.nnx.tracers import TraceState
+from flax.nnx.transforms.autodiff import DiffState
 from flax.nnx.variablelib import HijaxVariable, Variable
 from flax.typing import HashableMapping
 
 from .._description import Description
+from . import LibraryFilter
 
 # Flax before 0.12.8 has a type alias where it has a class now.
 _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))
@@ -39,3 +43,30 @@ def describe(cls: type) -> Description | None:
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
         return Description("reduce", reduce=operator.attrgetter("_mapping"))
     return None
+
+
+_FILTERS = tuple(
+    getattr(filterlib, name)
+    for name in ("WithTag", "PathContains", "PathIn", "OfType", "Any", "All", "Not", "Everything", "Nothing")
+    if hasattr(filterlib, name)
+)
+
+
+def library_filter(spec: Any) -> LibraryFilter | None:
+    """One of NNX's filters, which are asked about Variables."""
+    return LibraryFilter(Variable, spec) if isinstance(spec, _FILTERS) else None
+
+
+def choices(spec: Any) -> list[tuple[Any, Any]] | None:
+    """What `nnx.StateAxes` or `nnx.StateSharding` says of which Variables."""
+    if type(spec).__module__.partition(".")[0] != "flax":
+        return None
+    filters, entries = getattr(spec, "filters", None), getattr(spec, "axes", getattr(spec, "shardings", None))
+    if filters is None or entries is None:
+        return None
+    return [(filterlib.All(kind), entry) for kind, entry in zip(filters, entries, strict=True)]
+
+
+def differentiated(spec: Any) -> tuple[int, Any] | None:
+    """What `nnx.DiffState` says."""
+    return (spec.argnum, filterlib.All(spec.filter)) if isinstance(spec, DiffState) else None

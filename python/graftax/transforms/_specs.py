@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, GetAttrKey
 
-from .. import _core
+from .. import _core, interop
 from .._errors import StructureError
+from .._filters import Filter, Recorded, filter_of
 from .._patterns import Pattern, Positions, nearest, of_arguments, root_entries
 from .._prefix import ABSENT, part_of
 from .._structure import Chain, Op, Row, Structure, place_name, plain_key, walk
@@ -22,8 +23,8 @@ NO_ENTRY = (
     "covers what no other does."
 )
 NO_TEXT = (
-    "{name}: a dict for {option} as a whole has patterns of key paths as its keys, such as 'x' or '**.w', and "
-    "{given!r} is none. For one entry an argument, give a tuple."
+    "{name}: a dict for {option} as a whole has patterns of key paths, types or filters as its keys, such as 'x' or "
+    "'**.w', and {given!r} is none. For one entry an argument, give a tuple."
 )
 ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
 OTHER_PARTS = (
@@ -46,11 +47,17 @@ AMBIGUOUS_ENTRY = (
 UNKNOWN = object()
 
 
+def _none_of_it(wanted: Filter) -> bool:
+    del wanted
+    return False
+
+
 class Here(NamedTuple):
     """A place, spelled where somebody asks."""
 
     text: Callable[[], str]  # as messages print it
     key_entries: Callable[[], Sequence[Any]]  # the key entries from the name of an argument on
+    meant: Callable[[Filter], bool] = _none_of_it  # does a filter mean the leaf that is here?
 
 
 class SpecOption(NamedTuple):
@@ -63,11 +70,13 @@ class SpecOption(NamedTuple):
     is_leaf_spec: Callable[[Any], bool]
     canonical: Callable[[Any, Any], Any]  # (spec, leaf): equal for those that mean the same
 
-    def text(self, pattern: Any) -> str:
-        """The text of a pattern, which a key of a specification of all arguments has to be."""
-        if not isinstance(pattern, str):
-            raise TypeError(NO_TEXT.format(name=self.name, option=self.keyword, given=pattern))
-        return pattern
+    def choice(self, key: Any, value: Any) -> Choice:
+        """What a key of a specification of all arguments means: a pattern or a filter."""
+        wanted = filter_of(key)
+        if wanted is None and not isinstance(key, str):
+            raise TypeError(NO_TEXT.format(name=self.name, option=self.keyword, given=key))
+        pattern = NOWHERE if wanted is not None else of_arguments(key, self.name, self.keyword)
+        return Choice(pattern, wanted, self.read(value))
 
     def check(self, leaf_spec: Any, path: str) -> Any:
         if not self.is_leaf_spec(leaf_spec):
@@ -81,7 +90,11 @@ class SpecOption(NamedTuple):
         if given is None or self.is_leaf_spec(given):
             return Constant(self, given)
         if names and isinstance(given, dict):
-            return Patterns.of(self, cast("dict[Any, Any]", given))
+            return Patterns.of(self, cast("dict[Any, Any]", given).items())
+        if (choices := interop.choices(given)) is not None:
+            return Patterns.of(self, choices)
+        if isinstance(given, type):  # called, it would be made, and not asked
+            self.check(given, "all")
         if isinstance(given, (types.FunctionType, types.MethodType, functools.partial)):
             return ByLeaf(self, cast("Callable[[Any], Any]", given))
         return Prefix(self, given)
@@ -148,8 +161,8 @@ class Prefix(Spec):
         if isinstance(given, dict):
             mapping = cast("dict[Any, Any]", given)
             strange = [key for key in mapping if key not in children]
-            if strange and all(isinstance(key, str) for key in mapping):
-                return Patterns.of(self.option, mapping, here)
+            if strange and _are_choices(mapping):
+                return Patterns.of(self.option, mapping.items(), here)
             if strange:
                 raise self._misfit(OTHER_PARTS, here, f"has {', '.join(map(repr, strange))}")
         elif isinstance(given, (tuple, list)):
@@ -168,8 +181,8 @@ class Prefix(Spec):
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
     def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        if isinstance(self.given, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", self.given)):
-            return Patterns.of(self.option, cast("dict[Any, Any]", self.given), here).leaf_spec(leaf, here)
+        if isinstance(self.given, dict) and _are_choices(cast("dict[Any, Any]", self.given)):
+            return Patterns.of(self.option, cast("dict[Any, Any]", self.given).items(), here).leaf_spec(leaf, here)
         if isinstance(self.given, (tuple, list, dict)):
             raise self._misfit(ENTRY_TOO_DEEP, here)
         return self.option.check(self._function(here)(leaf), here.text())
@@ -186,10 +199,18 @@ class Prefix(Spec):
         )
 
 
-class _Choice(NamedTuple):
-    """One pattern of several, and what is so where it covers a leaf."""
+NOWHERE = Pattern("")  # the pattern of a filter
+
+
+def _are_choices(mapping: dict[Any, Any]) -> bool:
+    return all(isinstance(key, str) or filter_of(key) is not None for key in mapping)
+
+
+class Choice(NamedTuple):
+    """One pattern or filter of several, and what is so where it means a leaf."""
 
     pattern: Pattern
+    wanted: Filter | None
     spec: Spec
 
 
@@ -203,24 +224,21 @@ class _Use:
 
 
 class Patterns(Spec):
-    """Patterns of key paths: the first that covers a leaf decides."""
+    """Patterns of key paths, and filters: the first that covers a leaf decides."""
 
     def __init__(
-        self, option: SpecOption, choices: tuple[_Choice, ...], use: _Use, positions: tuple[Positions, ...]
+        self, option: SpecOption, choices: tuple[Choice, ...], use: _Use, positions: tuple[Positions, ...]
     ) -> None:
         super().__init__(option, ("patterns", id(use), positions))
         self.choices, self.use = choices, use
         self._positions = positions  # where in each of the patterns one is here
 
     @staticmethod
-    def of(option: SpecOption, patterns: dict[Any, Any], here: Here | None = None) -> Patterns:
+    def of(option: SpecOption, patterns: Iterable[tuple[Any, Any]], here: Here | None = None) -> Patterns:
         """The spec at a node, below which the patterns begin, if not with the name of an argument."""
-        texts = [option.text(pattern) for pattern in patterns]
-        choices = [
-            _Choice(of_arguments(text, option.name, option.keyword), option.read(value))
-            for text, value in zip(texts, patterns.values(), strict=True)
-        ]
-        spec = Patterns(option, tuple(choices), _Use(), tuple(c.pattern.start for c in choices))
+        choices = [option.choice(key, value) for key, value in patterns]
+        starts = (c.pattern.start if c.wanted is None else frozenset[int]() for c in choices)
+        spec = Patterns(option, tuple(choices), _Use(), tuple(starts))
         if here is None:
             return spec
         whole = functools.reduce(Patterns.step, here.key_entries(), spec)
@@ -235,14 +253,17 @@ class Patterns(Spec):
     def enter(self, root: str) -> Patterns:
         return functools.reduce(Patterns.step, root_entries(root), self)
 
-    @property
-    def _covering(self) -> list[int]:
-        """The patterns that cover this place, by number."""
+    def _covering(self, meant: Callable[[Filter], bool] = _none_of_it) -> list[int]:
+        """The patterns and filters that cover this place, by number."""
         pairs = zip(self.choices, self._positions, strict=True)
-        return [i for i, (choice, positions) in enumerate(pairs) if choice.pattern.ends(positions)]
+        return [
+            i
+            for i, (choice, positions) in enumerate(pairs)
+            if (choice.pattern.ends(positions) if choice.wanted is None else meant(choice.wanted))
+        ]
 
     def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        covering = self._covering
+        covering = self._covering(here.meant)
         self.use.arrays.update(covering)
         if not covering:
             return UNKNOWN
@@ -251,12 +272,12 @@ class Patterns(Spec):
 
     def note(self) -> None:
         """Here is something that is no array."""
-        self.use.others.update(self._covering)
+        self.use.others.update(self._covering())
 
     def unused(self) -> str | None:
         """A pattern that covers nothing, or only arrays that others decide about."""
-        for i, (pattern, _) in enumerate(self.choices):
-            if i not in self.use.decided and (i in self.use.arrays or i not in self.use.others):
+        for i, (pattern, wanted, _) in enumerate(self.choices):
+            if wanted is None and i not in self.use.decided and (i in self.use.arrays or i not in self.use.others):
                 return pattern.text
         return None
 
@@ -283,6 +304,7 @@ class Broadcast:
         self._found: dict[int, tuple[Any, Chain]] = {}
         self._visits: dict[int, list[tuple[Spec, Chain]]] = {}
         self._patterns: dict[int, Patterns] = {}
+        self._chosen: dict[int, set[int]] = {}  # the leaves that filters mean, by the filter's id
         self._met: set[Any] = set()
         self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
         self._nothing = specs[0].option.nothing if specs else None
@@ -318,7 +340,7 @@ class Broadcast:
         return row.number, spec
 
     def _give(self, leaf: int, spec: Spec, chain: Chain) -> None:
-        value = spec.leaf_spec(self.leaves[leaf], self._here(chain))
+        value = spec.leaf_spec(self.leaves[leaf], self._here(chain, leaf))
         option = spec.option
         if value is UNKNOWN:
             raise StructureError(NO_ENTRY.format(name=option.name, option=option.keyword, path=self.name(chain)))
@@ -340,12 +362,18 @@ class Broadcast:
                     PATTERN_UNUSED.format(name=option.name, option=option.keyword, pattern=unused, paths=there)
                 )
 
-    def _here(self, chain: Chain) -> Here:
+    def _here(self, chain: Chain, leaf: int | None = None) -> Here:
+        def meant(wanted: Filter) -> bool:
+            found = self._chosen.get(id(wanted))
+            if found is None:
+                found = self._chosen[id(wanted)] = Recorded(self.graphdef, self.leaves).chosen(wanted)
+            return leaf in found
+
         def key_entries() -> Sequence[Any]:
             root, keys = self._spelled(chain)
             return (*root_entries(self._names[root]), *keys)
 
-        return Here(lambda: self.name(chain), key_entries)
+        return Here(lambda: self.name(chain), key_entries, meant)
 
     def _spelled(self, chain: Chain) -> tuple[int, list[Any]]:
         """(the root, the key entries below it) of a place."""

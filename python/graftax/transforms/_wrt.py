@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is differentiated: leaves, by operand, name, pattern or predicate."""
+"""What is differentiated: leaves, by operand, name, pattern, filter or predicate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
-from .. import _core
+from .. import _core, interop
+from .._filters import Recorded, filter_of
 from .._options import is_path
 from .._patterns import Covering, nearest, of_arguments
 from ._lift import Make, name_of
@@ -18,7 +19,7 @@ from ._tangents import is_inexact, is_key
 
 WRT_TYPE = (
     "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
-    "wrt= positions, names, patterns of key paths, or a predicate of arrays."
+    "wrt= positions, names, patterns of key paths, types, or a predicate of arrays."
 )
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
 NOTHING_TO_DIFFERENTIATE = (
@@ -36,7 +37,7 @@ WRT_AND_ARGNUMS = (
 )
 
 
-Wrt = int | str | Sequence[int | str] | Callable[[Any], bool] | None
+Wrt = Any  # int | str | type | a library's filter | ... | several of these | a predicate of arrays | None
 
 
 class Chosen(NamedTuple):
@@ -93,11 +94,15 @@ def program_by(
 
 def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
     """(positions, names and patterns that say what is differentiated; is it one of them, not a sequence)."""
-    option = "argnums" if wrt is None or callable(wrt) else "wrt"
+    option = "argnums" if wrt is None or callable(wrt) or filter_of(wrt) is not None else "wrt"
     given: Any = argnums if option == "argnums" else wrt
     single = isinstance(given, str) or not isinstance(given, Iterable)
     wanted: list[int | str] = []
     for one in cast("Iterable[Any]", [given] if single else given):
+        library = interop.differentiated(one)
+        if library is not None:
+            wanted.append(library[0])
+            continue
         try:
             wanted.append(one if isinstance(one, str) and option == "wrt" else operator.index(cast("Any", one)))
         except TypeError:
@@ -109,9 +114,10 @@ def choose(
     program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, allow_none: bool = False
 ) -> Chosen:
     """Which leaves are differentiated, and by which operands' graphs."""
-    predicate = wrt if callable(wrt) else None
+    kept = filter_of(wrt)
+    predicate = wrt if callable(wrt) and kept is None else None
     wanted, single = chosen_by(program.name, argnums, wrt)
-    if wrt is not None and not callable(wrt) and argnums != 0:
+    if wrt is not None and kept is None and predicate is None and argnums != 0:
         raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
     patterns = [w for w in wanted if isinstance(w, str) and is_path(w)]
     roots = [program.operand(w) for w in wanted if w not in patterns]
@@ -121,6 +127,10 @@ def choose(
     usable = [i for i, leaf in enumerate(program.leaves) if is_inexact(leaf) or (allow_int and not is_key(leaf))]
     covered = _covered(program, patterns, set(usable)) if patterns else {}
     leaves: list[int] = []
+    if kept is not None:
+        below = below & Recorded(program.graphdef, program.leaves).chosen(kept)
+    if wrt is None:
+        below = _below_filtered(program, argnums, below)
     for i in usable:
         if not (i in below or i in covered) or (predicate is not None and not predicate(program.leaves[i])):
             continue
@@ -131,6 +141,20 @@ def choose(
         where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
+
+
+def _below_filtered(program: Program, argnums: Any, below: set[int]) -> set[int]:
+    """Of the leaves of the arguments those that the library's own words for an argument leave."""
+    each = [argnums] if not isinstance(argnums, Iterable) else cast("Iterable[Any]", argnums)
+    found = [(one, interop.differentiated(one)) for one in each]
+    if not any(library for _, library in found):
+        return below
+    seen, leaves = Recorded(program.graphdef, program.leaves), set[int]()
+    for one, library in found:
+        part = program.below([program.operand(one if library is None else library[0])])
+        kept = None if library is None else filter_of(library[1])
+        leaves |= part if kept is None else part & seen.chosen(kept)
+    return leaves
 
 
 def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dict[int, set[int]]:

@@ -71,8 +71,8 @@ def value_and_grad(
         has_aux: the function returns a pair, and the second part, any objects, is returned with the value.
         holomorphic, allow_int, reduce_axes: as in `jax.value_and_grad`.
         wrt: instead of `argnums`: names or positions of arguments; patterns of key paths (`"model.head"`, `"**.bias"`):
-            the gradient is that of the arguments in which they match; or a predicate of arrays, which selects in
-            what `argnums` names.
+            the gradient is that of the arguments in which they match; or a type (`nnx.Param`), a filter of Flax NNX, or
+            a predicate of arrays, which select in what `argnums` names.
 
     Returns:
         a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
