@@ -301,22 +301,35 @@ void Builder::drain() {
   }
 }
 
+namespace {
+
+nb::tuple unflatten_roots(const GraphDef& g, nb::sequence leaves, bool leaves_only) {
+  OwnedList values;
+  for (nb::handle h : leaves) values.push(h.ptr());
+  if (values.size() != g.program.leaves)
+    raise_graftax("StructureError", "this GraphDef has " + std::to_string(g.program.leaves) + " leaves, but " +
+                                        std::to_string(values.size()) + " were given");
+  Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr, leaves_only});
+  nb::list roots;
+  uint32_t pc = 0;
+  for (uint32_t r = 0; r < g.program.roots; ++r, pc = g.program.after(pc))
+    roots.append(nb::steal(builder.build(pc).release()));
+  builder.drain();
+  return nb::tuple(roots);
+}
+
+}  // namespace
+
 void bind_rebuild(nb::module_& m) {
+  m.def("unflatten_roots", &unflatten_roots, nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
+        nb::sig("def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> "
+                "tuple[Any, ...]"),
+        "As unflatten: the roots, also where there is but one.");
   m.def(
       "unflatten",
       [](const GraphDef& g, nb::sequence leaves, bool leaves_only) {
-        OwnedList values;
-        for (nb::handle h : leaves) values.push(h.ptr());
-        if (values.size() != g.program.leaves)
-          raise_graftax("StructureError", "this GraphDef has " + std::to_string(g.program.leaves) + " leaves, but " +
-                                              std::to_string(values.size()) + " were given");
-        Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr, leaves_only});
-        nb::list roots;
-        uint32_t pc = 0;
-        for (uint32_t r = 0; r < g.program.roots; ++r, pc = g.program.after(pc))
-          roots.append(nb::steal(builder.build(pc).release()));
-        builder.drain();
-        return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(nb::tuple(roots));
+        nb::tuple roots = unflatten_roots(g, leaves, leaves_only);
+        return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(roots);
       },
       nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
       nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any"),

@@ -160,8 +160,6 @@ void bind_rows(nb::module_& m) {
           },
           "The number of a leaf, of the caller's where it is forwarded; else -1.")
       .def_prop_ro(
-          "is_alias", [](const Row& r) { return has(r, ALIAS); }, "An array that is a leaf above, too?")
-      .def_prop_ro(
           "is_number", [](const Row& r) { return has(r, NUMBER); }, "A Python number that is traced?")
       .def_prop_ro("value", &value_of, nb::sig("def value(self) -> Any"),
                    "A static's value; what a node needs beside its children.");

@@ -130,13 +130,13 @@ nb::object build(GraphEditor& g, nb::dict given, bool all) {
   return nb::steal(root.release());
 }
 
-// Writes other values into the caller's own nodes. Everything is made before the first write.
-void write(GraphEditor& g, nb::dict given) {
+// Writes other values into the caller's own nodes. Everything is made before the first write. False, and nothing is
+// written, where no mutable object holds one of the rows.
+bool write(GraphEditor& g, nb::dict given) {
   Changes changes = read_changes(g, given);
   std::vector<uint32_t> written;
   std::vector<bool> spine = g.spine(changes, true, &written);
-  if (!changes.empty() && (changes.count(0) || spine[0]))
-    raise_error(PyExc_TypeError, "no mutable object holds this place");
+  if (!changes.empty() && (changes.count(0) || spine[0])) return false;
   struct Write {
     uint32_t pc;
     OwnedList values;
@@ -166,6 +166,7 @@ void write(GraphEditor& g, nb::dict given) {
     else commit.content(g.rec.program, w.pc, obj, w.values.data());
   }
   commit.run();
+  return true;
 }
 
 // A copy of the whole graph with other values for some rows, and what each row is in it.
@@ -260,8 +261,9 @@ void bind_surgery(nb::module_& m) {
            nb::sig("def build(self, changes: dict[int, Any], all: bool = False) -> Any"),
            "The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made "
            "anew.")
-      .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> None"),
-           "Writes other values into the nodes themselves; immutable ones on the way are made anew.")
+      .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> bool"),
+           "Writes other values into the nodes themselves; immutable ones on the way are made anew. False: no mutable "
+           "object holds one of the rows, and nothing was written.")
       .def("twin", &twin, nb::arg("changes"),
            nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
            "A copy with other values for some rows, and the object of each row in it.");

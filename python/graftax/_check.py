@@ -60,8 +60,7 @@ class Checked(Jitted[P, R]):
         leaves, graphdef = recording.leaves, recording.graphdef
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return compiled(*args, **kwargs)  # part of another trace: there are no numbers to compare
-        copies = _core.unflatten(graphdef, [_copied(x) for x in leaves])
-        copies = copies if len(roots) != 1 else (copies,)
+        copies = _core.unflatten_roots(graphdef, [_copied(x) for x in leaves])
         signature, function = self._plan.signature, self._function
         propagates, name = self._options.mutation == "propagate", self._plan.name
         plain = _run(lambda: signature.call(function, roots, list(copies), layout, name, propagates))

@@ -443,3 +443,7 @@ def is_of_symbolic_zeros(error: NotImplementedError) -> bool:
 def is_of_specs(error: ValueError) -> bool:
     """Is a spec of `shard_map` not the sharding that its argument has?"""
     return "does not match the specs of the input" in str(error)
+
+
+def name_argument_of_specs(error: ValueError, path: str) -> None:
+    error.args = (str(error).replace("for arg:", f"for {path}:"),)

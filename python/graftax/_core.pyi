@@ -99,10 +99,6 @@ class Row:
         """The number of a leaf, of the caller's where it is forwarded; else -1."""
 
     @property
-    def is_alias(self) -> bool:
-        """An array that is a leaf above, too?"""
-
-    @property
     def is_number(self) -> bool:
         """A Python number that is traced?"""
 
@@ -227,6 +223,9 @@ def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 
 def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None:
     """The leaves and tracked nodes of roots that match, else None."""
+
+def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> tuple[Any, ...]:
+    """As unflatten: the roots, also where there is but one."""
 
 def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
     """
@@ -362,9 +361,9 @@ class GraphEditor:
         The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made anew.
         """
 
-    def write(self, changes: dict[int, Any]) -> None:
+    def write(self, changes: dict[int, Any]) -> bool:
         """
-        Writes other values into the nodes themselves; immutable ones on the way are made anew.
+        Writes other values into the nodes themselves; immutable ones on the way are made anew. False: no mutable object holds one of the rows, and nothing was written.
         """
 
     def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]:

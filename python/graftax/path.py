@@ -394,24 +394,13 @@ class Graph:
         Raises:
             TypeError: where no mutable object holds a place.
         """
-        try:
-            self.core.write(changes)
-        except TypeError as error:
-            if "no mutable object" not in str(error):
-                raise
+        if not self.core.write(changes):
             paths = some([repr(self.path(number)) for number in changes], 4)
-            raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__)) from None
+            raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__))
 
     def put(self, changes: dict[int, Any]) -> Any:
         """The root with values written into it, or a new one where no mutable object holds one of the places."""
-        try:
-            if changes:
-                self.core.write(changes)
-        except TypeError as error:
-            if "no mutable object" not in str(error):
-                raise
-            return self.core.build(changes)
-        return self.rows[0].value
+        return self.rows[0].value if self.core.write(changes) else self.core.build(changes)
 
 
 class Row(NamedTuple):

@@ -79,7 +79,6 @@ class TangentSpace(NamedTuple):
     """Graphs of tangents or cotangents: like some graphs, with values for their floating arrays."""
 
     graphdef: _core.GraphDef  # Python numbers are leaves in it
-    of_one: bool
     zeros: tuple[Any, ...]  # what stands in it where nothing is differentiated
     numbers: tuple[int, ...]  # for each wanted leaf, its number in the graph
     leaves: tuple[int, ...]  # for each wanted leaf, its number among those of the program
@@ -99,15 +98,14 @@ class TangentSpace(NamedTuple):
             if is_inexact(array):
                 wanted.append((at, number, TangentType.of(array, *place, place_name(place, tuple(names)))))
         at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
-        return TangentSpace(graphdef, len(graphs) == 1, tuple(zeros), at, numbers, shapes)
+        return TangentSpace(graphdef, tuple(zeros), at, numbers, shapes)
 
     def graphs(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """One value for each wanted leaf."""
         leaves = list(self.zeros)
         for at, value in zip(self.numbers, values, strict=True):
             leaves[at] = value
-        built = _core.unflatten(self.graphdef, leaves, True)
-        return (built,) if self.of_one else built
+        return _core.unflatten_roots(self.graphdef, leaves, True)
 
 
 class Value:
@@ -131,7 +129,7 @@ class Value:
         def leaf_of(placeholder: Any) -> tuple[int, Any]:
             return numbers[id(placeholder)], output.leaves[numbers[id(placeholder)]]
 
-        self.sides = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of)
+        self.tangents = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of)
 
     @property
     def writes(self) -> bool:
@@ -153,8 +151,7 @@ class CustomCall:
         self._value: Value | None = None
         placeholders = [np.zeros(()) for _ in program.leaves]
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
-        built = _core.unflatten(program.graphdef, placeholders)
-        built = built if len(program.roots) != 1 else (built,)
+        built = _core.unflatten_roots(program.graphdef, placeholders)
 
         def leaf_of(placeholder: Any) -> tuple[int, Any]:
             return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
@@ -334,11 +331,11 @@ class CustomCall:
             known, count = self._value, self._later.graphdef.num_leaves
             assert known is not None
             at = {number: i for i, number in enumerate(known.order)}
-            of_value = [_or_zeros(cotangents[at[i]], known.types[i], symbolic) for i in known.sides.leaves]
+            of_value = [_or_zeros(cotangents[at[i]], known.types[i], symbolic) for i in known.tangents.leaves]
             given = Saved(
                 self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed
             )
-            returned = backward(given, known.sides.graphs(of_value)[0])
+            returned = backward(given, known.tangents.graphs(of_value)[0])
             totals = matched(self.name, "cotangent", self._inputs.shapes, returned)
             if pull is not None:
                 moved = iter(pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :])))
@@ -382,8 +379,7 @@ class CustomCall:
         leaves: list[Any] = [None] * self._later.graphdef.num_leaves
         for i, value in zip(keep, kept, strict=True):
             leaves[i] = value
-        built = _core.unflatten(self._later.graphdef, leaves)
-        return list(built if len(self._later.roots) != 1 else (built,))[: self._later.operands]
+        return list(_core.unflatten_roots(self._later.graphdef, leaves)[: self._later.operands])
 
 
 def _as_array(primal: Any) -> Any:

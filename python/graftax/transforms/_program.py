@@ -100,8 +100,8 @@ class Program:
     def private(self) -> Program:
         """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
         twin = copy.copy(self)
-        built = _core.unflatten(self.graphdef, [np.zeros(()) for _ in self.leaves])
-        twin.roots, twin.leaves = built if len(self.roots) != 1 else (built,), []
+        twin.roots = _core.unflatten_roots(self.graphdef, [np.zeros(()) for _ in self.leaves])
+        twin.leaves = []
         # Every captured value is another one than the function itself would find.
         twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
         return twin
@@ -252,8 +252,7 @@ class Program:
 
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The roots, rebuilt around other leaves outside of any trace."""
-        built = _core.unflatten(self.graphdef, list(leaves))
-        return tuple(built) if len(self.roots) != 1 else (built,)
+        return _core.unflatten_roots(self.graphdef, list(leaves))
 
     def recorded(self, roots: tuple[Any, ...], more: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
         """(leaves, GraphDef, tracked nodes) of roots in the place of this program's, and `more` after them."""

@@ -47,7 +47,6 @@ class Chosen(NamedTuple):
     """
 
     graphdef: _core.GraphDef
-    of_one: bool  # the program has one root
     leaves: tuple[int, ...]
     roots: tuple[int, ...]
     single: bool  # one graph, not a tuple of them
@@ -61,8 +60,7 @@ class Chosen(NamedTuple):
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
             leaves[i] = value
-        built = _core.unflatten(self.graphdef, leaves, True)
-        built = (built,) if self.of_one else built
+        built = _core.unflatten_roots(self.graphdef, leaves, True)
         graphs = [built[root] for root in self.roots]
         return graphs[0] if self.single else tuple(graphs)
 
@@ -140,7 +138,7 @@ def choose(
     if not leaves and not allow_none:
         where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
-    return Chosen(program.graphdef, len(program.roots) == 1, tuple(leaves), tuple(roots), single and len(roots) == 1)
+    return Chosen(program.graphdef, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
 
 def _below_filtered(program: Program, argnums: Any, below: set[int]) -> set[int]:

@@ -166,8 +166,7 @@ class _Host:
 
     def run(self, *leaves: Any) -> tuple[Any, ...]:
         """What JAX calls on the host: arrays to arrays."""
-        roots = _core.unflatten(self._given, list(leaves))
-        roots = roots if len(self._names) != 1 else (roots,)
+        roots = _core.unflatten_roots(self._given, list(leaves))
         at = len(roots) - len(self._keywords)
         copied = self._copied and Snapshot.of(*self._copied)
         result = self._callback(*roots[:at], **dict(zip(self._keywords, roots[at:], strict=True)))

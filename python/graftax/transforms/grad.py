@@ -37,14 +37,8 @@ def grad(
     Returns:
         a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
     """
-    both = with_gradient(Program, fun, "grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes))
-
-    @wraps(fun, "grad")
-    def gradient(*args: Any, **kwargs: Any) -> Any:
-        value, grads = both(*args, **kwargs)
-        return (grads, value[1]) if has_aux else grads
-
-    return gradient
+    options = grad_options(holomorphic, allow_int, reduce_axes)
+    return _without_value(with_gradient(Program, fun, "grad", argnums, has_aux, wrt, options), fun, "grad", has_aux)
 
 
 @boundary
@@ -87,6 +81,15 @@ def value_and_grad(
     return with_gradient(
         Program, fun, "value_and_grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes)
     )
+
+
+def _without_value(both: Callable[..., Any], fun: Callable[..., Any], title: str, has_aux: bool) -> Callable[..., Any]:
+    @wraps(fun, title)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
 
 
 def grad_options(holomorphic: bool, allow_int: bool, reduce_axes: Sequence[Any]) -> dict[str, Any]:
@@ -165,14 +168,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
     if fun is None:
         return functools.partial(filter_grad, has_aux=has_aux, **options)
-    both = _filtered_gradient("filter_grad", fun, has_aux, options)
-
-    @wraps(fun, "filter_grad")
-    def gradient(*args: Any, **kwargs: Any) -> Any:
-        value, grads = both(*args, **kwargs)
-        return (grads, value[1]) if has_aux else grads
-
-    return gradient
+    return _without_value(_filtered_gradient("filter_grad", fun, has_aux, options), fun, "filter_grad", has_aux)
 
 
 def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from .._compat import inferred_specs, is_of_specs, varying_axes
+from .._compat import inferred_specs, is_of_specs, name_argument_of_specs, varying_axes
 from .._errors import MutationError, rename_leaves
 from .._tracebacks import boundary
 from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
@@ -178,8 +178,7 @@ def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) ->
     for i, (leaf, spec) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         own = jax.typeof(leaf).sharding.spec
         if is_of_specs(error) and _canonical_sharding(own, leaf) != (_canonical_sharding(spec, leaf)):
-            error.args = (str(error).replace("for arg:", f"for {broadcast.path(i)}:"),)
-            return
+            return name_argument_of_specs(error, broadcast.path(i))
 
 
 def _is_sharding(spec: Any) -> bool:
