@@ -169,6 +169,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     collect_slots(kind);
     bool fields_alone = node->items == Items::none && !node->has_content;
     kind.by_name = answer.is_true("by_name") && fields_alone && kind.has_dict && kind.slots.empty();
+    kind.arrays_only = kind.by_name || answer.is_true("arrays_only");
     // A tuple cannot change, but the attributes of a subclass can.
     kind.tracked = !frozen && (!node->is_whole || (kind.has_fields() && !node->is_weak));
     Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));

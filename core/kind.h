@@ -66,6 +66,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   std::vector<PyObject*>
       item_names;        // of the children of a registered node, where they were given; of the items of a named tuple
   bool by_name = false;  // fields alone, without slots, sorted by name: their order says nothing
+  bool arrays_only = false;    // fields that are no arrays are part of the node for JAX, no leaves
   PyObject* absent = nullptr;  // a field with this value counts as not there
   PyObject* reduce = nullptr;  // How::reduce; How::context: makes a new one
   std::string reason;          // Leaf::refused: why, and the way out

@@ -317,7 +317,7 @@ void Recorder::step() {
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;
     }
-    below.arrays_only = below.arrays_only || kind.by_name;  // other attributes are part of such an object
+    below.arrays_only = below.arrays_only || kind.arrays_only;  // other attributes are part of such an object
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {

@@ -28,6 +28,7 @@ class Description:
     absent: Any = None  # a field with this value counts as not there
     expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
     by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
+    arrays_only: bool = False  # role node: attributes that are no arrays are part of the node for JAX, no leaves
 
 
 @dataclass(frozen=True, slots=True)

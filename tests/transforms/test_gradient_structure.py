@@ -171,3 +171,15 @@ def test_a_callable_that_holds_arrays_has_a_gradient_like_it(name):
     np.testing.assert_allclose(by(pull(jnp.ones(()))[0]["f"]), by(gradient["f"]))
     value, rate = graftax.jvp(lambda parts: apply(parts, x)[0], (parts,), (parts,))
     np.testing.assert_allclose(value, rate)  # linear
+
+
+def test_variables_of_nnx_keep_their_metadata():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model.kernel.set_metadata(tag="mine")
+    graphdef, state = nnx.split(model)
+    gradient = graftax.grad(lambda state: nnx.merge(graphdef, state)(jnp.ones(2)).sum())(state)
+    assert jax.tree.structure(gradient) == jax.tree.structure(state)
+    assert gradient["kernel"].get_metadata()["tag"] == "mine"
+    new = jax.tree.map(lambda p, g: p - 0.1 * g, state, gradient)
+    np.testing.assert_allclose(new["bias"][...], -0.1 * jnp.ones(3))

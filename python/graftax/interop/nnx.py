@@ -38,6 +38,8 @@ def describe(cls: type) -> Description | None:
         return Description("array")
     if issubclass(cls, Pytree):
         return Description("node", frozen=False, by_name=True)
+    if issubclass(cls, Variable):
+        return Description("node", frozen=False, arrays_only=True)
     if issubclass(cls, _BY_FIELDS):
         return Description("node", frozen=False)
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
