@@ -38,6 +38,7 @@ inline Hook named_function("named_function");  // function -> what its name lead
 inline Hook writes_its_cells("writes_its_cells");
 inline Hook is_leaf("is_leaf");                      // to JAX
 inline Hook one_level_treedef("one_level_treedef");  // class, aux data, number of children
+inline Hook open_jaxpr("open_jaxpr");                // -> (constants, the Jaxpr without them)
 inline Hook remade("remade");                        // an equal one without its attributes
 inline Hook text_array("text_array");                // (dtype, shape, bytes) -> array
 inline Hook write_text_array("write_text_array");    // array, (dtype, shape, bytes)

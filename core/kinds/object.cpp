@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plain objects, which are their fields, and classes that are registered with JAX.
 #include "graphdef.h"
+#include "hooks.h"
 #include "opened.h"
 
 namespace graftax {
@@ -35,8 +36,29 @@ struct RegisteredKind final : NodeKind {
   }
 };
 
+// A Jaxpr with constants: they are its children, and the Jaxpr without them is the aux data. JAX sees one leaf.
+struct JaxprKind final : NodeKind {
+  JaxprKind() : NodeKind("jaxpr", Items::listed) {
+    is_registered = is_leaf_for_jax = true;
+    extra = "jaxpr";
+    brackets = "[]";
+  }
+
+  bool is_opened_by_jax(const Kind&, PyTypeObject*) const override { return false; }
+  bool is_itself(PyObject* obj) const override {
+    Owned pair = hooks::open_jaxpr(obj);
+    return PyTuple_GET_ITEM(pair.get(), 1) == obj;
+  }
+  Listed open(PyObject* obj, const Kind&, Opened*) const override {
+    Owned pair = hooks::open_jaxpr(obj);
+    Owned consts = Owned::borrow(PyTuple_GET_ITEM(pair.get(), 0));
+    return {consts, Owned::borrow(PyTuple_GET_ITEM(pair.get(), 1)), PySequence_Fast_GET_SIZE(consts.get())};
+  }
+};
+
 const ObjectKind object_kind;
 const RegisteredKind registered_kind;
+const JaxprKind jaxpr_kind;
 
 }  // namespace
 

@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.monitoring
 from jax._src import config as _config
 from jax._src import core as _jax_core
@@ -295,6 +296,34 @@ def equations() -> list[Any]:
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
     return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Is it a Jaxpr, closed or not? JAX 0.12 has one class for both."""
+    return isinstance(value, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def without_constants(jaxpr: Any) -> Any:
+    """A closed Jaxpr without its constants: until JAX 0.11 what it is made of."""
+    return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
+
+
+def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
+    """A Jaxpr of this class, of what `without_constants` returned and these constants."""
+    return bare.with_consts(constants) if hasattr(bare, "with_consts") else cls(bare, constants)
+
+
+def holds_tracers(jaxpr: Any) -> bool:
+    """Is a tracer a constant of a Jaxpr that is inside of this one?"""
+    todo = list(jaxpr.eqns)
+    while todo:
+        for value in todo.pop().params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):
+                if is_jaxpr(part):
+                    if any(isinstance(x, _jax_core.Tracer) for x in getattr(part, "consts", ())):
+                        return True
+                    todo += part.eqns
+    return False
 
 
 def outside_of_traces() -> bool:

@@ -75,8 +75,6 @@ _OPAQUE = (
     inspect.Parameter,
     jax.custom_jvp,
     jax.custom_vjp,
-    jax.extend.core.Jaxpr,
-    jax.extend.core.ClosedJaxpr,  # pyright: ignore[reportPrivateImportUsage]
     TypeVar,
     ParamSpec,
     TypeVarTuple,
@@ -139,7 +137,9 @@ def describe(obj: Any, solid: type) -> Description:
     is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
     if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
         return Description("registered", is_frozen(cls), order=names_of_children(cls))
-    if isinstance(obj, _OPAQUE):
+    if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
+        return Description("jaxpr")
+    if isinstance(obj, (*_OPAQUE, jax.extend.core.Jaxpr)):
         return Description("identity")
     if isinstance(obj, tree_util.PyTreeDef):
         return Description("reduce", reduce=_statics.treedef_value)

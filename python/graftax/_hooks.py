@@ -11,7 +11,7 @@ from ._errors import at_path
 from ._functions import named_function, writes_its_cells
 from ._graphdef import children as graphdef_children
 from ._graphdef import fingerprint
-from ._jax_nodes import dict_key, is_leaf, one_level_treedef
+from ._jax_nodes import dict_key, is_leaf, one_level_treedef, open_jaxpr
 from ._opaque import check_opaque, is_module_level
 from ._pickle import reduce_graphdef, reduce_outcome
 from ._statics import remade, text_array, write_text_array
@@ -48,6 +48,7 @@ __all__ = [
     "named_function",
     "numpy_role",
     "one_level_treedef",
+    "open_jaxpr",
     "open_first",
     "open_with_keys",
     "reduce_graphdef",

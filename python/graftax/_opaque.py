@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.core
 
+from ._compat import holds_tracers, is_jaxpr
 from ._describe import MUTABLE_OPAQUE, static_classes
 from ._errors import UnsupportedValueError
 
@@ -18,7 +19,7 @@ def check_opaque(obj: Any, is_output: bool) -> None:
     """Refuses an opaque value that hides arrays: they would be constants for ever, or tracers that outlive a trace."""
     if isinstance(obj, (type, types.ModuleType)) or type(obj) in static_classes:
         return
-    if is_output and _reaches_tracer(obj, depth=6):
+    if is_output and (holds_tracers(obj) if is_jaxpr(obj) else _reaches_tracer(obj, depth=6)):
         raise UnsupportedValueError(
             f"this {type(obj).__qualname__} holds a traced array and would outlive its trace. "
             "Return the array by itself, and build the rest from it outside."

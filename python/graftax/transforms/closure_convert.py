@@ -98,6 +98,23 @@ class Converted:
     def tree_unflatten(cls, conversion: _Conversion, consts: Sequence[Any]) -> Converted:
         return cls(consts, conversion)
 
+    @property
+    def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the arguments that it is for, with `jax.ShapeDtypeStruct`s in place of arrays."""
+        to = self._conversion
+        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in to.shapes]
+        built = _core.unflatten(to.graphdef, shapes)
+        operands = (built,) if len(to.names) == 1 else tuple(built)
+        count = len(operands) - len(to.keywords)
+        return operands[:count], dict(zip(to.keywords, operands[count:], strict=True))
+
+    @property
+    def out_struct(self) -> Any:
+        """What it returns, with `jax.ShapeDtypeStruct`s in place of arrays."""
+        to = self._conversion
+        shapes = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in to.jaxpr.outvars)
+        return _core.unflatten(to.output, list(shapes))
+
     @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it.

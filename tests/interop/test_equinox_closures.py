@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closure-converted functions and Jaxprs with constants are arguments and results of every transform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+
+M = jnp.arange(9.0).reshape(3, 3)
+V = jnp.asarray([1.0, -1.0, 2.0])
+
+
+@pytest.fixture(params=[eqx.filter_closure_convert, graftax.filter_closure_convert], ids=["equinox", "graftax"])
+def convert(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_one_comes_out_of_a_trace_and_goes_into_another(convert: Any, jit: Any):
+    make = jit(lambda m: convert(lambda x: m @ x, V))
+    function = make(M)
+    for scale in (1, 2):
+        function = make(M * scale)
+        np.testing.assert_array_equal(function(V), M * scale @ V)
+    call = jit(lambda f, x: f(x))
+    np.testing.assert_array_equal(call(function, V), M * 2 @ V)
+    np.testing.assert_array_equal(call(make(M), V), M @ V)
+    assert make.cache_info().traces == 1 and call.cache_info().traces == 1
+
+
+def test_loops_and_branches_carry_them(convert: Any):
+    def powers(m: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            function, x = carry
+            return (function, function(x)), x
+
+        return graftax.scan(step, (convert(lambda x: m @ x, V), V), length=3)[0][1]
+
+    expected = M @ M @ M @ V
+    np.testing.assert_allclose(powers(M), expected)
+    np.testing.assert_allclose(graftax.jit(powers)(M), expected)
+    np.testing.assert_allclose(jax.jit(powers)(M), expected)
+    chosen = graftax.cond(True, lambda f: f(V), lambda f: -f(V), convert(lambda x: M @ x, V))
+    np.testing.assert_array_equal(chosen, M @ V)
+
+
+def test_each_is_made_along_an_axis(convert: Any):
+    matrices = jnp.stack([M, 2 * M])
+    functions = graftax.filter_vmap(lambda m: convert(lambda x: m @ x, V))(matrices)
+    out = graftax.filter_vmap(lambda f, x: f(x), in_axes=(eqx.if_array(0), None))(functions, V)
+    np.testing.assert_allclose(out, matrices @ V)
+
+
+def test_derivatives_go_through_and_by_them(convert: Any):
+    by_matrix = graftax.filter_grad(lambda m: convert(lambda x: m @ x, V)(V).sum())(M)
+    np.testing.assert_allclose(by_matrix, jax.grad(lambda m: (m @ V).sum())(M))
+    function = graftax.jit(lambda m: convert(lambda x: m @ x, V))(M)
+    gradient = graftax.filter_grad(lambda f: f(V).sum())(function)
+    assert len(jax.tree.leaves(gradient)) == len(jax.tree.leaves(eqx.filter(function, eqx.is_array)))
+    np.testing.assert_allclose(jax.tree.leaves(gradient)[0], jax.grad(lambda m: (m @ V).sum())(M))
+    assert jax.tree.structure(eqx.apply_updates(function, gradient)) == jax.tree.structure(function)
+
+
+def test_shapes_of_one_are_asked_for(convert: Any):
+    shape = graftax.filter_eval_shape(lambda m: convert(lambda x: m @ x, V), M)
+    assert jax.tree.leaves(eqx.filter(shape, lambda x: isinstance(x, jax.ShapeDtypeStruct)))[0].shape == (3, 3)
+
+
+def test_what_it_is_for_can_be_asked():
+    def function(x: Any, word: str, *, scale: Any) -> Any:
+        return x * scale, word
+
+    given = jnp.zeros(3), "word"
+    ours, theirs = (library.filter_closure_convert(function, *given, scale=jnp.ones(3)) for library in (graftax, eqx))
+    assert (ours.in_struct, ours.out_struct) == (theirs.in_struct, theirs.out_struct)
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_a_jaxpr_holds_its_constants_as_arrays(jit: Any):
+    make = jit(lambda m: jax.make_jaxpr(lambda x: jax.jit(lambda y: y + m)(m @ x))(V))
+    closed = make(M), make(2 * M)
+    for scale, one in enumerate(closed, 1):
+        np.testing.assert_array_equal(one.consts[0], M * scale)
+        run = jit(lambda c, x: jax.extend.core.jaxpr_as_fun(c)(x)[0])
+        np.testing.assert_array_equal(run(one, V), M * scale + (M * scale) @ V)
+    assert make.cache_info().traces == 1
+
+
+def test_a_jaxpr_without_constants_is_itself():
+    closed = jax.make_jaxpr(lambda x: x + 1)(V)
+    seen: list[Any] = []
+
+    @graftax.jit
+    def function(closed: Any) -> Any:
+        seen.append(closed)
+        return closed
+
+    assert function(closed) is closed and seen == [closed]
