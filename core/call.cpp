@@ -401,6 +401,15 @@ void bind_call(nb::module_& m) {
       "The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, "
       "where the call has made one).");
   m.def(
+      "running_call",
+      []() -> nb::object {
+        if (active().empty() || active().back().caller == Py_None) return nb::none();
+        const Active& a = active().back();
+        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()), nb::borrow(a.outcomes));
+      },
+      nb::sig("def running_call() -> tuple[Any, tuple[Any, ...], list[Outcome]] | None"),
+      "The call that this thread is in: (caller, roots, the Outcomes of its entry).");
+  m.def(
       "run_active",
       [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle recording, nb::handle f, nb::args args) {
         OwnedList values;

@@ -71,7 +71,19 @@ LAYERS = [
         "_gradients",
         "_optimizer",
     },
-    {"_options", "_signature", "_plan", "_trace", "_donation", "_dispatch", "_aot", "_advice", "_hosts", "_table"},
+    {
+        "_options",
+        "_signature",
+        "_plan",
+        "_trace",
+        "_donation",
+        "_dispatch",
+        "_aot",
+        "_advice",
+        "_explain",
+        "_hosts",
+        "_table",
+    },
     {"_jitted"},
     {"_check", "_progress", "_jit", "export", "transforms", "_show"},
     {"graftax"},
@@ -153,6 +165,8 @@ PUBLIC = {
     "cast",
     "count",
     "show",
+    "explain",
+    "log_recompiles",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

@@ -22,6 +22,11 @@ from ._errors import RecompileWarning as RecompileWarning
 from ._errors import StructureError as StructureError
 from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
+from ._explain import CallExplanation as CallExplanation
+from ._explain import Explanation as Explanation
+from ._explain import RecompileLog as RecompileLog
+from ._explain import explain as explain
+from ._explain import log_recompiles as log_recompiles
 from ._fields import field as field
 from ._fields import register as register
 from ._fields import register_static as register_static

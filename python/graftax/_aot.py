@@ -163,6 +163,10 @@ class Stageable(_core.Caller, Generic[P, R]):
         self._look_at(recording)
         return roots, layout, recording
 
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording:
+        """The roots of a call that is not made, recorded."""
+        return self._anew(lambda: self._prepare(args, kwargs))[2]
+
     @boundary
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[P, R]:
         """Lowers the function for these arguments without running it."""

@@ -103,7 +103,7 @@ class Checked(Jitted[P, R]):
             # A traced number is an array in the plain run; one that nobody touched comes back as the caller's number.
             traced, numbers = ("an array", "a traced number"), bool(self._options.dynamic)
             found = [
-                d for d in differences(first, second, names) if d[1:] != traced and not (numbers and _is_forwarded(d))
+                d for d in differences(first, second, names) if d[1:3] != traced and not (numbers and _is_forwarded(d))
             ]
             if found:
                 self._fail(f"  {found[0].line()}")

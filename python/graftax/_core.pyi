@@ -615,6 +615,11 @@ def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recordin
     The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one).
     """
 
+def running_call() -> tuple[Any, tuple[Any, ...], list[Outcome]] | None:
+    """
+    The call that this thread is in: (caller, roots, the Outcomes of its entry).
+    """
+
 def run_active(caller: Caller | None, roots: tuple[object, ...], outcomes: list[Outcome], recording: Recording | None, f: Callable[..., Any], /, *args: object) -> Any:
     """
     f(*args) while this call is the active one: for lower, trace and eval_shape.

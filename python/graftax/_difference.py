@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import itertools
+import os
+import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 from jax.tree_util import keystr
 
 from . import _core
@@ -20,6 +23,8 @@ D = TypeVar("D")
 P = TypeVar("P")
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_NUMBERS = {bool, int, float, complex}
+_KINDS = {"number": {int, float, complex}, "bool": {bool}, "text": {str, bytes}}
 _SHOWN = 80  # characters of a value
 _NAMED = 8  # keys in a list of them
 _LONG = 1000  # characters of a path that is not cut
@@ -31,6 +36,7 @@ class Difference(NamedTuple, Generic[P]):
     path: P  # where roots have names: the text of the place, or of two
     one: str  # what the first has there
     other: str
+    kind: str = "content"  # value, content, type, added, removed, order, sharing: what advice may ask
 
     def __str__(self) -> str:
         return f"{self.path!r}: {self.one} and {self.other}"
@@ -81,10 +87,28 @@ def differences(
         expected, given: the structures.
         names: one name a root; without it a root is called `obj`.
     """
-    comparison = _Comparison(expected, given, names)
+    comparison = Comparison(expected, given, names)
     roots = itertools.zip_longest(comparison.left.roots, comparison.right.roots)
     for number, (one, other) in enumerate(roots):
         yield from lockstep(comparison.meet, one, other, (None, number))
+
+
+def differences_by_name(
+    expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str], given_names: Sequence[str]
+) -> tuple[list[Difference[str]], list[tuple[int, int, str]]]:
+    """What differs between structures whose roots have names, and need not be the same roots.
+
+    Returns:
+        (the differences, for each array that both have: its leaf in the one and in the other, and its place).
+    """
+    all_names = [*names, *(name for name in given_names if name not in names)]
+    comparison = Comparison(expected, given, all_names)
+    left = dict(zip(names, comparison.left.roots, strict=False))
+    right = dict(zip(given_names, comparison.right.roots, strict=False))
+    found: list[Difference[str]] = []
+    for number, name in enumerate(all_names):
+        found += lockstep(comparison.meet, left.get(name), right.get(name), (None, number))
+    return found, [(one, other, comparison.text(way)) for one, (other, way) in comparison.leaf[0].items()]
 
 
 def differences_text(
@@ -131,7 +155,7 @@ def _value(row: Row) -> Any:
 _Pairs = list[tuple[Row | None, Row | None, Any]]
 
 
-class _Comparison:
+class Comparison:
     """Two GraphDefs side by side."""
 
     def __init__(self, expected: _core.GraphDef, given: _core.GraphDef, names: Sequence[str] | None) -> None:
@@ -155,7 +179,7 @@ class _Comparison:
         elif e.op is Op.static:
             one, other = _value(e), _value(g)
             if not _same_value(one, other):
-                yield Difference(self.text(way), *_values(one, other))
+                yield Difference(self.text(way), *_values(one, other), kind=_kind(one, other))
         elif e.op is Op.node:
             self.partner[e.number] = g.number
             pairs = _pairs(list(self.left.children(e)), list(self.right.children(g)))
@@ -168,27 +192,28 @@ class _Comparison:
         one, other = self._what(self.left, e), self._what(self.right, g)
         if e is not None and g is not None and one == other and e.type is not None and g.type is not None:
             one, other = f"{e.type.__module__}.{one}", f"another class named {g.type.__module__}.{other}"
-        return Difference(self.text(way), one, other)
+        kind = "added" if e is None else "removed" if g is None else "type"
+        return Difference(self.text(way), one, other, kind)
 
     def _sharing(self, e: Row, g: Row, way: Way) -> Iterator[Difference[str]]:
         here = self.text(way)
         if e.op is g.op:
             if self.partner.get(e.target, g.target) != g.target:
                 first, second = self._of(self.left, e), self._of(self.right, g)
-                yield Difference(here, f"the object at {first}", f"the object at {second}")
+                yield Difference(here, f"the object at {first}", f"the object at {second}", "sharing")
         elif e.op is Op.ref:
             two = "two objects" if g.op is Op.node else f"{self._what(self.right, g)} for the second"
-            yield Difference(f"{self._of(self.left, e)} and {here}", "one object", two)
+            yield Difference(f"{self._of(self.left, e)} and {here}", "one object", two, "sharing")
         else:
             two = "two objects" if e.op is Op.node else f"{self._what(self.left, e)} for the second"
-            yield Difference(f"{self._of(self.right, g)} and {here}", two, "one object")
+            yield Difference(f"{self._of(self.right, g)} and {here}", two, "one object", "sharing")
 
     def _same_array(self, e: int, g: int, way: Way) -> Iterator[Difference[str]]:
         one, other = self.leaf[0].setdefault(e, (g, way)), self.leaf[1].setdefault(g, (e, way))
         if one[0] != g:
-            yield Difference(f"{self.text(one[1])} and {self.text(way)}", "one array", "two arrays")
+            yield Difference(f"{self.text(one[1])} and {self.text(way)}", "one array", "two arrays", "sharing")
         elif other[0] != e:
-            yield Difference(f"{self.text(other[1])} and {self.text(way)}", "two arrays", "one array")
+            yield Difference(f"{self.text(other[1])} and {self.text(way)}", "two arrays", "one array", "sharing")
 
     def _content(self, e: Row, g: Row, pairs: _Pairs, way: Way) -> Iterator[Difference[str]]:
         """What a node holds beside its children, and the order of its keys."""
@@ -202,12 +227,17 @@ class _Comparison:
             yield Difference(self.text(way), *_values(one, other))
         elif hasattr(e.type, "maxlen") and one != other:
             yield Difference(self.text(way), f"maxlen={one}", f"maxlen={other}")
+        elif isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
+            if one.__code__ != other.__code__:
+                yield Difference(self.text(way), function_text(one), function_text(other), "code")
+        elif e.type is np.ndarray and one != other:  # of one that holds texts
+            yield Difference(self.text(way), _texts(one), _texts(other))
         numbers = [b.number for a, b, _ in pairs if a and b]
         if len(numbers) == len(pairs) and numbers != sorted(numbers):
             orders = [
                 _listed([plain_key(c.key_entry) for c in s.children(n)]) for s, n in ((self.left, e), (self.right, g))
             ]
-            yield Difference(self.text(way), f"the order {orders[0]}", f"the order {orders[1]}")
+            yield Difference(self.text(way), f"the order {orders[0]}", f"the order {orders[1]}", "order")
 
     def _what(self, structure: Structure, row: Row | None) -> str:
         if row is None:
@@ -273,7 +303,28 @@ def _same_value(a: Any, b: Any) -> bool:
         return _core.flatten(a)[1] == _core.flatten(b)[1] and not hasattr(a, "dtype")
 
 
+def _kind(expected: Any, given: Any) -> str:
+    """What advice asks of two static values that differ."""
+    both = {type(expected), type(given)}
+    if len(both) > 1:
+        alike = type(expected).__mro__[-2] is type(given).__mro__[-2]  # two dtypes, two paths
+        return "number type" if both <= _NUMBERS else "value" if alike else "type"
+    if both == {types.FunctionType}:
+        return "code"
+    for kind, those in _KINDS.items():
+        if both <= those:
+            return kind
+    return "handle" if both == {HandleLayout} else "value" if _is_data(given) else "identity"
+
+
+def _is_data(value: Any) -> bool:
+    """Does it say by its own equality what it is, rather than by being this object?"""
+    return type(value).__eq__ is not object.__eq__ and not isinstance(value, type)
+
+
 def _values(expected: Any, given: Any) -> tuple[str, str]:
+    if isinstance(expected, types.FunctionType) and isinstance(given, types.FunctionType):
+        return function_text(expected), function_text(given)
     if isinstance(expected, HandleLayout) and isinstance(given, HandleLayout):
         return _packed(expected, given)
     one, other = short_text(expected), short_text(given)
@@ -300,6 +351,17 @@ def short_text(value: Any) -> str:
     except Exception:
         text = object.__repr__(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def function_text(function: types.FunctionType) -> str:
+    """A function by its name and the line where it begins: another def, or another lambda, stands elsewhere."""
+    code = function.__code__
+    return f"function {function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def _texts(payload: Any) -> str:
+    dtype, shape, _ = payload
+    return f"an array of {dtype}, shape {shape}"
 
 
 def _with(elements: Sequence[Any]) -> str:

@@ -26,6 +26,7 @@ from ._aot import Stageable
 from ._compat import is_of_a_deleted_array
 from ._dispatch import build_entry
 from ._errors import CHANGE_LOST, LostChangeWarning, UnsupportedValueError
+from ._explain import _compiling
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
@@ -134,6 +135,7 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry, recording
         table.misses += 1
+        _compiling.listen()
         self._advise(recording, signature.arguments(layout))
         entry = self._build(roots, layout, recording, context)
         return table.store((_core.weaken(graphdef), *key[1:]), entry), recording
@@ -141,7 +143,7 @@ class Jitted(Stageable[P, R]):
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
         """Warns of what keeps this function from being fast, before one more structure is compiled."""
         name, table, graphdef, names = self._plan.name, self._table, recording.graphdef, recording.names
-        table.advice.new_structure(name, graphdef, names, table.hits + table.found)
+        table.history.warns = True
         table.advice.captured(name, recording.leaves, graphdef, names, arguments)
 
     def _build(
@@ -170,6 +172,7 @@ class Jitted(Stageable[P, R]):
         """What an entry that was traced just now depends on."""
         for outcome in entry.outcomes:
             entry.note_identities(self._table.asked.pop(id(outcome), {}))
+        _compiling.finished(self._table)
         return self._table.reads.reads() if self._table.reads is not None else None
 
     @boundary

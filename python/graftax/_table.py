@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 
 from . import _core
 from ._advice import Advice
+from ._explain import History
 from ._options import Options
 from ._reads import Place, ReadSet
+
+SOMETHING_GONE = "an object that it counted by identity is gone"
+NO_ROOM = "more structures came than cache_size={size} keeps"
+TOO_MANY_VARIANTS = "too many programs of one structure"
+MORE_IS_READ = "its code was seen to read more than was known"
 
 _MOST_VARIANTS = 64  # of one structure: bindings that changed in between, sets of another order
 _TABLES = "__graftax_tables__"
@@ -34,6 +40,7 @@ class FunctionTable(_core.Table):
         self.maxsize = options.cache_size
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
+        self.history = History()
         self.reads = ReadSet() if options.captured else None
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
@@ -52,11 +59,21 @@ class FunctionTable(_core.Table):
             self.clear_entries()
         return self.reads.places
 
+    @property
+    def calls(self) -> int:
+        """How many there were."""
+        return self.hits + self.found + self.misses
+
+    def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None:
+        """The entry that has these Outcomes."""
+        return next((entry for entry in self.entries.values() if entry.outcomes is outcomes), None)
+
     def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
         for dead in [k for k in self.entries if not k[0]._alive()]:
-            self.drop(dead)
+            self.drop(dead, SOMETHING_GONE)
         while len(self.entries) >= self.maxsize:
-            self.drop(min(self.entries, key=lambda k: self.entries[k].used))
+            oldest = min(self.entries, key=lambda k: self.entries[k].used)
+            self.drop(oldest, NO_ROOM.format(size=self.maxsize))
         return self.entries.setdefault(key, entry)
 
     def find(self, recording: _core.Recording, context: Any) -> tuple[_core.Entry | None, tuple[Any, ...]]:
@@ -69,22 +86,25 @@ class FunctionTable(_core.Table):
                 return entry, key
             key = (graphdef, context, number)
         for number in range(1, _MOST_VARIANTS):
-            self.drop((graphdef, context, number))
+            self.drop((graphdef, context, number), TOO_MANY_VARIANTS)
         return None, (graphdef, context, 1)
 
-    def drop(self, key: tuple[Any, ...]) -> None:
+    def drop(self, key: tuple[Any, ...], why: str = "") -> None:
         entry = self.entries.pop(key, None)
         if entry is not None:
+            self.history.dropped(entry, why)
             self._forget(entry)
 
     def clear_entries(self) -> None:
+        self.history.all_dropped(MORE_IS_READ)
         self.entries.clear()
         self._forget_all()
 
     def clear(self) -> None:
         self.clear_entries()
         self.reads = ReadSet() if self.reads is not None else None  # it holds classes and functions
-        self.advice = Advice()  # it remembers the last structure
+        self.advice = Advice()
+        self.history = self.history.anew()
         self.misses = self.found = self.traces = 0
 
 

@@ -17,6 +17,7 @@ from . import _core
 from ._compat import current_trace, equations, is_ended, is_of_a_traced_value
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
+from ._explain import _compiling
 from ._hosts import codes as host_codes
 from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
@@ -80,6 +81,8 @@ def flat_function(
         with _NUMBERING:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
+        if not shapes:
+            _compiling.traced(caller._table, plan.name, recording, outcomes)
         n = outcome.result_leaves
         return tuple(out[:n]), tuple(out[n:]), encode(number)
 

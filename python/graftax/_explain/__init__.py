@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a function compiles: what was compiled and how it differs from what was there, told, logged, and warned of."""
+
+from ._explanation import CallExplanation as CallExplanation
+from ._explanation import Explanation as Explanation
+from ._explanation import explain as explain
+from ._history import History as History
+from ._log import RecompileLog as RecompileLog
+from ._log import log_recompiles as log_recompiles

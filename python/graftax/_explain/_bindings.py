@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the code of a trace reads outside of its arguments, as it was then: a name and a text for each binding."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from .._code import MISSING, in_class, is_users_class, is_users_scope
+from .._difference import function_text, short_text
+from .._reads import Place, ReadSet
+from ._cause import Cause, plain_text
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+
+Seen = dict[str, tuple[str, object]]  # by name: how it reads, and what tells it from another that reads alike
+
+
+def bindings(reads: ReadSet | None) -> Seen:
+    """The bindings of the user's own code and classes, with their values of now."""
+    out: Seen = {}
+    if reads is None:
+        return out
+    for at, name in reads._bindings:  # pyright: ignore[reportPrivateUsage]
+        holder: Any = _holder(at)
+        if isinstance(holder, type):
+            if is_users_class(holder):
+                out[Place(holder, name).text()] = _seen(in_class(holder, name)[1])
+        elif holder is not None and is_users_scope(holder):
+            out[Place(holder, name).text()] = _seen(holder.get(name, MISSING))
+    for function in reads._functions.values():  # pyright: ignore[reportPrivateUsage]
+        out[f"function {function.__qualname__}"] = _seen(function)
+    for cell, function in reads._cells.values():  # pyright: ignore[reportPrivateUsage]
+        names = function.__code__.co_freevars
+        for name, own in zip(names, function.__closure__ or (), strict=False):
+            if own is cell:
+                out[f"{name}, a variable of {function.__qualname__}"] = _seen(_content(cell))
+    return out
+
+
+def changes(before: Seen, now: Seen) -> Iterator[Cause]:
+    """What both know and has another value."""
+    for name, (text, token) in before.items():
+        other = now.get(name)
+        if other is None or (text, token) == other:
+            continue
+        yield Cause("read", name, text, other[0] if other[0] != text else f"another {text}")
+
+
+def _holder(at: Any) -> Any:
+    if type(at) is not weakref.ref:
+        return at
+    function = at()
+    return None if function is None else function.__globals__
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return MISSING
+
+
+def _seen(value: Any) -> tuple[str, object]:
+    if value is MISSING:
+        return "nothing", None
+    if isinstance(value, _CONSTANTS):
+        return short_text(value), type(value)
+    if isinstance(value, types.FunctionType):
+        return function_text(value), (id(value), id(value.__code__))
+    return plain_text(value), id(value)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For which call JAX is compiling: what it tells of each part, joined with the call that this thread is in."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any, Protocol
+
+from .. import _compat, _core
+from .._reads import ReadSet
+from ._history import History
+from ._variant import Variant
+
+
+class Entries(Protocol):
+    """The table of a function."""
+
+    history: History
+    reads: ReadSet | None
+
+    @property
+    def calls(self) -> int: ...
+    def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None: ...
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A call whose program is being compiled."""
+
+    table: Entries
+    variant: Variant
+
+
+class _Thread(threading.local):
+    pending: _Pending | None = None
+
+
+_thread = _Thread()
+_listening = threading.Lock()
+_listens = False
+
+
+def listen() -> None:
+    """Hears of each compilation from now on."""
+    global _listens
+    with _listening:
+        if not _listens:
+            _compat.on_compile_stages(_stage)
+            _listens = True
+
+
+def traced(table: Entries, name: str, recording: _core.Recording, outcomes: list[_core.Outcome]) -> None:
+    """The function ran in the trace of the call that this thread is in."""
+    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    entry = table.entry_of(outcomes)
+    if entry is not None:
+        variant.belongs_to(entry)
+        _thread.pending = _Pending(table, variant)
+
+
+def finished(table: Entries) -> None:
+    """The call's trace is over; where another one is around it, JAX compiles nothing by itself."""
+    pending = _thread.pending
+    if pending is not None and pending.table is table:
+        _add(pending)
+    table.history.warn()
+
+
+def _add(pending: _Pending) -> None:
+    _thread.pending = None
+    pending.table.history.add(pending.variant, pending.table.calls)
+
+
+def _stage(event: str, seconds: float, **about: Any) -> None:
+    """Called by JAX at the end of each part of each compilation, of whatever function."""
+    found = _compat.compile_stage(event, about)
+    if found is None:
+        return
+    stage, name = found
+    pending = _thread.pending
+    if pending is None or pending.variant.name != name:
+        pending = None if stage == "traced" else _compiled_again(name)
+        if pending is None:
+            return
+        _thread.pending = pending
+    seconds_of = pending.variant.seconds
+    seconds_of[stage] = seconds_of.get(stage, 0.0) + seconds
+    if stage == "compiled":
+        was_traced = "traced" in seconds_of
+        _add(pending)
+        if not was_traced:
+            pending.table.history.warn()
+
+
+def _compiled_again(name: str) -> _Pending | None:
+    """A call whose trace JAX has, and whose arrays lie in another place than before."""
+    call = _core.running_call()
+    if call is None:
+        return None
+    caller, roots, outcomes = call
+    table: Any = caller._table
+    plan = getattr(caller, "_plan", None)  # a loop that is compiled by itself has none
+    if plan is None or plan.name != name:
+        return None
+    before = table.history.of(table.entry_of(outcomes))
+    walked = _core.walk(before.graphdef, roots) if before is not None else None
+    if before is None or walked is None:
+        return None
+    variant = Variant.of(name, before.graphdef, before.names, walked[0], table.reads)
+    variant.entry = before.entry
+    return _Pending(table, variant)
