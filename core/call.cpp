@@ -233,7 +233,7 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
             (direct->donates() && !nothing_has_run(error.value().ptr()))) {  // what was donated may be gone
           error.restore();
           raise_explained(self, roots);
-        }  // else Tier A knows the words for what is wrong
+        }  // else Tier A raises with a better message
         direct = nullptr;
       }
     }

@@ -63,7 +63,7 @@ Owned Trace::unflattened_names(uint32_t pc) const {
   return own(PyDict_Keys(dict.get()));
 }
 
-// An attribute that the class itself names is what cached_property and its like do: it is dropped, and computed again.
+// An attribute of a name that the class has too is a cache (cached_property): it is dropped, and computed again.
 void Trace::refuse_new_attributes(uint32_t pc, PyObject* dict, const std::function<bool(PyObject*)>& is_known) const {
   PyObject *name, *value;
   for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &name, &value);) {
@@ -119,7 +119,7 @@ void Trace::refuse_changed_frozen() {
   }
 }
 
-// Is a donated leaf at `pc`, or below it without another tracked node between? Then what holds it must be written.
+// Is a donated leaf at `pc`, or below it with no tracked node between? Then what holds it must be written.
 bool Trace::holds_donated(uint32_t pc) const {
   const Program& p = recording_->program();
   for (uint32_t i = pc, end = p.after(pc); i < end;) {

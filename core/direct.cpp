@@ -18,7 +18,7 @@ struct Question {
   Owned now() const { return own(of ? PyObject_CallOneArg(ask, of) : PyObject_CallNoArgs(ask)); }
 };
 
-// What _direct.py hands over when the self-test has passed. Lives as long as the process.
+// What `_direct.setup` found of JAX. Lives as long as the process.
 struct JaxInternals {
   bool on = false;
   size_t least = 0;             // leaves: calls with fewer stay with jax.jit
@@ -308,7 +308,7 @@ void bind_direct(nb::module_& m) {
           "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: "
           "list[tuple[Any, Any]], "
           "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
-      "Hands over, once, what direct calls read of JAX.");
+      "Tells the core, once, what direct calls read of JAX.");
   m.def(
       "direct_from", [](size_t leaves, int wait) { jax.on = leaves != 0, jax.least = leaves, jax.wait = wait; },
       nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),

@@ -32,7 +32,7 @@ void exchange_body(PyObject* a, PyObject* b, PyTypeObject* type) {
   std::swap_ranges(x + sizeof(PyVarObject), x + type->tp_weaklistoffset, y + sizeof(PyVarObject));
 }
 
-// A version belongs to a content; who watches a dict belongs to the dict.
+// The version goes with the content; the watchers stay with the dict.
 void exchange_versions(uint64_t& a, uint64_t& b) {
 #if PY_VERSION_HEX >= 0x030C0000
   constexpr uint64_t watchers = (1u << 12) - 1;
@@ -69,7 +69,7 @@ bool unshare(PyObject* dict) {
 
 bool is_watched(PyObject* dict) {
 #if PY_VERSION_HEX >= 0x030E0000
-  return true;  // who would have to be told is not known here
+  return true;  // where this Python keeps the watchers is not known
 #elif PY_VERSION_HEX >= 0x030C0000
   return version(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;
 #else
@@ -132,7 +132,7 @@ Owned set_like(PyObject* model) {
 
 void exchange_odicts(PyObject* a, PyObject* b) {
   auto *x = reinterpret_cast<OrderedDictLayout*>(a), *y = reinterpret_cast<OrderedDictLayout*>(b);
-  size_t later = std::max(x->state, y->state) + 1;  // an iterator that is under way finds out
+  size_t later = std::max(x->state, y->state) + 1;  // so that a running iterator notices
   exchange_dicts(a, b);
   std::swap(x->first, y->first);
   std::swap(x->last, y->last);

@@ -55,8 +55,9 @@ struct Static {
   bool weak = false;             // obj is a weak reference to the value
   PyTypeObject* type = nullptr;  // owned by the program
   PyObject* obj = nullptr;       // owned by the program; How::context: what makes a new one
-  PyObject* snapshot =
-      nullptr;  // How::reduce: the plain value; How::function: the function (SELF_CONTAINED), weak: globals and names
+  // How::reduce: the plain value. How::function: the function, where it is SELF_CONTAINED; its globals and names where
+  // the static is weak.
+  PyObject* snapshot = nullptr;
   uint32_t first = 0, count = 0;  // How::input: a tracked index; How::tuple: its elements in Program::elements
   std::shared_ptr<struct Program> contents;  // How::contents: what the object is made of, when it was recorded
   Py_hash_t hash = 0;

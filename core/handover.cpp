@@ -43,8 +43,8 @@ void Recorder::hand_over() {
     return std::equal_range(refs.begin(), refs.end(), std::make_pair(target, 0u),
                             [](const auto& a, const auto& b) { return a.first < b.first; });
   };
-  // Which nodes have an array below: upwards from the leaves, through references too. A context value counts as one:
-  // the caller's would be wrong inside the trace.
+  // Which nodes have an array below: upwards from the leaves, and through references. A context value counts as an
+  // array: inside the trace the caller's would be wrong.
   std::vector<bool> has_array(n, false);
   std::vector<uint32_t> work;
   for (uint32_t pc = 0; pc < n; ++pc) {
@@ -99,7 +99,7 @@ void Recorder::hand_over() {
   }
 }
 
-// What is handed over keeps its __dict__; what is rebuilt gets one of its own.
+// An object that is handed over keeps its __dict__; one that is rebuilt gets a new one, so nothing else may refer to it.
 void Recorder::refuse_shared_dicts() const {
   const Program& p = out_.program;
   for (auto [first, second] : shared_dicts_) {
@@ -197,7 +197,7 @@ std::string Recorder::place_of_key(uint32_t id) const {
   return here();
 }
 
-// An object that is a key counts by identity there, so it does wherever else it stands in the graph.
+// An object that is a key by identity is one wherever else it stands in the graph, too.
 void Recorder::keys_count_by_identity() {
   Program& p = out_.program;
   std::vector<bool> nested(p.statics.size());

@@ -10,7 +10,7 @@
 
 namespace graftax {
 
-// What is not looked into.
+// What a value is that is not opened.
 enum class Leaf : uint8_t {
   none,     // a node
   array,    // dynamic leaf: a jax.Array or a tracer
@@ -32,9 +32,9 @@ enum class How : uint8_t {
   equal,   // by the type's own == (called here, guarded)
   contents,  // only for dict keys and set elements: an object by what it is made of (and by pointer, unless it defines ==)
   copied,    // Outcome only: a NumPy array, copied for each call
-  function,  // what a function is apart from its children: code, globals, names
+  function,  // a function without its children: its code, globals and names
   input,     // Outcome only: a key that is one of the caller's nodes (`first` is its tracked index)
-  context,   // by nothing: it says where the program is running, and is made anew wherever it is rebuilt
+  context,   // not at all: it says where the program is running (NNX's trace state), and is made anew by a rebuild
 };
 
 struct Slot {
@@ -55,18 +55,18 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool sentinel = false;  // the class has no methods: an instance without fields counts by identity
   bool shape = false;     // a jax.ShapeDtypeStruct: a leaf where nothing is run
   bool dynamic = false;   // Python numbers below it are traced
-  mutable bool stale =
-      false;             // its type was registered, or described anew, since: what was recorded with it matches nothing
-  bool expires = false;  // the one change it knows marks it as used up: by value nothing is lost with that
+  // Its type was registered, or described anew, since: what was recorded with it matches nothing.
+  mutable bool stale = false;
+  bool expires = false;           // changes only by being used up, which a call by value may drop
   bool immortal_value = false;    // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;  // whose tp_new makes an empty shell
   std::vector<Slot> slots;
-  PyObject* static_fields = nullptr;  // what is asked whether it contains a name, or null
+  PyObject* static_fields = nullptr;  // a container of the names of static fields, or null
   std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
-  std::vector<PyObject*>
-      item_names;        // of the children of a registered node, where they were given; of the items of a named tuple
-  bool by_name = false;  // fields alone, without slots, sorted by name: their order says nothing
-  bool arrays_only = false;    // fields that are no arrays are part of the node for JAX, no leaves
+  // As given to `register`, of a registered node's children; of a named tuple's items.
+  std::vector<PyObject*> item_names;
+  bool by_name = false;        // it has fields and no slots; they are walked sorted by name, whatever their order
+  bool arrays_only = false;    // fields that are no arrays are part of its type for JAX, no leaves
   PyObject* absent = nullptr;  // a field with this value counts as not there
   PyObject* reduce = nullptr;  // How::reduce; How::context: makes a new one
   std::string reason;          // Leaf::refused: why, and the way out
@@ -76,7 +76,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool has_fields() const { return has_dict || !slots.empty(); }
 };
 
-// Is a node of this kind made empty first and filled later? Such a node always has an identity.
+// Is a node of this kind made empty first and filled later? Then it has an identity.
 inline bool is_shell_kind(const Kind& kind) {
   return kind.tracked && !kind.node->is_registered && !kind.node->is_whole;
 }
@@ -162,17 +162,17 @@ class Cursor {
 
   Owned obj_;
   const Kind* kind_;
-  Owned
-      items_;  // what had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node
+  // What had to be listed: keys of an ordered dict, sorted names, items of a deque, children of a registered node.
+  Owned items_;
   Owned extra_;
   Owned dict_;
-  PyObject* hidden_ = nullptr;  // an instance attribute that is not part of the value
+  PyObject* hidden_ = nullptr;  // the name of an instance attribute that is skipped
   Py_ssize_t size_ = 0;
   Py_ssize_t fields_ = 0;
   Py_ssize_t dict_size_ = 0;
   Py_ssize_t given_ = 0;  // fields returned so far
   bool own_dict_ = false;
-  bool in_step_ = true;  // the instance's own order has been the class's so far
+  bool in_step_ = true;  // so far the instance dictionary has the class's order, and is iterated instead of asked
   Py_ssize_t pos_ = 0;
   Py_ssize_t i_ = 0;
   Py_ssize_t index_ = -1;

@@ -19,7 +19,7 @@ class Opened {
   // The parts of an instance of a registered class: those of a walk before, or what its flatten gives now.
   Parts of(PyObject* node);
 
-  // Another walk of the same objects begins. The first one only writes down: most calls need no other.
+  // Another walk of the same objects begins. Only then are the parts indexed: most calls need one walk.
   void walk_again();
 
   int traverse(visitproc visit, void* arg) const;

@@ -17,7 +17,7 @@ bool is_context(const Program& p, uint32_t pc) {
 
 namespace {
 
-// What a changed node is about to be given for its context values is what it has: the caller's keep theirs.
+// Context values of a changed node are replaced by those that the caller's node has: it keeps them.
 void keep_context(const Program& p, uint32_t pc, PyObject* node, OwnedList& values, size_t first) {
   const Instr& n = p.code[pc];
   uint32_t items = n.has_extra + n.items, key = n.keys + p.item_keys(n), child = pc + 1;

@@ -91,13 +91,13 @@ class OwnedList {
     PyObject* p = items_[--size_];
     Py_XDECREF(p);
   }
-  // The last one, handed over.
+  // Takes the last one out.
   Owned take() { return Owned::steal(items_[--size_]); }
   // References go one by one from the end: their release may run Python code that looks at this list again.
   void clear() {
     while (size_ > 0) pop();
   }
-  // Hands one reference over; null stays in its place.
+  // Takes one out; null stays in its place.
   PyObject* release(size_t i) { return std::exchange(items_[i], nullptr); }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -190,7 +190,7 @@ inline bool equal(PyObject* a, PyObject* b) {
   return answer;
 }
 
-// Are these tuples of the same objects?
+// Do both tuples hold the same objects, by pointer?
 inline bool same_items(PyObject* a, PyObject* b) {
   if (a == b) return true;
   Py_ssize_t n = PyTuple_GET_SIZE(a);

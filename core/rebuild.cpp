@@ -72,9 +72,9 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   if (kind.node->is_registered) {
     Owned children = tuple_of(values + 1, n.items);
     static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
-    // Aux data that is a node was rebuilt, too: the recorded treedef has that of the first call.
+    // The recorded treedef has the aux data of the first call: where that is a node, it was rebuilt for this one.
     const Instr& aux = program_.code[pc + 1];
-    // A dict or a list as aux data is filled later than an unflatten would read it: the recorded one serves.
+    // A dict or a list as aux data would still be empty when unflatten reads it: the recorded one is given.
     bool other_aux = sources_.replaced && sources_.replaced->count(pc + 1);
     bool recorded = n.treedef && !other_aux &&
                     (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
@@ -190,7 +190,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
 }
 
-// One new value serves a whole build.
+// One new context value for each build, however often it stands in the graph.
 Owned Builder::context(const Static& s) {
   if (context_type_ != s.type) {
     context_ = static_object(s);

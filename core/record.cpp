@@ -249,7 +249,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     }
   }
   Cursor cursor(obj, kind, options_.opened);
-  bool grows = !options_.everything || cursor.items() + cursor.fields() > 0;  // `()` in many places does not
+  bool grows = !options_.everything || cursor.items() + cursor.fields() > 0;  // not by `()` in many places
   if (below.repeated && grows && ++expanded_ > max_expanded)
     raise_graftax("StructureError", "immutable nodes with arrays are reached again and again: more than " +
                                         std::to_string(max_expanded) +
@@ -287,7 +287,8 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   n.arg = kind.node->add_elements(p, obj, field_keys_);
   // With `everything` each place is one of its own, whatever is equal to it.
   bool closed = !kind.tracked && with_identity && kind.node->keys != Keys::elements && !options_.everything;
-  // A function among aux data or in a static field is opened like any other: only what is declared static is not.
+  // Aux data and static fields make arrays static, but not those of a function there; an argument that is declared
+  // static does.
   if (kind.node->is_function && !root_is_static()) below.in_static = false;
   if (kind.node->is_function) below.in_function = true, below.in_dynamic = false;
   below.in_dynamic = below.in_dynamic || kind.dynamic;
@@ -317,11 +318,11 @@ void Recorder::step() {
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;
     }
-    below.arrays_only = below.arrays_only || kind.arrays_only;  // other attributes are part of such an object
+    below.arrays_only = below.arrays_only || kind.arrays_only;
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));
   } else if (options_.everything && kind.node->is_weak && top.cursor.index() > 0) {
-    below.arrays_only = true;  // without its callback a weak reference would be another structure
+    below.arrays_only = true;  // the callback is part of what the weak reference is
   }
   size_t pc = out_.program.code.size();
   visit(child, below);
@@ -381,7 +382,7 @@ void Recorder::close_value(uint32_t pc) {
   value_hash_[pc] = h;
   if (n.next == pc + 1) return;  // an empty one is as short as a reference to it
   auto [begin, end] = values_.equal_range(h);
-  int tries = 0;  // of equal hashes that are no equal values
+  int tries = 0;  // values with this hash that turned out to be others
   for (auto it = begin; it != end && tries < 8; ++it, ++tries) {
     uint32_t other = it->second;
     uint32_t length = n.next - pc;
@@ -399,7 +400,7 @@ void Recorder::close_value(uint32_t pc) {
           equal = statics_equal(p, p.keys[a.keys + k], p, p.keys[b.keys + k]);
     }
     if (!equal) continue;
-    // Its statics stay in the pool, unused: the objects in `live` go, the first occurrence's speak for both.
+    // Its instructions and live objects go, and those met first stand for both. Its statics stay in the pool, unused.
     Owned keep = Owned::borrow(obj);
     for (uint32_t i = 0; i < length; ++i)
       if (uint32_t* place = seen_->find(out_.live[pc + i]); place && *place == pc + i && i > 0) *place = other + i;

@@ -15,7 +15,7 @@ namespace graftax {
 struct Inputs {
   IdTable* nodes = nullptr;          // rebuilt node -> tracked index
   IdTable* leaves = nullptr;         // tracer -> leaf index
-  IdTable* keys = nullptr;           // objects that are keys already
+  IdTable* keys = nullptr;           // objects that are keys in the inputs
   const Program* program = nullptr;  // what the inputs were recorded as
   bool arrays = false;               // NumPy arrays are leaves, not constants
 };
@@ -64,10 +64,10 @@ class Recorder {
   struct Below {               // what holds for everything below a node
     bool in_static = false;    // arrays are static, by identity
     bool in_dynamic = false;   // Python numbers are traced
-    bool in_function = false;  // numbers of a function's own are static, unless marked
+    bool in_function = false;  // a function's own numbers are static, but for those in a Dynamic
     bool repeated = false;     // it is below an immutable node that was expanded before
-    bool aux = false;          // no leaf for JAX, but part of a node
-    bool arrays_only = false;  // the same for what is no array
+    bool aux = false;          // part of a node's type for JAX: what is here is no leaf of its tree
+    bool arrays_only = false;  // the same, but for arrays
   };
 
   struct Frame {
@@ -115,7 +115,7 @@ class Recorder {
   std::unordered_multimap<size_t, uint32_t> values_;  // content hash -> pc of a closed immutable subtree
   std::unordered_map<uint32_t, size_t> value_hash_;   // the same, the other way round
   std::unordered_set<PyObject*> given_;               // identity statics of the inputs, once asked for
-  OwnedList held_;  // objects whose instructions went: `seen_` still knows their addresses
+  OwnedList held_;  // objects whose instructions were taken back: `seen_` still has their addresses
   size_t expanded_ = 0;
   uint32_t root_ = 0;
 };

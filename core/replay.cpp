@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk of every later call: in lockstep with a GraphDef. Declared in flatten.h beside the recording.
+// The walk of every later call: in lockstep with a GraphDef. Declared in record.h.
 #include <algorithm>
 
 #include "record.h"
@@ -13,7 +13,7 @@ struct ReplayFrame {
   ReplayFrame(PyObject* obj, const Kind& kind, Opened* opened, uint32_t pc, uint32_t left, uint32_t key)
       : cursor(obj, kind, opened), pc(pc), child(pc + 1), left(left), key(key) {}
 
-  // Every recorded child was met; are there no others? Most nodes know without asking for another child.
+  // Every recorded child was met. Does the node have more now? Most nodes know without asking for another child.
   bool is_complete() const {
     if (left > 0 || !cursor.kind().slots.empty()) return false;
     return cursor.kind().items == Items::none ? cursor.fields_intact() : cursor.intact();
@@ -124,7 +124,8 @@ class Replayer {
     stack_.emplace_back(obj, kind, walk_.opened, pc, children, p_.child_keys(in));
     const Cursor& cursor = stack_.back().cursor;
     if (cursor.own_dict() != static_cast<bool>(in.flags & OWN_DICT)) return false;
-    // Met a second time, as a dict or below another object, it is another structure; what is handed over keeps it.
+    // Met a second time, by itself or below another object, this dict is shared: another structure. What is handed over
+    // keeps its dict, so there it does not matter.
     if (PyObject* dict = in.flags & HANDED_OVER ? nullptr : cursor.shared_dict())
       if (!ids_->insert(dict, NONE)) return false;
     return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&

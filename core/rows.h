@@ -6,8 +6,8 @@
 
 namespace graftax {
 
-// One row an instruction of the roots; what dict keys are made of has none. Linear in the program: an entry, a value
-// and a path cost something only once they are asked for. `owner`, the GraphDef or Outcome, is kept by every row.
+// One row an instruction of the roots; what dict keys are made of has none. Linear in the program: key entries, values
+// and paths are made when they are asked for. `owner`, the GraphDef or Outcome, is kept by every row.
 nb::list rows(nb::handle owner, const Program& program);
 
 template <class Holder>

@@ -97,7 +97,7 @@ bool same_key(PyObject* a, PyObject* b) {
   return x && x.get() == y.get();
 }
 
-// What a key object is made of. A key is compared, never traced: an array inside it would be a constant for ever.
+// What a key object is made of. It is compared, never traced, so it must hold no array.
 // Keys inside a key's own contents count by pointer.
 std::shared_ptr<Program> contents_of(PyObject* key) {
   static thread_local bool inside = false;
@@ -123,7 +123,7 @@ bool defines_eq(PyTypeObject* type) {
   return type->tp_richcompare != PyBaseObject_Type.tp_richcompare && !PyType_IsSubtype(type, &_PyWeakref_RefType);
 }
 
-// A weak reference is its referent: its callback often leads back to the container that it is a key of.
+// As a key a weak reference is its referent. Its callback often leads back to the container, and does not count.
 Owned contents_root(PyObject* key) { return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key); }
 
 bool is_identity_key(const Static& s) { return s.how == How::contents && !defines_eq(s.type); }

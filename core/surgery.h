@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One object graph with every value in it as a leaf: to look at, to copy with other values in some places, to write into.
+// One object graph with every value in it as a leaf: to look at, to copy with other values for some rows, to write into.
 #pragma once
 
 #include "py.h"

@@ -60,7 +60,7 @@ PyType_Slot table_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(table_trav
 // How an entry looks for the executable that fits: the one used last first. Where most calls find none (more shapes than
 // are kept, in turn), looking at the leaves is in vain, and left for a while.
 constexpr size_t max_directs = 16;
-constexpr int patience = 64;  // calls without one, over those with one
+constexpr int patience = 64;  // calls that found none, less those that found one
 constexpr int pause_calls = 1024;
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.

@@ -20,11 +20,11 @@ struct Entry {
   Owned outcomes;       // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;    // the table's clock at the last call
   bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
-  Py_ssize_t told = 0;  // of how many Outcomes it knows what the trace depended on
+  Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
   uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
   std::vector<std::shared_ptr<Direct>> directs{};  // by what the leaves look like; the one used last first
-  bool refused = false;                            // its executable is none to run directly
+  bool refused = false;                            // its executable cannot be run directly
   int in_vain = 0;                                 // calls that found no direct one, less those that did
   int pause = 0;                                   // calls that do not look for one
 
@@ -44,7 +44,7 @@ struct Table {
   std::vector<Owned> recent;  // the entries used last, first the newest
   uint64_t hits = 0;
   uint64_t clock = 0;
-  bool as_plain = false;  // inside of a trace the function is called as if it were not jitted
+  bool as_plain = false;  // inside of a trace the plain function is called
 
   // Makes this entry the newest.
   void promote(PyObject* entry);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of types, one table for a process. Asked once. Types are referred to weakly: a record goes with its type, so that an address
-// that is used again inherits nothing.
+// What is known of types: one table for a process, each type asked about once. A type is referred to weakly and its
+// record goes with it, so that a type at the same address later is a new one.
 #pragma once
 
 #include <array>

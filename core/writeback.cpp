@@ -52,7 +52,7 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   raw_.resize(p.track_pc.size());
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
-    // An unflatten that makes something else leaves nothing to compare.
+    // Where unflatten makes an instance of another class there is nothing to compare.
     if (n.kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.type)
       raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.kind).get());
   }
@@ -173,7 +173,8 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     const Instr& n = p.code[pc];
     Change change{t, {}, {}};
     std::vector<PyObject*> donated_here;
-    bool by_function = donated_.empty();  // or only because what it holds was donated?
+    // Did the function change it, or is it written because its arrays were donated?
+    bool by_function = donated_.empty();
     if (!by_function && !n.kind->node->is_registered) {
       donated_here.swap(donated_);
       by_function = changed(pc);
@@ -237,7 +238,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     }
   }
   Recording recorded = recorder.finish(nullptr);
-  // What the caller's graph holds is alive whenever this is applied, and may lead back to the function.
+  // Weakly: what the caller's graph holds is alive whenever this is applied, and may lead back to the function.
   out->program = weakened_inputs(recorded.program, p);
   for (const Write& w : out->writes)
     for (PyObject* names : {w.touched.dropped, w.touched.deleted})
@@ -258,7 +259,7 @@ bool Trace::verify(nb::tuple roots) {
   if (!replay(recording_->program(), values.data(), values.size(), walk)) return false;
   for (size_t i = 0; i < walk.leaves.size(); ++i)
     if (walk.leaves[i] != recording_->leaves[i]) return false;
-  // What a registered flatten returns may be made anew each time: below it only values are compared.
+  // What a registered flatten returns may be new objects each time: below it, values are compared.
   uint32_t made_until = 0;
   for (size_t t = 0; t < walk.nodes.size(); ++t) {
     uint32_t pc = recording_->program().track_pc[t];

@@ -17,7 +17,7 @@ struct Write {
   uint32_t pc;           // root of its new content in the Outcome's program
   bool raw;              // a registered node: the root is a dict of the attributes that changed
   Touched touched;       // raw: only `deleted` is used
-  bool context = false;  // the content has context values, of which the caller's node keeps its own
+  bool context = false;  // its content has context values: the caller's node keeps the ones that it has
 };
 
 struct Outcome {

@@ -37,7 +37,7 @@ struct BuiltinKind final : NodeKind {
   bool is_of(PyTypeObject* solid) const override {
     return solid == &PyCFunction_Type || solid == runtime.method_wrapper_type;
   }
-  // A function of a module, or one whose object cannot be opened. That of a refused object is refused with it.
+  // A function of a module, or a method of an object that cannot be opened. A method of a refused object is refused.
   bool is_itself(PyObject* obj) const override {
     Owned self = own(PyObject_GetAttrString(obj, "__self__"));
     if (PyModule_Check(self.get())) return true;
@@ -45,7 +45,7 @@ struct BuiltinKind final : NodeKind {
     if (kind.leaf == Leaf::refused) return is_name_of_module(obj, self.get());
     return !kind.is_node();
   }
-  // A function of a library that happens to be a method of an object of its own, as `random.random` is.
+  // A module's function that is really a method of an object in it, as `random.random` is.
   static bool is_name_of_module(PyObject* method, PyObject* self) {
     Owned module_name = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__module__"));
     Owned name = own(PyObject_GetAttrString(method, "__name__"));

@@ -34,7 +34,7 @@ struct ExceptionKind final : NodeKind {
     auto or_none = [](PyObject* value) { return value == Py_None ? nullptr : Py_NewRef(value); };
     old.push_stolen(Owned::steal(PyException_GetCause(exception)));
     old.push_stolen(Owned::steal(PyException_GetContext(exception)));
-    // Setting a cause also says that the context is not to be shown: that stays as it is.
+    // Setting a cause sets __suppress_context__ too: it gets its value back.
     char suppress = reinterpret_cast<PyBaseExceptionObject*>(exception)->suppress_context;
     PyException_SetCause(exception, or_none(parts[1]));
     PyException_SetContext(exception, or_none(parts[2]));

@@ -19,7 +19,7 @@ struct ObjectKind final : NodeKind {
   }
 };
 
-// The rebuilding of one needs what is known of its aux data: it is the Builder's.
+// The Builder makes them: unflatten needs the aux data, which may be rebuilt too.
 struct RegisteredKind final : NodeKind {
   RegisteredKind() : NodeKind("registered", Items::listed) {
     is_registered = true;

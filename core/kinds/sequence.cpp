@@ -62,7 +62,7 @@ struct DequeKind final : NodeKind {
     return {std::move(items), {}, size};
   }
 
-  // The payload is maxlen, where it has one.
+  // Its payload is maxlen; without maxlen it has none.
   static Owned maxlen(PyObject* obj) { return own(PyObject_GetAttrString(obj, "maxlen")); }
   uint32_t add_payload(Program& p, PyObject* obj, const Kind&) const override {
     Owned most = maxlen(obj);

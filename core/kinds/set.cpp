@@ -62,7 +62,7 @@ struct SetKind : NodeKind {
     for (uint32_t i = 0; i < c.n.arg; ++i) check(PySet_Add(shell, c.key(i).get()));
   }
   void write(Commit& commit, const Content& c, PyObject* set, const Touched&) const override {
-    // Taken out of and added to what is there, as the function did: so it iterates as after the function.
+    // Elements are taken out and added as the function did, so that the set iterates as it does after the function.
     Owned wanted = new_items(c), fresh = set_like(set), before = list_items(set, &PySet_Type);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(before.get()); ++i) {
       PyObject* element = PyList_GET_ITEM(before.get(), i);

@@ -14,7 +14,7 @@ nb::object treedef_of(Structure&& t);
 // Memory of structures that are gone, for the next walk.
 extern std::vector<TreeNode> node_pool;
 
-// Equal structures have equal ones.
+// A hash of kinds and arities alone: equal structures have the same.
 size_t cache_hash(const Structure& t);
 
 // The key paths of the leaves of structures that came twice. They depend on kinds, arities and keys alone.
@@ -22,7 +22,7 @@ class KeptPaths {
  public:
   static KeptPaths& slot(size_t hash) { return slots_[hash % slots_.size()]; }
 
-  // Pushes them where they are known.
+  // Pushes the paths of a structure that is kept; else false.
   bool take(const Structure& t, OwnedList& out) const;
 
   // Keeps the paths of a structure that comes for the second time, as long as there is room.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules and classes given to `graftax.register`: opened and rebuilt by attribute, with the node data that the functions
-// given to JAX make (`_fields.py`). Those functions remain for whatever is not as the schema has it.
+// Modules and classes given to `graftax.register`: opened and rebuilt by attribute, with the same node data
+// as the functions given to JAX make (`_fields.py`). Instances that fit no schema go through those functions.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace graftax {
 // What is done with all instances that have the same attributes in the same order.
 struct Schema {
   std::vector<PyObject*> given;    // names as the instance dictionary has them; interned, kept for ever
-  std::vector<uint32_t> children;  // which of them
+  std::vector<uint32_t> children;  // which of `given` are children
   std::vector<uint32_t> others;
   std::vector<uint32_t> assigned;  // names in the order of assignment, as numbers: children first, then others
   std::vector<PyObject*> names;    // of children and others

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A function of the core with attributes: `inspect.signature` asks for one, and nanobind's functions take none.
+// A function of the core that can have attributes: `inspect.signature` reads one, and nanobind's functions have none.
 #include "walk.h"
 
 #include <structmember.h>

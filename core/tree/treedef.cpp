@@ -58,7 +58,7 @@ int Structure::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-// What is left is one leaf: a structure that matches anything, and reads nothing that is gone.
+// Leaves one leaf behind: a structure that matches anything, and reads nothing that is gone.
 void Structure::clear() {
   nodes.clear();
   leaves = 0;
@@ -419,7 +419,7 @@ int treedef_clear(PyObject* self) {
   return 0;
 }
 
-// Turns a C++ exception into the Python error that is set, at the border of a slot.
+// For the slots of a type: a C++ exception becomes the Python error that is set.
 template <class Result, class Body>
 Result or_set_error(Result failed, Body body) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How JAX's trees see a type: the same kinds, opened and rebuilt by the rules of `jax.tree` instead of those of a graph.
+// How `jax.tree` sees a type: as a leaf, or as a node of which role.
 #pragma once
 
 #include "kind.h"
@@ -54,8 +54,8 @@ struct TreeKind : std::enable_shared_from_this<TreeKind> {
   bool is_node() const { return role != Role::leaf; }
 };
 
-// What the tree rules make of a type, without Python; null where nobody asked before. A class that was changed since is looked at anew; one that was
-// changed too often has no version any more.
+// The kind of a type if it is known, without Python; else null. A class that was changed since is looked at anew; one
+// that was changed too often has no version any more.
 inline const TreeKind* known_tree_kind(PyTypeObject* type) {
   const TreeKind* kind = TypeTable<TreeKind>::find(type);
   bool stale = kind && kind->by_version && (kind->version != type->tp_version_tag || kind->version == 0);
@@ -90,7 +90,7 @@ class Walking {
   TypeTable<TreeKind>::Hold hold_;
 };
 
-// Hands over JAX's registry: a dict from types to their functions; null where this JAX has none that can be read.
+// Sets JAX's registry: a dict from types to their functions; null where this JAX has none that can be read.
 void set_jax_registry(PyObject* registry);
 
 }  // namespace graftax

@@ -269,7 +269,8 @@ class TreeWalk {
     PyTypeObject* leaf_type = nullptr;  // of the child before: often that of the next one
 
     void push(PyObject* p) { (is_leaf(p) ? *walk.request_.leaves : walk.pending_).push(p); }
-    // Taking a reference and dropping another at once would stall: its count is written and read in two sizes.
+    // Moved: taking a reference and dropping it at once stalls, because the count is written in one size and read in
+    // another.
     void push_stolen(Owned p) { (is_leaf(p.get()) ? *walk.request_.leaves : walk.pending_).push_stolen(std::move(p)); }
 
     bool is_leaf(PyObject* p) {
@@ -329,8 +330,8 @@ class TreeWalk {
     for (size_t i = 0; i < own.size(); ++i) entries.push(own[i]);
   }
 
-  // A node that is open already contains itself: a tree has no end then. Nor does one that flatten functions make as
-  // they go: its nodes are held by this walk alone, and by one another. Its memory would be the machine's.
+  // A node that is met below itself makes a tree without end. So do flatten functions that make new nodes at every
+  // level: such nodes are held by this walk and by one another alone. Either would fill the memory.
   void refuse_cycles() const {
     size_t made = 0;
     for (const Open& o : open_) {

@@ -24,7 +24,7 @@ Owned open_tree_node(PyObject* obj, const TreeKind& kind, OwnedList& children);
 // where JAX cannot be asked for the entries.
 Owned open_with_keys(PyObject* obj, const TreeKind& kind, OwnedList& entries, OwnedList& children);
 
-// Thrown where a tree is not what the structure says; the message is made by whoever was asked.
+// Thrown where a tree is not what the structure says. The binding that catches it asks Python for the message.
 struct Mismatch {};
 
 // The subtrees of `tree` that stand where `prefix` has leaves; throws Mismatch.

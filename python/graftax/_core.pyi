@@ -646,7 +646,7 @@ def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, .
     """
 
 def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: list[tuple[Any, Any]], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
-    """Hands over, once, what direct calls read of JAX."""
+    """Tells the core, once, what direct calls read of JAX."""
 
 def direct_from(leaves: int, wait: int) -> None:
     """
