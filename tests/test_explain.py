@@ -10,6 +10,10 @@ import functools
 import io
 import json
 import operator
+import os
+import re
+import subprocess
+import sys
 import warnings
 from collections import OrderedDict, deque
 
@@ -19,6 +23,7 @@ import numpy as np
 import pytest
 
 import graftax
+from graftax.__main__ import main
 
 f32 = jnp.float32
 
@@ -348,6 +353,38 @@ def test_compilations_are_told_as_they_happen(tmp_path):
     assert said.getvalue().count("graftax: ") == 2 and "mode was 'a', is 'b'" in said.getvalue()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["number"] for line in lines] == [1, 2] and lines[1]["causes"][0]["kind"] == "text"
+
+
+def test_a_log_becomes_one_page(tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    f = graftax.jit(lambda x, mode: x)
+    with graftax.log_recompiles(path):
+        for mode in ("a", "<b>", "c"):
+            f(jnp.ones(2), mode)
+    other = json.loads(path.read_text().splitlines()[0]) | {"process": -1, "function": "of another process"}
+    path.write_text(path.read_text() + json.dumps(other) + "\n")
+    assert main(["explain", str(path)]) == 0
+    text = (tmp_path / "trace.html").read_text()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "trace.html")
+    assert "4 programs compiled in" in text and "2 functions by 2 processes" in text
+    assert "mode was &#x27;a&#x27;, is &#x27;&lt;b&gt;&#x27;" in text and "{{" not in text
+    assert not re.search(r"(src|href)=", text)
+
+
+def test_what_is_no_log_is_refused(tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("[1]\n")
+    assert main(["explain", str(path)]) == 2 and "is no log" in capsys.readouterr().err
+    assert main(["explain", str(tmp_path / "none")]) == 2
+
+
+def test_the_environment_asks_for_a_log(tmp_path):
+    code = "import graftax, jax.numpy as jnp; graftax.jit(lambda x: x)(jnp.ones(2))"
+    for value, said in (("1", "the first call"), (str(tmp_path / "t.jsonl"), "")):
+        env = os.environ | {"GRAFTAX_EXPLAIN": value}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        assert said in done.stderr and (said or "graftax: " not in done.stderr)
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 1
 
 
 # ---- warnings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m graftax demo | bench | doctor`."""
+"""The command line: `python -m graftax demo | bench | doctor | explain`."""
 
 import argparse
 import importlib
@@ -27,6 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands.add_parser("doctor", help="print versions, devices, settings and findings, and run a self-test")
 
+    explain = commands.add_parser("explain", help="make a page of what graftax.log_recompiles wrote of a run")
+    explain.add_argument(
+        "log", nargs="+", type=Path, help="files of GRAFTAX_EXPLAIN=trace.jsonl, of one or more processes"
+    )
+    explain.add_argument("--out", type=Path, help="the page; by default beside the first log, as .html")
+
     options, rest = parser.parse_known_args(argv)
     if options.command == "bench":
         return bench(rest)
@@ -36,9 +42,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ._doctor import doctor
 
         return doctor()
+    if options.command == "explain":
+        return explain_logs(options.log, options.out)
     from . import _demo
 
     return _demo.main(trace=options.trace, quick=options.quick, models=options.model)
+
+
+def explain_logs(logs: list[Path], out: Path | None) -> int:
+    """Make one page of some logs."""
+    from ._explain import _page
+
+    try:
+        text = _page.page(_page.read(logs))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    out = out or logs[0].with_suffix(".html")
+    out.write_text(text, encoding="utf-8")
+    print(out)
+    return 0
 
 
 def bench(argv: list[str]) -> int:
