@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What graftax advises while it records: each advice once, with the name of what it is about."""
+"""Warnings of what keeps a function slow, seen while its calls are recorded. Each is given once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BY_VALUE = (int, float, complex, str, bytes, type(None))
 
 
 def caller_level() -> int:
-    """The `stacklevel` for a warning of its caller: the first frame that is neither JAX's nor of this package."""
+    """The `stacklevel` with which a warning names the first frame that is neither JAX's nor of this package."""
     level = 1
     while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(INSIDE):
         level += 1
@@ -48,7 +48,7 @@ def _frame(depth: int) -> types.FrameType | None:
 
 
 class Advice:
-    """Looks at what one function is given as it is recorded."""
+    """Looks at the structures that one function is called with."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
@@ -68,7 +68,7 @@ class Advice:
 
 
 def note_comparison(error: BaseException, graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> None:
-    """Adds to an error that a static's own `__eq__` raised where the statics are that are compared in that way."""
+    """Adds to an error out of a static's own `__eq__` the key paths of the statics that are compared with it."""
     places: list[str] = []
     structure = Structure(graphdef)
     for row in structure.rows:

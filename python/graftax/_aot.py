@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Staging:
-    """What a function was traced for: needed to check the arguments of a later call, and to give back its result."""
+    """What later arguments of a staged function are checked against, and what its result is built with."""
 
     caller: Any  # the Jitted
     plan: Plan  # as it was then: the caller's may have more roots by now
@@ -237,7 +237,7 @@ def matched(
         text = "\n".join("  " + d.line() for d in found if d.one != d.other)
     else:
         recorded = record(roots, layout).graphdef
-        walked = _core.walk(graphdef, roots)  # a class that no walk had met is known now
+        walked = _core.walk(graphdef, roots)  # once more: the recording has met classes that no walk knew
         if walked is not None:
             return walked
         text = differences_text(graphdef, recorded, names)

@@ -60,7 +60,7 @@ def join(leaves: list[Any]) -> Any:
 
 
 def cut(joined: Any, buffer: Buffer) -> list[Any]:
-    """The pieces of a buffer. Whatever a tree operation put into its place is cut where that makes sense."""
+    """The pieces of a buffer, or of what a tree operation put in its place, where that can be cut."""
     sizes = buffer.sizes
     if getattr(joined, "shape", None) != (sum(sizes),):
         found = getattr(joined, "shape", type(joined).__name__)
@@ -77,9 +77,9 @@ def cut(joined: Any, buffer: Buffer) -> list[Any]:
     return _placed(own, joined) if isinstance(joined, jax.Array) else own
 
 
-# XLA on the CPU compiles a kernel for each slice of a buffer, but kernels that are equal once. Cut into blocks of equal
-# pieces, and the blocks into pieces, a thousand pieces are some sixty kernels. The barriers keep XLA from putting both
-# steps into one again.
+# XLA on the CPU compiles a kernel for each slice of a buffer, and equal kernels once. So a buffer is cut into blocks
+# of equal pieces, and a block into its pieces: a thousand pieces are some sixty kernels. The barriers keep XLA from
+# fusing the two steps.
 
 
 def _traced_cut(joined: Any, sizes: list[int]) -> list[Any]:
@@ -103,12 +103,12 @@ def _traced_join(leaves: list[Any]) -> Any:
 
 
 def _runs(sizes: Iterable[int]) -> list[tuple[int, int]]:
-    """(size, how often in a row)."""
+    """The sizes as runs of equal ones: (size, how many)."""
     return [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
 
 
 def _even(length: int) -> list[int]:
-    """A length as equal parts, about as many as each is long, and a rest."""
+    """A length in about as many equal parts as each part is long, and a rest."""
     part = math.isqrt(length)
     return [part] * (length // part) + ([length % part] if length % part else [])
 
@@ -135,7 +135,7 @@ def _every_dtype() -> Any:
 
 
 def copied(x: Any) -> Any:
-    """An array that no other object holds. Under a trace that is one more output: a copy only where one is needed."""
+    """An array of one's own. Under a trace a copy is one more output, so it is made only where it has to be."""
     if isinstance(x, jax.core.Tracer) and not isinstance(x, ref_types) and x.dtype != jax.dtypes.float0:
         with _every_dtype():
             return jnp.copy(x)

@@ -77,7 +77,7 @@ class Checked(Jitted[P, R]):
         self, plain: _Run, fast: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]
     ) -> None:
         if isinstance(fast.error, GraftaxError) and type(plain.error) is not type(fast.error):
-            return  # it says itself why the call cannot be compiled
+            return  # its message says why the call cannot be compiled
         if type(plain.error) is not type(fast.error):
             self._fail(f"  the exception: expected {_said(plain.error)}, given {_said(fast.error)}", fast.error)
         if plain.error is None:
@@ -111,7 +111,7 @@ class Checked(Jitted[P, R]):
         for path, b in zip(leaf_names(second, names), other, strict=True):
             arrays.setdefault(path, []).append(b)
         for path, a in zip(leaf_names(first, names), one, strict=True):
-            there = arrays.get(path)  # a number is a leaf in one of them only
+            there = arrays.get(path)  # a number that is a leaf in one of the two only
             found = _array_difference(a, there.pop(0)) if there else None
             if found is not None:
                 self._fail(f"  {path}: expected {found[0]}, given {found[1]}")
@@ -175,6 +175,6 @@ def _array_difference(expected: Any, given: Any) -> tuple[str, str] | None:
 
 
 def _kind(x: Any, weak: bool) -> str:
-    """Shape, dtype and weak type; NumPy's dtypes as JAX takes them, which knows no weak types of theirs."""
+    """Shape, dtype and weak type; of a NumPy array the dtype that JAX makes of it."""
     dtype = jax.dtypes.canonicalize_dtype(x.dtype) if isinstance(x, (np.ndarray, np.generic)) else x.dtype
     return f"{dtype}{list(x.shape)}{', weakly typed' if weak and getattr(x, 'weak_type', False) else ''}"

@@ -133,7 +133,7 @@ def _records_of_pickle(pickled: list[Any]) -> Records:
             found.append((None, 1))
             continue
         arity: int = record[1]
-        # What the numbers and fields in front mean, JAX says: of this node above leaves.
+        # What the numbers and fields in front mean is asked of JAX, for this one node over leaves.
         alone = _unpickled([leaf] * arity + [(*record[:-2], arity, arity + 1)])
         found.append((alone.node_data(), arity))
         child = place - 1
@@ -237,7 +237,7 @@ def open_first(flatten: Any, tree: Any) -> tuple[Any, Any]:
             sys.setprofile(None)
             entered.append(frame.f_code)
 
-    if sys.getprofile() is not None:  # somebody else's
+    if sys.getprofile() is not None:  # a profiler of the user's runs
         return one_level_with_keys(tree), None
     sys.setprofile(note)
     try:
@@ -314,7 +314,7 @@ def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
 
 
 def holds_tracers(jaxpr: Any) -> bool:
-    """Is a tracer a constant of a Jaxpr that is inside of this one?"""
+    """Does a Jaxpr inside of this one have a tracer among its constants?"""
     todo = list(jaxpr.eqns)
     while todo:
         for value in todo.pop().params.values():
@@ -332,7 +332,7 @@ def outside_of_traces() -> bool:
 
 
 def current_trace() -> Any:
-    """What makes tracers in this thread now."""
+    """The trace that new tracers in this thread belong to."""
     return getattr(_jax_core.trace_ctx, "trace", None)
 
 

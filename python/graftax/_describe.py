@@ -49,7 +49,7 @@ _BY_PICKLE = (
     pathlib.PurePath,
 )
 
-# A new one for every call is what plain Python gives; nobody can make it again.
+# A plain function makes a new one on each call; a compiled one cannot.
 MUTABLE_OPAQUE = (
     type(threading.Lock()),
     type(threading.RLock()),
@@ -118,7 +118,7 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("ref")
     if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
         return Description("array")
-    if cls in handle_classes():  # whatever JAX knows it as
+    if cls in handle_classes():  # also where it is registered with JAX
         return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
     if issubclass(cls, Dynamic):
         return Description("dynamic", frozen=False, handed=True)

@@ -26,8 +26,8 @@ class Description:
     sentinel: bool = False  # an instance without fields counts by identity
     order: tuple[str, ...] | None = None  # of fields; registered classes and named tuples: names of the items
     absent: Any = None  # a field with this value counts as not there
-    expires: bool = False  # the one change it knows marks it as used up: by value nothing is lost with that
-    by_name: bool = False  # role node: the order of its attributes says nothing, they go by name
+    expires: bool = False  # changes only by being used up, which a call by value may drop
+    by_name: bool = False  # role node: its attributes are walked sorted by name, whatever their order
     arrays_only: bool = False  # role node: attributes that are no arrays are part of the node for JAX, no leaves
 
 
@@ -44,7 +44,9 @@ class TreeDescription:
     unflatten: Any = None  # a named tuple: True where its class makes instances as `collections.namedtuple` does
     children: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    order: tuple[int, ...] = ()  # in which to assign, children first counted; empty: through unflatten
+    order: tuple[
+        int, ...
+    ] = ()  # in which to assign, as numbers of children and then others; empty: unflatten makes instances
     absent: Any = None  # stands for a field that is not there
     size: int = -1  # attributes of an instance; one with more or fewer goes through flatten
     with_keys: Callable[[Any], Any] | None = None  # names the children; None where JAX has to be asked

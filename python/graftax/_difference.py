@@ -33,7 +33,7 @@ _LONG = 1000  # characters of a path that is not cut
 class Difference(NamedTuple, Generic[P]):
     """One place where two graphs differ."""
 
-    path: P  # where roots have names: the text of the place, or of two
+    path: P  # a text where roots have names, which may be of two places
     one: str  # what the first has there
     other: str
     kind: str = "content"  # value, content, type, added, removed, order, sharing: what advice may ask
@@ -42,13 +42,13 @@ class Difference(NamedTuple, Generic[P]):
         return f"{self.path!r}: {self.one} and {self.other}"
 
     def line(self) -> str:
-        """As messages say it, to which the first is what was expected."""
+        """As a message says it: `one` is what was expected."""
         path = str(self.path)
         path = path if len(path) <= _LONG else f"{path[: _LONG // 4]} ... {path[-_LONG // 4 :]}"
         return f"{path}: expected {self.one}, given {self.other}"
 
 
-# The place above, and the key entry that leads here. A path as a tuple is as long as the structure is deep.
+# The way to the node above, and the key entry from there. A tuple for each place would be as long as the place is deep.
 Way = tuple["Way", Any] | None
 
 
@@ -119,7 +119,7 @@ def differences_text(
     lines = [f"  {d.line()}" for d in found[:limit]]
     if len(found) > limit:
         lines.append("  ... and more")
-    if not lines:  # what no row shows
+    if not lines:  # they differ in something that has no row
         lines.append("  an object that counts by identity, such as a sentinel, is another one than before")
     return "\n".join(lines)
 
@@ -136,7 +136,7 @@ def only_order(expected: _core.GraphDef, given: _core.GraphDef) -> bool:
 
 
 class _Gone:
-    """Stands for a static that nothing but the weak structure held."""
+    """Stands for a static that is gone: a weak structure does not keep it."""
 
     def __repr__(self) -> str:
         return "a value that is gone"
@@ -287,7 +287,7 @@ def _pairs(e: Sequence[Row], g: Sequence[Row]) -> _Pairs:
 
 
 def _token(entry: Any) -> tuple[Any, ...] | None:
-    """What tells one key from another where the key is a plain value; None for other keys."""
+    """A hashable stand-in for a key that is a plain value; None for other keys."""
     key = plain_key(entry)
     return (type(entry), type(key), repr(key)) if type(key) in _PLAIN else None
 
@@ -318,7 +318,7 @@ def _kind(expected: Any, given: Any) -> str:
 
 
 def _is_data(value: Any) -> bool:
-    """Does it say by its own equality what it is, rather than by being this object?"""
+    """Does it compare by value, not by identity?"""
     return type(value).__eq__ is not object.__eq__ and not isinstance(value, type)
 
 
@@ -334,7 +334,7 @@ def _values(expected: Any, given: Any) -> tuple[str, str]:
 
 
 def _packed(expected: HandleLayout, given: HandleLayout) -> tuple[str, str]:
-    """What is inside of two handles, where that differs first."""
+    """The first difference of what two handles hold."""
     for d in differences(expected.graphdef, given.graphdef, ("",)):
         return f"{d.one} inside at {d.path}", d.other
     shapes = given.shapes
@@ -354,7 +354,7 @@ def short_text(value: Any) -> str:
 
 
 def function_text(function: types.FunctionType) -> str:
-    """A function by its name and the line where it begins: another def, or another lambda, stands elsewhere."""
+    """A function by its name and its line, which tells two functions of one name apart."""
     code = function.__code__
     return f"function {function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 

@@ -68,7 +68,7 @@ def status() -> str:
 
 
 def setup() -> None:
-    """Hands the core what direct calls read of JAX. Touches no device."""
+    """Tells the core what direct calls read of JAX. Touches no device."""
     if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0":
         _state.off("GRAFTAX_DIRECT_DISPATCH=0")
         return
@@ -96,7 +96,7 @@ def _private_names() -> tuple[Any, ...]:
     value = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
     _expect(value(config.enable_x64) in (True, False), value)
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
-    # Those that the trace context shows are asked once: later, the context is compared.
+    # The trace context shows some of these. They are asked once: later, comparing the context does.
     shown = set(getattr(config, "trace_context_names", tuple)())
     off: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
     at_first = [question for question in off if question[1]._name in shown]
@@ -144,7 +144,7 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any
     from jax._src.interpreters import pxla
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what there is to say of this program, its first compilation has said
+        warnings.simplefilter("ignore")  # the first compilation has given its warnings
         stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
     executable: Any = stage._executable
     if type(executable) is not pxla.MeshExecutable or type(executable.unsafe_call) is not pxla.ExecuteReplicated:

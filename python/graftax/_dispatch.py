@@ -38,7 +38,7 @@ def build_entry(
     """Makes the jit object for one structure. Nothing is traced yet, unless out_shardings has a structure.
 
     With many leaves the flat function takes one tuple of them, where no option speaks of single leaves: JAX traces a
-    thousand arguments half as fast as a tuple of a thousand. A `staged` entry is lowered or traced, not called.
+    tuple of a thousand twice as fast as a thousand arguments. A `staged` entry is lowered or traced, not called.
     """
     options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []

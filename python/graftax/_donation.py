@@ -25,7 +25,7 @@ DONATED_AND_KEPT = (
 
 
 def donated_leaves(plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef) -> list[bool]:
-    """One flag a leaf. An array in two places is one leaf: it is donated where both are, an error where one is."""
+    """One flag a leaf. An array in two places is one leaf: both places have to be donated, or neither."""
     whole, handles = donated_roots(plan, layout), plan.handles(roots, layout)
     names = plan.signature.root_names(layout)
     structure = Structure(graphdef)

@@ -23,8 +23,8 @@ CLASS_HOLDS_TRACER = (
 def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
     """Raises StructureError where a class of the result, or of what was written back, holds a tracer.
 
-    An instance's attributes come back as arrays. What a class holds by itself, or a method of it in its closure, would
-    stay the tracer that it was.
+    The attributes of an instance come back as arrays. Those of a class, and what its methods capture,
+    would stay tracers.
     """
     for cls in outcome.classes:
         where = next(_tracers_of(cls), None)

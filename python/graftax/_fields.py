@@ -131,7 +131,7 @@ def register(
 
 
 def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[str] | None) -> C:
-    """`register` without a flatten: by attributes. What base classes were given holds for this one, too."""
+    """`register` without a flatten: by attributes. What `register` was told of base classes holds here, too."""
     static, dynamic = _listed(static), _listed(dynamic)
     _check(cls, static, dynamic)
     bases = [given[base] for base in cls.__mro__[1:] if base in given]
@@ -157,7 +157,7 @@ def _listed(names: Iterable[str] | None) -> Iterable[str] | None:
 
 
 def _with_names(flatten: Callable[[Any], Any], keys: tuple[Any, ...], obj: Any) -> Any:
-    """What JAX asks for where it wants keys: the children of `flatten` by their names."""
+    """The flatten with keys that JAX wants: the children of `flatten` under their names."""
     opened = flatten(obj)
     children, aux = tuple(opened[0]), opened[1]
     if len(children) != len(keys):
@@ -209,7 +209,7 @@ given: weakref.WeakKeyDictionary[type, _Fields] = weakref.WeakKeyDictionary()
 
 
 class _Fields:
-    """How instances of one class are opened and made. As a container: the names of what is static."""
+    """How instances of one class are opened and made. `name in fields` says whether the attribute is static."""
 
     def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None) -> None:
         declared: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
@@ -290,7 +290,7 @@ class _Fields:
 
 
 class _Schema:
-    """The attributes of an instance: which are children, which are not. The aux data of one with children alone."""
+    """Which attributes of an instance are children, and which not. The aux data of one with children alone."""
 
     __slots__ = ("children", "keys", "names", "others")
 
@@ -315,7 +315,7 @@ class _Schema:
 
 
 class _Aux:
-    """The aux data of an instance with static attributes: compared as graftax compares statics, as they were then."""
+    """The aux data of an instance with static attributes, compared by what they were then, as graftax does."""
 
     __slots__ = ("key", "schema", "values")
 

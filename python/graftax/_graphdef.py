@@ -38,7 +38,7 @@ def _stable(value: Any) -> str:
         return f"name {value.__module__}.{value.__qualname__}"
     if isinstance(value, (list, tuple)):
         parts = [_stable(v) for v in cast("list[Any]", value)]
-        # The list is what a set holds: it has no order.
+        # A list stands for the elements of a set, which have no order.
         return f"{type(value).__name__} {sorted(parts) if isinstance(value, list) else parts}"
     if isinstance(value, tree_util.PyTreeDef):
         return f"treedef {value}"

@@ -19,13 +19,13 @@ class HandleClass(NamedTuple):
 
     # Arguments, to the same with the objects inside in place of handles, and what `close` is to know.
     open: Callable[[Sequence[Any]], tuple[list[Any], Any]]
-    # (of `open`, the function's result, its name, whether the result may use a handle up): what changed goes back.
+    # (what `open` gave, the result, the name of the function, may the result use handles up?): changes go back.
     close: Callable[[Any, object, str, bool], None]
     # (name, handle, run): `run` on the object inside, outside of a call; what changed goes back.
     run_inside: Callable[[str, Any, Callable[[Any], Any]], Any]
     is_donated: Callable[[Any], bool]  # may a call use the memory of this one?
     is_donated_place: Callable[[Sequence[Any]], bool]  # does this key path, from a handle on, lead to such memory?
-    static_fields: frozenset[str]  # for the walk a handle is an object like any other: these attributes are static
+    static_fields: frozenset[str]  # these attributes of a handle are static; the walk opens it like any object
 
 
 class HandleLayout:
@@ -37,7 +37,7 @@ class HandleLayout:
 
     @property
     def shapes(self) -> dict[tuple[Any, ...], str]:
-        """By key path, what the arrays are whose shapes the handle keeps."""
+        """By key path, the shapes and dtypes of the arrays that the handle keeps in buffers."""
         return {}
 
 
@@ -68,7 +68,7 @@ def is_donated_place(root: object, path: Sequence[Any]) -> bool:
 
 
 def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: str, uses_up: bool) -> R:
-    """`call` on these arguments, with the object inside in place of each handle; what it changes is in them then."""
+    """`call` on these arguments, with the object inside in place of each handle; changes go back into handles."""
     given, opened = list(values), list[tuple[HandleClass, Any]]()
     for how in {_CLASSES[type(value)] for value in values if type(value) in _CLASSES}:
         given, of_class = how.open(given)
@@ -80,5 +80,5 @@ def with_handles(call: Callable[[list[Any]], R], values: Sequence[Any], name: st
 
 
 def run_inside(name: str, handle: object, run: Callable[[Any], R]) -> R:
-    """What a transform makes of a handle that is its operand: `run` is given the object inside."""
+    """A transform's call on a handle: `run` is given the object inside."""
     return _CLASSES[type(handle)].run_inside(name, handle, run)

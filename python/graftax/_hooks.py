@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the core asks Python for, by the names in `core/hooks.h`; `_setup` hands it over."""
+"""Everything that the core asks Python for, by the names in `core/hooks.h`; `_setup` passes it on."""
 
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 

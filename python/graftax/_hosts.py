@@ -98,7 +98,7 @@ def _nodes(roots: tuple[Any, ...]) -> set[int]:
 
 
 def _writes(host: Any) -> bool:
-    """Does the code of a host function look as if it changed an object?"""
+    """Does the code of a host function look as if it changes an object?"""
     if isinstance(host, types.BuiltinFunctionType):
         return host.__name__ in _METHODS
     return any(

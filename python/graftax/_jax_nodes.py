@@ -42,7 +42,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 class _JaxprTreeDef(NamedTuple):
-    """Puts constants into a Jaxpr, as a treedef does with children."""
+    """Stands in for a treedef: its unflatten puts constants back into a Jaxpr."""
 
     cls: type
     bare: Any

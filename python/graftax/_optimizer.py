@@ -310,7 +310,7 @@ def _hint(tx: Any, model: Any) -> str:
 
 
 def _owned(state: Any) -> Any:
-    """A state in containers of its own, none of them in two places."""
+    """The state in new containers, each of which stands in one place."""
     if _is_tuple(state):
         return _tuple(state, map(_owned, state))
     if type(state) is dict:

@@ -118,7 +118,7 @@ class Pattern:
         return first.literal if first is not None and first.kind in ("first", "quoted") else None
 
     def further(self, positions: Iterable[int]) -> Positions:
-        """The same positions, and those that `**` leads to without a step."""
+        """These positions, and those behind a `**`, which may stand for no step."""
         out = set(positions)
         for at in sorted(out):
             while at < len(self.steps) and self.steps[at].kind == "any":
@@ -127,7 +127,7 @@ class Pattern:
         return frozenset(out)
 
     def after(self, positions: Positions, entry: Any) -> Positions:
-        """Where in the pattern one is, coming from `positions`, after a step of a path."""
+        """The positions after one more step of a path."""
         kind = type(entry)
         if kind is GetAttrKey:
             token = entry.name
@@ -173,7 +173,7 @@ class Pattern:
         return self.below(positions, entry) or None
 
     def below(self, positions: Positions, entry: Any) -> Positions:
-        """As `after`, of a pattern that covers what is below. A captured variable is its cell and what is in it."""
+        """As `after`, of a pattern that covers what is below. A captured variable is a cell and its content."""
         if self._count in positions:
             return self._end
         after = self.after(positions, entry)
@@ -183,7 +183,7 @@ class Pattern:
         return self._count in positions
 
     def waits(self, positions: Positions) -> bool:
-        """Has the last step been spelt, rather than passed by `**`? Then the next one may be missing for now."""
+        """Was the last step made by a name, and not by `**`? Then what the next one names may come later."""
         return any(at > 0 and self.steps[at - 1].kind != "any" for at in positions)
 
     def matches(self, path: Iterable[Any]) -> bool:
@@ -198,7 +198,7 @@ class Pattern:
         return self.ends(self.along(path, self.start))
 
     def along(self, path: Iterable[Any], positions: Positions) -> Positions:
-        """Where in the pattern one is after a path, coming from `positions`, of a pattern that covers what is below."""
+        """The positions after all steps of a path, of a pattern that covers all below what it means."""
         for entry in path:
             if not positions or self.ends(positions):
                 break
@@ -206,7 +206,7 @@ class Pattern:
         return positions
 
     def at_root(self, name: str) -> Positions:
-        """Where in the pattern one is at the root of this name."""
+        """The positions at the root of this name."""
         return self.along(root_entries(name), self.start)
 
 
@@ -284,7 +284,7 @@ def tester(patterns: Sequence[Pattern], names: Sequence[str]) -> Callable[[Place
 
 
 class Entered:
-    """What a walk with a pattern has entered: a node once with each position in the pattern, by whatever way."""
+    """What a walk with a pattern has entered: each node once for each position in the pattern."""
 
     def __init__(self) -> None:
         self._known: dict[int, Positions] = {}
@@ -305,7 +305,7 @@ class Cover(NamedTuple):
 
     leaves: set[int]  # the rows of leaves
     statics: set[int]  # and those of statics
-    anything: bool  # does it mean a place, or one that something empty may have later?
+    anything: bool  # does it mean a place, or one that may be filled later in what is empty now?
 
 
 class Covering:
@@ -351,7 +351,7 @@ class Covering:
                 if ends:
                     statics.add(node.number)
                 anything = anything or (pattern.waits(positions) and node.value is None)
-            elif not (ends and node.number < number < node.end):  # what something is in is not below it
+            elif not (ends and node.number < number < node.end):  # a reference to what it is in: not below it
                 anything = anything or (node.end == node.number + 1 and pattern.waits(positions))
                 return entered.anew(node.number, positions)
             return None
@@ -367,7 +367,7 @@ class Covering:
                     yield row.number, positions
 
 
-_NAMES = 500  # that a message looks through for one that is close
+_NAMES = 500  # names that a message looks through for one that is close
 
 
 def nearest(pattern: str, names: Iterable[str]) -> str:

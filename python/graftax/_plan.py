@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function was wrapped with, spelled for the roots of its calls."""
+"""The options of a function, worked out once for the roots of its calls."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Plan:
         shapes: bool,
         opened: _core.Opened | None = None,
     ) -> Callable[[Place], bool] | None:
-        """By key path, which Python numbers in these roots are traced."""
+        """A test of places: is the Python number there traced?"""
         return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
@@ -95,9 +95,9 @@ def dynamic_in(
     shapes: bool,
     opened: _core.Opened | None = None,
 ) -> Callable[[Place], bool] | None:
-    """By key path, which Python numbers in these roots patterns cover.
+    """A test of places: do patterns cover the Python number there?
 
-    A recording asks for the first path of a number. One in an object that is reached again may be meant by another.
+    A recording asks with the first path of a number. Where its object is reached again, a pattern may mean another.
     """
     test = tester(patterns, names)
     if test is None:

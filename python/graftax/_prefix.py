@@ -68,13 +68,13 @@ def entry_at(spec: Any, path: Sequence[Any], of: str) -> Any:
 def chosen(graph: Graph, bools: Any) -> list[int]:
     """The rows of a graph for which a prefix of bools says True, by number: leaves, and nodes with all below them.
 
-    Any graph may be such a prefix, and has to say something of each part, but of what is structure alone.
+    Any graph may be such a prefix. It has to say something of each part, except of parts that are structure alone.
 
     Raises:
         StructureError: where it does not fit.
     """
     above = _above_leaves(graph)
-    seen: dict[tuple[int, int], Any] = {}  # with what was seen: its id is not given to another object meanwhile
+    seen: dict[tuple[int, int], Any] = {}  # by ids, with the objects: an id must not be used again
 
     def meet(number: int, wanted: Any, way: Way) -> Generator[int, None, list[tuple[int, Any, Any]]]:
         if isinstance(wanted, (bool, np.bool_)):
@@ -95,7 +95,7 @@ def chosen(graph: Graph, bools: Any) -> list[int]:
             if entry not in known:
                 raise StructureError(NO_SUCH_BOOL.format(path=graph.path(number) + (entry,)))
         pairs = [(child, parts.get(entry, ABSENT), entry) for entry, child in key_entries]
-        # Of what is nothing but structure there may be no word.
+        # Parts that are structure alone may be left out.
         pairs = [p for p in pairs if not graph.rows[p[0]].aux or graph.rows[p[0]].target in above]
         for child, part, _ in pairs:
             if part is ABSENT:

@@ -91,7 +91,7 @@ def why_refused(obj: Any) -> str:
 def hides_state(obj: Any, solid: type) -> bool:
     """Does an object that is no node and has no value keep state in C?
 
-    None is kept by a function, a descriptor, what is known not to change, and what has no room for any.
+    Functions, descriptors, what is known not to change, and what has no memory for state keep none.
     """
     room = solid.__basicsize__ - object.__basicsize__ or solid.__itemsize__ or solid.__dictoffset__
     lasting = isinstance(obj, _LASTING) or (solid.__module__, solid.__name__) in _LASTING_NAMES

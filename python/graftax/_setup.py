@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the core what it asks Python for, once, at import; says what `dir(graftax)` shows."""
+"""Gives the core what it asks Python for, once, at import; says what `dir(graftax)` shows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Place = tuple[int, tuple[Any, ...]]  # the number of a root, and the key path fr
 
 S = TypeVar("S")
 
-# A place in a walk: the place above, and the number of this one. One that is reached by two ways has two.
+# A row in a walk: the chain of the row above, and its own number. A row that is reached by two ways has two chains.
 Chain = tuple["Chain | None", int]
 
 _IN_CELL = GetAttrKey("cell_contents")
@@ -55,7 +55,7 @@ class Structure:
 
     @functools.cached_property
     def leaves(self) -> list[Row]:
-        """All places of arrays in order: an array that is one leaf in two places has two."""
+        """The rows of arrays, in order: an array that is one leaf in two places has two."""
         return [row for row in self.rows if row.op is Op.leaf]
 
     @functools.cached_property
@@ -90,13 +90,13 @@ def walk(
     children: Callable[[int], Sequence[tuple[Any, int]]],
     step: Callable[[S, Any], S | None],
 ) -> None:
-    """Goes down a graph of numbered places, in order, with a state that each step changes.
+    """Goes down a graph of numbered rows, in order, with a state that each step changes.
 
     Args:
-        starts: places, and the state in each.
-        visit: is told of each place that is reached. Answers the node to go below, behind a reference another one, and
+        starts: rows, and the state in each.
+        visit: is told of each row that is reached. Answers the node to go below, behind a reference another one, and
             the state there; None ends this way. What was reached before is for `visit` to know.
-        children: (key entry, place) one level below a node.
+        children: (key entry, row) one level below a node.
         step: the state after a step to the child of a key entry; None where it leads nowhere.
     """
     stack: list[tuple[Chain, S]] = [((None, place), state) for place, state in starts]

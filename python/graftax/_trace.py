@@ -202,7 +202,7 @@ def run_trace(
 
 
 def _enter_trace() -> list[weakref.ref[Any]]:
-    """Begins a trace, and tells the one around it. Gives what will be the traces inside of this one."""
+    """Begins a trace, and tells the one around it. Returns a list that will hold the traces inside of this one."""
     around, inner = getattr(_INNER, "traces", ()), list[weakref.ref[Any]]()
     trace = current_trace()
     if around and trace is not None:

@@ -63,7 +63,7 @@ def describe(cls: Any) -> TreeDescription:
 
 
 def _is_its_dict(cls: Any) -> bool:
-    """Does `__dict__` of an instance give what the instance holds, and nothing of the class's own?"""
+    """Is `__dict__` of an instance its own dictionary, and not something that the class makes up?"""
     found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
     return isinstance(found, types.GetSetDescriptorType) and cls.__getattribute__ is object.__getattribute__
 
@@ -75,7 +75,7 @@ def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
 
 
 def _is_plain_namedtuple(cls: Any) -> bool:
-    """Does the class make instances as `collections.namedtuple` wrote it, and nothing else happens?"""
+    """Does the class make instances just as `collections.namedtuple` does?"""
     new = cls.__new__
     written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
     called = type(cls).__call__ is type.__call__ and cls.__init__ is object.__init__
@@ -131,7 +131,7 @@ def to_jax(treedef: Any) -> Any:
 
 
 def _rebuilt(treedef: Any, make: Callable[..., Any]) -> Any:
-    """The structure made anew from below, by what is public: in time that grows with nodes times depth."""
+    """The structure, made by public functions from below: time grows with nodes times depth."""
     registry = tree_util.default_registry
     done: list[Any] = []
     stack: list[tuple[Any, Any, int]] = [(treedef, None, -1)]
@@ -181,7 +181,7 @@ def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
 
 
 class Mark(enum.Enum):
-    """Stands in a pickled treedef for what stands for a field that is absent."""
+    """Stands in a pickled treedef for the sentinel of an absent field."""
 
     ABSENT = "absent"
 
@@ -282,10 +282,10 @@ def _node_text(cls: type, data: Any, count: int) -> str:
 
 
 def value_text(value: Any) -> str:
-    """What a value is, as messages print it: a node by its shape, a leaf by itself."""
+    """A value as messages print it: a node by its type and children, a leaf by itself."""
     try:
         level = _core.tree_one_level(value)
-    except Exception:  # whatever its flatten function raises: it is the wrong type anyway
+    except Exception:  # out of its flatten function: it is of the wrong type anyway
         return f"{type(value).__qualname__} {short_text(value)}"
     if level is not None:
         return _node_text(type(value), level[1], len(level[0]))

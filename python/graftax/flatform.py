@@ -17,7 +17,7 @@ from .path import Path, Ref
 
 _CLASS = GetAttrKey("__class__")
 _EXTRA = GetAttrKey("__graftax__")
-_MOST_REPEATED = 1_000  # entries that one repeated value may be spelled out to
+_MOST_REPEATED = 1_000  # entries that one repeated value may be written out to
 
 
 @boundary
@@ -41,7 +41,7 @@ def to_dict(obj: object) -> dict[Path, Any]:
     leaves, graphdef = _core.flatten(obj)
     out: dict[Path, Any] = {}
     structure = Structure(graphdef)
-    # Rows to write, and where. The list counts what a repeated value was spelled out to.
+    # Rows to write, and where; the list counts the entries that a repeated value was written out to.
     todo: list[tuple[Row, Path, list[int] | None]] = [(structure.rows[0], Path(), None)]
     while todo:
         row, at, written = todo.pop()
@@ -172,7 +172,7 @@ class _Assembly:
         return self._node(path)
 
     def _emit(self, op: Op, **fields: Any) -> None:
-        """Writes an instruction; what is not given of it stays as it is in an empty one."""
+        """Writes an instruction; fields that are not given are those of an empty one."""
         given = {name: value for name, value in fields.items() if value is not None}
         self.code.append(_core.GraphDef._instruction() | {"op": op, "next": len(self.code) + 1} | given)
 

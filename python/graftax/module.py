@@ -70,12 +70,12 @@ class Module:
 # In the contents of each class that was made a dataclass here, and of the copy that `dataclass(slots=True)` makes.
 _SEEN = "__graftax_dataclass__"
 
-# Modules whose repr is on its way.
+# Modules whose repr is being made.
 _printing: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("graftax_printing", default=frozenset())
 
 
 def _has_generated_init(cls: type) -> bool:
-    """Is the `__init__` that a class inherits none that anybody wrote?"""
+    """Is the `__init__` that a class inherits a generated one?"""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     of_protocol = getattr(owner, "_is_protocol", False)  # typing puts one there
     return owner is object or of_protocol or getattr(owner.__init__, "__graftax_generated__", False)

@@ -57,7 +57,7 @@ class PackLayout(HandleLayout):
     apart: tuple[int, ...]  # leaves: JAX arrays
     kept: tuple[int, ...]  # leaves: NumPy arrays, refs, numbers
     max_bytes: int
-    live: _Live | None  # what stays itself inside, and may be changed from outside
+    live: _Live | None  # what is not rebuilt inside, and may be changed from outside
 
     def __new__(
         cls,
@@ -68,7 +68,7 @@ class PackLayout(HandleLayout):
         max_bytes: int,
     ) -> PackLayout:
         live = _live(graphdef)
-        # Equal functions are not one: each has its own closure.
+        # Equal functions are different objects, each with its own closure.
         key = (graphdef, buffers, apart, kept, max_bytes, live and frozenset(map(id, live[0])))
         with cls._making:
             made = cls._known.get(key)
@@ -143,7 +143,7 @@ class Packed(Generic[T]):
     _arrays: tuple[Any, ...]
     _kept: tuple[Any, ...]
     _layout: PackLayout | None
-    _live: _Live | None  # the layout's: a call sees here that one of these was changed
+    _live: _Live | None  # that of the layout, where a call sees that one of these was changed
     _donate: bool
     _used: str | None
 
@@ -381,7 +381,7 @@ def _close(opened: Iterable[_Open], result: object, name: str, uses_up: bool) ->
     for layout in dict.fromkeys(made):
         replaced = [x for x in unchanged if x._layout is layout and x._donate]
         if len(replaced) > made.count(layout):
-            continue  # which of them the result replaces cannot be told: all are kept
+            continue  # nobody can tell which of them the result replaces: all are kept
         for old in replaced:
             old._hold((), (), None)
             old._used = name

@@ -226,7 +226,7 @@ def same_entry(wanted: Any, entry: Any) -> bool:
     return False
 
 
-_NAMES = 500  # that a message looks through for one that is close
+_NAMES = 500  # names that a message looks through for one that is close
 
 
 def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
@@ -357,7 +357,7 @@ class Graph:
         return found
 
     def refuse_nested(self, changes: dict[int, Any]) -> None:
-        """Raises where one of several changes would be lost, because all that leads to it is replaced, too.
+        """Raises where one of several changes would be lost, because what it is in is replaced as well.
 
         Raises:
             ValueError: with the paths of both.
@@ -392,14 +392,14 @@ class Graph:
         """Writes values into the nodes themselves.
 
         Raises:
-            TypeError: where no mutable object holds a place.
+            TypeError: where no mutable object holds one of the rows.
         """
         if not self.core.write(changes):
             paths = some([repr(self.path(number)) for number in changes], 4)
             raise TypeError(NOT_MUTABLE.format(paths=paths, cls=type(self.rows[0].value).__qualname__))
 
     def put(self, changes: dict[int, Any]) -> Any:
-        """The root with values written into it, or a new one where no mutable object holds one of the places."""
+        """The root with values written into it, or a new one where no mutable object holds one of the rows."""
         return self.rows[0].value if self.core.write(changes) else self.core.build(changes)
 
 

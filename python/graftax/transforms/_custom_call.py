@@ -221,7 +221,7 @@ class CustomCall:
                     raise
                 out = jax.jit(flat)(
                     *program.leaves
-                )  # a shard_map that is not compiled; JAX can do it in a compiled one
+                )  # in a shard_map that is not compiled; JAX can do it in a compiled one
             assert self._value is not None
             return program.finish(out, self._value.outcome)
         finally:
@@ -257,7 +257,7 @@ class CustomCall:
         return [value.leaves[i] for i in known.order], other
 
     def _refuse(self, moved: Iterable[bool], leaves: Sequence[Any]) -> None:
-        """Raises where what no rule speaks of is differentiated."""
+        """Raises where something is differentiated that the rule has no argument for."""
         spoken = set(self._inputs.leaves)
         for i, (moves, leaf) in enumerate(zip(moved, leaves, strict=True)):
             if moves and i not in spoken and is_inexact(leaf):
@@ -355,7 +355,7 @@ class CustomCall:
     ) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
         """(what the function writes, as a function of the leaves that are differentiated; these leaves).
 
-        What it tells a host function, its rule tells or not: that is left out.
+        What it would tell a host function is left out: the rule tells it, or not.
         """
         run = without_dead_code(self._writes, leaves)
 
@@ -383,7 +383,7 @@ class CustomCall:
 
 
 def _as_array(primal: Any) -> Any:
-    """JAX hands numbers and NumPy arrays over as types of its own."""
+    """An array of JAX's: it gives numbers and NumPy arrays as types of its own."""
     return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
 
 

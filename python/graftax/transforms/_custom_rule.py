@@ -104,7 +104,7 @@ def refuse_changes(name: str, before: Snapshot) -> None:
 
 
 class FilteredRule:
-    """What both have in common."""
+    """What Equinox's two have in common."""
 
     _title = ""
 

@@ -12,7 +12,7 @@ from jax.extend.core import Literal
 
 
 def without_dead_code(function: Callable[..., Sequence[Any]], leaves: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-    """The function at these leaves, traced: to be run with others of their types.
+    """The function, traced at these leaves, to be run with others of their types.
 
     Host functions and prints whose results no output needs do not run in it, so they do not stand in the way of its
     derivative. A function whose code asks for values cannot be traced, and comes back as it is.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loops and branches know when they are traced again."""
+"""What loops and branches have found out, for when they are traced again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _AROUND = threading.local()
 
 
 class Fixpoint(Generic[T]):
-    """What one loop or choice has found out, and what those have that its functions call.
+    """What one loop or choice has found out, and what the ones inside of it have.
 
     A trace that finds that more has to be carried begins anew, and so does the loop around it, which finds the same
-    afterwards. With this the inner one does not begin with nothing again: else each level would double the traces.
+    afterwards. Here the inner one finds what it knew before: else each level would double the traces.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Fixpoint(Generic[T]):
         around: Fixpoint[Any] | None = getattr(_AROUND, "fixpoint", None)
         if around is None:
             return Fixpoint()
-        # How many traces are running tells a loop in a jitted function, which may be compiled already the next time.
+        # The number of running traces is in it: the next time, a loop in a jitted function may be compiled already.
         key = (around._function, len(_core.running_traces()), name, *map(_code, functions))
         around._met[key] += 1
         return around._inner.setdefault((around._met[key], key), Fixpoint())

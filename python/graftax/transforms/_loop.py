@@ -220,7 +220,7 @@ class Steps:
                 raise StructureError(LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=one, given=other))
 
     def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> NoReturn:
-        """A number of the carry that has changed is traced from now on; anything else is an error."""
+        """Numbers of the carry that have changed are traced from now on; without such, it is an error."""
         loop, program = self.loop, self.program
         if loop.carry is not None:
             numbers = numbers_in(program, loop.carry)
@@ -247,7 +247,7 @@ class Steps:
         raise StructureError(MOVED.format(name=loop.name, path=path, source=source))
 
     def test(self, carry: Sequence[Any], body: Body) -> Any:
-        """What the condition says; it must not change anything."""
+        """What the condition returns; it must not change anything."""
         with self.loop.fixpoint.tracing(1):
             found = call_pure(self.program, self._leaves(carry), body, "cond_fun")
         if isinstance(found, bool):

@@ -102,7 +102,7 @@ class Program:
         twin = copy.copy(self)
         twin.roots = _core.unflatten_roots(self.graphdef, [np.zeros(()) for _ in self.leaves])
         twin.leaves = []
-        # Every captured value is another one than the function itself would find.
+        # Each captured value counts as another one than the function would find, so that all are put into a copy of it.
         twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
         return twin
 
@@ -273,7 +273,7 @@ class Program:
         raise ValueError(NO_SUCH_OPERAND.format(name=self.name, which=which, operands=named))
 
     def below(self, roots: Sequence[int]) -> set[int]:
-        """The leaves that are reached from these roots, wherever their first place is."""
+        """The leaves that are reached from these roots, also those that other roots reach first."""
         if not roots:
             return set()
         placeholders = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]

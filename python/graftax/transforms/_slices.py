@@ -73,7 +73,7 @@ class Slices:
 
     @property
     def asked(self) -> int | None:
-        """What JAX is told: it takes a symbolic number of rows from the arrays only."""
+        """The length for JAX: None where it reads it from the arrays, as it has to where it is symbolic."""
         return None if self.leaves else self.length
 
     def step(self, rows: Sequence[Any], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
@@ -89,7 +89,7 @@ class Slices:
         return results[-1], [leaf for i, leaf in enumerate(out) if i not in untouched]
 
     def check(self, program: Program, outcome: _core.Outcome) -> None:
-        """What the state of the loop holds too is changed in one of the two ways."""
+        """Raises where a step changes an object in its slice that the state of the loop holds too, and changes."""
         mine = self._program.outcome
         if not outcome.num_writes or mine is None or not mine.num_writes:
             return

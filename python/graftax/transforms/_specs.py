@@ -93,7 +93,7 @@ class SpecOption(NamedTuple):
             return Patterns.of(self, cast("dict[Any, Any]", given).items())
         if (choices := interop.choices(given)) is not None:
             return Patterns.of(self, choices)
-        if isinstance(given, type):  # called, it would be made, and not asked
+        if isinstance(given, type):  # as a function it would make an instance
             self.check(given, "all")
         if isinstance(given, (types.FunctionType, types.MethodType, functools.partial)):
             return ByLeaf(self, cast("Callable[[Any], Any]", given))
@@ -156,7 +156,7 @@ class Prefix(Spec):
         self.given = given
 
     def opened(self, children: Sequence[Any], cls: type | None, here: Here) -> Spec:
-        """The spec that this is at a node of a class, whose children have these plain keys."""
+        """What this spec becomes at a node of a class, whose children have these plain keys."""
         given = self.given
         if isinstance(given, dict):
             mapping = cast("dict[Any, Any]", given)
@@ -271,7 +271,7 @@ class Patterns(Spec):
         return self.choices[covering[0]].spec.leaf_spec(leaf, here)
 
     def note(self) -> None:
-        """Here is something that is no array."""
+        """Notes that there is something here that is no array."""
         self.use.others.update(self._covering())
 
     def unused(self) -> str | None:

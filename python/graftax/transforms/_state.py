@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a program's graph, place by place: the state of a loop after a step, or after a branch."""
+"""What became of a program's graph: the state of a loop after a step, or after a branch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _NUMBERS = (bool, int, float, complex)
 
 
 class Provenance(NamedTuple):
-    """The places of a graph: its structure, and for each tracked node what is known of it."""
+    """The structure of a graph, and for each tracked node which input node it is."""
 
     graphdef: _core.GraphDef
     origins: list[int | None]  # the input node that it is, None for a new one
 
     def place(self, node: int) -> Place:
-        """Spelled when it is asked for: all of them are as long as the square of the depth."""
+        """Made when it is asked for: those of all nodes are together as long as the square of the depth."""
         return self.graphdef._node_place(node)  # pyright: ignore[reportPrivateUsage]
 
     @property
@@ -80,7 +80,7 @@ class StateAfter(NamedTuple):
     nodes: list[Any]
 
     def graph(self, roots: tuple[Any, ...], more: int = 0) -> Provenance:
-        """The places of roots and parts of the result."""
+        """The graph of roots and parts of the result."""
         _, graphdef, nodes = self.program.recorded(roots, more)
         return Provenance(graphdef, [self.number.get(id(node)) for node in nodes])
 
@@ -164,7 +164,7 @@ def node_name(program: Program, after: StateAfter, node: int) -> str:
 
 
 def refuse_unseen(after: StateAfter) -> None:
-    """An array in an attribute that a registered class's flatten leaves out has no place."""
+    """Raises for an array in an attribute that a registered class's flatten leaves out."""
     for number, (_, path) in zip(after.out, after.outcome.leaf_places(), strict=True):
         if number < 0:
             raise StructureError(UNSEEN.format(name=after.program.name, path=keystr(path)))
@@ -211,7 +211,7 @@ def type_text(leaf: Any) -> str:
 
 
 def elements(result: Any) -> tuple[Any, ...]:
-    """What of a result has an identity of its own: the elements of a tuple, or the one object."""
+    """The parts of a result that are looked at one by one: the elements of a tuple, or the one object."""
     return cast("tuple[Any, ...]", result) if type(result) is tuple else (result,)
 
 

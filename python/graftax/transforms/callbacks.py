@@ -203,7 +203,7 @@ class _Host:
 
 
 def numbers_at(wanted: _core.GraphDef, given: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
-    """The leaves of `given`, where Python numbers in place of arrays are all that it differs from `wanted` in."""
+    """The leaves of `given`, if it differs from `wanted` only in Python numbers that stand in place of arrays."""
     structure = Structure(given)
     statics = {
         structure.place(row): value for row, value in structure.statics() if type(value) in (bool, int, float, complex)

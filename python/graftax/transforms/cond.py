@@ -170,7 +170,7 @@ class Branches:
                 fixpoint.found = (self.carried, self.copied, self.traced)
                 continue
             except Exception as error:
-                if guessed and (self.copied or self.traced):  # it may be no trace of the same code
+                if guessed and (self.copied or self.traced):  # what was guessed may be of other code
                     fixpoint.forget()
                     return Branches(self.name, self.titles, self.branches, self.operands, fixpoint).run(choose)
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
@@ -264,7 +264,7 @@ class Branches:
         raise Retrace
 
     def _trace_numbers(self) -> bool:
-        """From now on the Python numbers in the operands are traced. False where there are none."""
+        """Has the Python numbers in the operands traced from now on. False where there are none."""
         numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
         if numbers:
             self.traced = True
@@ -276,7 +276,7 @@ class Branches:
         return (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
 
     def _same_objects(self) -> None:
-        """In each place of the state stands the same object, or a new one, after every branch."""
+        """Raises unless each place of the state holds the same object, or a new one, after every branch."""
         state = [self.seen[i].graph(self.seen[i].roots) for i in range(len(self.branches))]
         for after, title in zip(state, self.titles, strict=True):
             for one, other in zip(state[0].origins, _origins(after, state[0]) or [], strict=False):
@@ -294,7 +294,7 @@ class Branches:
                 raise StructureError(BRANCH_REPLACED.format(name=self.name, one=title, path=path))
 
     def _in_result(self) -> set[int | None]:
-        """The input nodes that every branch returns: they have a place even where the state has none for them."""
+        """The input nodes that every branch returns: these may be missing in the state."""
         return set.intersection(*(set(after.after.origins) for after in self.seen.values()))
 
     def _other_elements(self, first: StateAfter, after: StateAfter) -> set[int]:
