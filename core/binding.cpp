@@ -101,9 +101,35 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     }
     PyObject* dict = PyType_Check(holder) ? reinterpret_cast<PyTypeObject*>(holder)->tp_dict : holder;
     PyObject* value = dict_get(dict, name);
+    if (PyTuple_GET_ITEM(place, 2) == Py_True) {
+      out.assigned.push(value ? value : b.missing.ptr());
+      out.values.push_stolen(own(PyCell_New(value)));
+      continue;
+    }
     out.values.push(value ? value : b.missing.ptr());
   }
   return true;
+}
+
+void give_back(const Binding& b, const Roots& roots) {
+  if (roots.assigned.size() == 0) return;
+  Py_ssize_t count = PyTuple_GET_SIZE(b.places.ptr());
+  size_t first = roots.values.size() - static_cast<size_t>(count), at = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* place = PyTuple_GET_ITEM(b.places.ptr(), i);
+    if (PyTuple_GET_ITEM(place, 2) != Py_True) continue;
+    PyObject *holder = PyTuple_GET_ITEM(place, 0), *name = PyTuple_GET_ITEM(place, 1), *before = roots.assigned[at++];
+    Owned now = Owned::borrow(PyCell_GET(roots.values[first + static_cast<size_t>(i)]));
+    if (now ? now.get() == before : before == b.missing.ptr()) continue;
+    if (PyType_Check(holder)) {  // whatever its metaclass says
+      check(PyType_Type.tp_setattro(holder, name, now.get()));
+    } else if (now) {
+      check(PyDict_SetItem(holder, name, now.get()));
+    } else if (PyDict_DelItem(holder, name) < 0) {
+      if (!PyErr_ExceptionMatches(PyExc_KeyError)) raise_python();
+      PyErr_Clear();
+    }
+  }
 }
 
 void bind_binding(nb::module_& m) {
@@ -114,6 +140,9 @@ void bind_binding(nb::module_& m) {
           [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given,
              Py_ssize_t positional, Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
              nb::object globals, nb::tuple global_names, nb::tuple places) {
+            for (nb::handle place : places)
+              if (!PyTuple_Check(place.ptr()) || PyTuple_GET_SIZE(place.ptr()) != 3)
+                raise_error(PyExc_ValueError, "inconsistent binding");
             if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) ||
                 positional_only > positional || (global_names.size() && !nb::isinstance<nb::dict>(globals)))
               raise_error(PyExc_ValueError, "inconsistent binding");
@@ -127,7 +156,7 @@ void bind_binding(nb::module_& m) {
                   "object, positional: int, "
                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
                   "globals: dict[str, Any] | None, global_names: tuple[str, ...], "
-                  "places: tuple[tuple[Any, str | None], ...] = ()) -> None"))
+                  "places: tuple[tuple[Any, str | None, bool], ...] = ()) -> None"))
       .def_prop_ro(
           "given", [](const Binding& b) { return b.given; }, nb::sig("def given(self) -> tuple[Any, ...] | None"),
           "The function's __defaults__ when this was read.")

@@ -15,19 +15,25 @@ struct Binding {
   nb::object cells;    // tuple of closure cells, or empty
   nb::object globals;  // dict, or None
   nb::object global_names;
-  nb::object places;  // tuple of pairs: a dict or a class, and a name; or a function and None
+  // Tuple of triples: a dict or a class, a name, and whether the code assigns it; or a function, None and False. The root
+  // of an assigned name is a cell, made for the call, with the value in it.
+  nb::object places;
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;
 };
 
 struct Roots {
   OwnedList values;
-  Owned layout;  // (number of extra positional arguments, names of extra keyword arguments...)
+  OwnedList assigned;  // what the assigned names held, in order; None for a name that is not there
+  Owned layout;        // (number of extra positional arguments, names of extra keyword arguments...)
 };
 
 // Arguments that come before the caller's (`prefix`: self of a bound method, a partial's) and the caller's own, as
 // roots. False when the function would raise TypeError for these arguments: the caller then lets it.
 bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Roots& out);
+
+// Gives the assigned names what a call has put into their cells, where that is something else than they held.
+void give_back(const Binding& b, const Roots& roots);
 
 void bind_binding(nb::module_& m);
 

@@ -249,11 +249,12 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
   if (PyList_GET_SIZE(outcomes.get()) != entry.told) tell_reads(self, entry, held.get());
   if (!flat_result) raise_explained(self, roots);
   if (seen) entry.remember(std::move(seen));
-  if (direct)
-    return finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
-                  direct->outcome(), outcomes.get(), walk, entry)
-        .release();
-  return finish(flat_result.get(), outcomes.get(), walk, entry).release();
+  Owned result =
+      direct ? finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
+                      direct->outcome(), outcomes.get(), walk, entry)
+             : finish(flat_result.get(), outcomes.get(), walk, entry);
+  give_back(binding, roots);
+  return result.release();
 }
 
 // A trace that meets code which reads what is no root yet gives up, and the call begins anew with more roots.

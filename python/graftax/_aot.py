@@ -16,7 +16,7 @@ from ._dispatch import build_entry, leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._plan import Plan, leaf_names
 from ._reads import MOST_RESTARTS, NewReads
-from ._signature import Signature
+from ._signature import Signature, give_back
 from ._trace import flat_function
 from ._tracebacks import boundary
 
@@ -98,7 +98,7 @@ class Compiled(_Stage[P, R]):
         """
         staging, plan = self._staging, self._staging.plan
         roots, layout = staging.caller._bound(args, kwargs, plan)  # pyright: ignore[reportPrivateUsage]
-        names, wanted = staging.names, staging.layout
+        names, wanted, held = staging.names, staging.layout, plan.signature.held(roots)
         leaves, nodes = matched(plan.name, staging.graphdef, wanted, names, roots, layout, plan.record)
         try:
             result, written, code = self._stage(*own_copies(leaves))
@@ -108,7 +108,9 @@ class Compiled(_Stage[P, R]):
         except RuntimeError as error:
             raise staging.caller._explain(error, roots, layout) from error.__cause__  # pyright: ignore[reportPrivateUsage]
         outcome = staging.outcomes[_core.decode(code)]
-        return cast(R, outcome.apply([*result, *written], leaves, nodes))
+        out = outcome.apply([*result, *written], leaves, nodes)
+        give_back(held)
+        return cast(R, out)
 
 
 class Stageable(_core.Caller, Generic[P, R]):
@@ -135,8 +137,9 @@ class Stageable(_core.Caller, Generic[P, R]):
         if self._function.__defaults__ is not binding.given:
             if plan:
                 places = plan.signature.places
-                hidden, captured = plan.signature.hidden, plan.options.captured
-                binding = Signature.of(self._function, plan.signature.skip, captured, places, hidden).binding
+                hidden, assigned = plan.signature.hidden, plan.signature.assigned
+                given = plan.signature.skip, plan.options.captured, places, hidden, assigned
+                binding = Signature.of(self._function, *given).binding
             else:
                 self._rebind()
                 binding = self._binding

@@ -55,6 +55,7 @@ class Checked(Jitted[P, R]):
         compiled: Callable[..., Any] = super().__call__
         if jax.config.jax_disable_jit:
             return compiled(*args, **kwargs)
+        self.eval_shape(*args, **kwargs)  # finds what helpers read: roots that are compared too
         roots, layout = self._bound(args, kwargs)
         recording = self._plan.record(roots, layout)
         leaves, graphdef = recording.leaves, recording.graphdef
@@ -63,8 +64,11 @@ class Checked(Jitted[P, R]):
         copies = _core.unflatten_roots(graphdef, [_copied(x) for x in leaves])
         signature, function = self._plan.signature, self._function
         propagates, name = self._options.mutation == "propagate", self._plan.name
-        plain = _run(lambda: signature.call(function, roots, list(copies), layout, name, propagates))
+        reads = self._table.reads
+        given = function, roots, list(copies), layout, name, propagates, reads
+        plain = _run(lambda: signature.call(*given, plainly=True))
         fast = _run(lambda: compiled(*args, **kwargs))
+        signature.look_again(roots)  # the compiled call has made cells of its own
         self._compare(plain, fast, copies, roots, layout)
         sys.stdout.write(plain.printed)
         for w in fast.warned:

@@ -329,6 +329,18 @@ def is_empty(cell: types.CellType) -> bool:
     return False
 
 
+def content(cell: types.CellType) -> Any:
+    return MISSING if is_empty(cell) else cell.cell_contents
+
+
+def fill(cell: types.CellType, value: Any) -> None:
+    """Puts a value into a cell; MISSING empties it."""
+    if value is not MISSING:
+        cell.cell_contents = value
+    elif not is_empty(cell):
+        del cell.cell_contents
+
+
 def cells_of(function: Any) -> dict[str, Any]:
     if not isinstance(function, types.FunctionType) or not function.__closure__:
         return {}

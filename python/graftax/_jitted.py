@@ -31,7 +31,7 @@ from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
 from ._reads import NewReads
-from ._signature import Signature, refuse_generators, resolve
+from ._signature import Signature, global_names, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary
@@ -92,11 +92,13 @@ class Jitted(Stageable[P, R]):
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
-        hidden = frozenset(table.reads.hidden) if table.reads is not None else frozenset[str]()
-        signature = Signature.of(plain, skip, options.captured, table.places, hidden)
-        if table.reads is not None:
-            table.reads.own(plain.__globals__, signature.globals)
-        return signature
+        reads = table.reads
+        if reads is None:
+            return Signature.of(plain, skip, options.captured, table.places)
+        if options.captured:
+            reads.own(plain.__globals__, *global_names(plain))
+        hidden, assigned = frozenset(reads.hidden), frozenset(reads.assigned_own)
+        return Signature.of(plain, skip, options.captured, table.places, hidden, assigned)
 
     def _rebind(self) -> None:
         """Reads the function's signature anew: its `__defaults__` were replaced, or there are more roots."""
@@ -164,7 +166,8 @@ class Jitted(Stageable[P, R]):
             reads.known.add(code)
             reads.add(code, self._function.__globals__, self._function, False)
         grown = reads.refresh() | reads.see_named(recording.named)
-        as_known = len(signature.places) == len(reads.places) and signature.hidden == reads.hidden
+        places = [[place.what for place in places] for places in (signature.places, reads.places)]
+        as_known = places[0] == places[1] and signature.hidden == reads.hidden
         if grown or not as_known or signature.code is not code:
             raise NewReads
 

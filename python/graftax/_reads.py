@@ -36,10 +36,23 @@ from ._impure import ImpureCalls
 
 
 class Place(NamedTuple):
-    """Where a root is found that is no argument: a name of a module's dict or of a class; without one, a function."""
+    """Where a root is found that is no argument: a name of a module's dict or of a class; without one, a function.
+
+    One that the code assigns has a cell with the value as its root: the binding itself is what changes.
+    """
 
     holder: Any
     name: str | None
+    assigned: bool = False
+
+    @property
+    def key(self) -> tuple[int, str | None]:
+        return id(self.holder), self.name
+
+    @property
+    def what(self) -> tuple[int, str | None, bool]:
+        """Equal for equal places, whose holders are not compared by what they hold."""
+        return id(self.holder), self.name, self.assigned
 
     def text(self) -> str:
         """How messages call it."""
@@ -53,6 +66,18 @@ class Place(NamedTuple):
         if self.name is None:
             return self.holder
         return (vars(self.holder) if isinstance(self.holder, type) else self.holder).get(self.name, MISSING)
+
+    def put(self, value: Any) -> None:
+        """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
+        if isinstance(self.holder, type):
+            if value is not MISSING:
+                type.__setattr__(self.holder, self.name or "", value)
+            elif self.name in vars(self.holder):
+                type.__delattr__(self.holder, self.name or "")
+        elif value is not MISSING:
+            self.holder[self.name] = value
+        else:
+            self.holder.pop(self.name, None)
 
 
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
@@ -78,7 +103,7 @@ class ReadSet:
 
     def __init__(self) -> None:
         self.places: list[Place] = []
-        self.stored: dict[int, tuple[dict[str, Any], set[str]]] = {}  # globals that the code assigns, by scope
+        self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
         self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
         self._seen: set[tuple[int, str | None]] = set()
@@ -89,7 +114,8 @@ class ReadSet:
         self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
         self.left: set[tuple[int, str | None]] = set()  # places that are none: they count traces
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
-        self._own: set[tuple[int, str]] = set()  # globals of the function itself
+        self._scope: dict[str, Any] | None = None  # that of the function itself
+        self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._shared: set[str] = set()  # those of them that other code reads in a trace
         self._was_refused = False
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
@@ -98,6 +124,10 @@ class ReadSet:
         self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
+        self._stored_attributes: set[str] = set()
+        self._shown: set[tuple[int, str | None]] | None = None  # while a trace runs, what it sees rebuilt
+        self._before: dict[tuple[int, str | None], tuple[Place, Any]] = {}  # what it may set, and held before
+        self._noted = (0, 0, 0)
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
@@ -144,12 +174,8 @@ class ReadSet:
 
     @property
     def _size(self) -> tuple[int, int, int, int]:
-        return (
-            len(self.places),
-            len(self.hidden),
-            len(self.of_ids),
-            sum(len(names) for _, names in self.stored.values()),
-        )
+        assigned = sum(place.assigned for place in self.places)
+        return len(self.places), assigned, len(self.hidden), len(self.of_ids)
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -167,8 +193,9 @@ class ReadSet:
             self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
             self._of_super |= names.of_super
-            if names.stored:
-                self.stored.setdefault(id(scope), (scope, set()))[1].update(names.stored)
+            self._stored_attributes |= names.stored_attributes
+            for name in names.stored:
+                self.assign(Place(scope, name, True))
         for chain in names.chains:
             if not users and chain[0] in names.stored:  # a library's own counter
                 continue
@@ -243,10 +270,22 @@ class ReadSet:
             self._bindings.append((self._guards.get(id(holder), holder), name))
 
     def _add_place(self, place: Place) -> None:
-        key = (id(place.holder), place.name)
-        if key not in self._seen:
-            self._seen.add(key)
+        if place.key not in self._seen:
+            self._seen.add(place.key)
             self.places.append(place)
+
+    def assign(self, place: Place) -> None:
+        """Makes a root of a name that the code assigns: what it is given is given on each call."""
+        if place.key in self.left or any(p.what == place.what for p in self.places):
+            return
+        if place.key in self._own:
+            self._own.discard((id(place.holder), place.name or ""))
+            self.assigned_own.add(place.name or "")
+        self.places = [p for p in self.places if p.key != place.key]
+        self._bindings = [b for b in self._bindings if b[1] != place.name or not _reads_from(b[0], place)]
+        self._reads = None
+        self._seen.add(place.key)
+        self.places.append(place)
 
     def _add_class(self, cls: type) -> None:
         if cls not in self._classes and is_users_class(cls):
@@ -269,24 +308,60 @@ class ReadSet:
                 self._looked[i] = count
                 for name in self._attributes & vars(module).keys():
                     self._note(vars(module), name, vars(module)[name], True)
+        if self._shown is not None:
+            self._note_before(self._shown)
+
+    # ---- attributes of classes and modules that the code sets: known only once it has done it
+
+    def begin(self, shown: set[tuple[int, str | None]]) -> None:
+        """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
+        self._shown, self._before = shown, {}
+        self._noted = (0, 0, 0)
+        self._note_before(shown)
+
+    def _note_before(self, shown: set[tuple[int, str | None]]) -> None:
+        size = len(self._stored_attributes), len(self._classes), len(self.modules)
+        if size == self._noted:
+            return
+        self._noted = size
+        modules = [vars(module) for module in self.modules.values() if is_users_scope(vars(module))]
+        for holder in [*self._classes, *modules]:
+            own = vars(holder) if isinstance(holder, type) else holder
+            for name in self._stored_attributes:
+                place = Place(holder, name, True)
+                if (isinstance(holder, type) or name in own) and place.key not in shown:
+                    self._before.setdefault(place.key, (place, own.get(name, MISSING)))
+
+    def end(self) -> bool:
+        """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
+        changed = [
+            (place, before)
+            for place, before in self._before.values()
+            if place.key not in self.left and place.value() is not before
+        ]
+        self._shown, self._before = None, {}
+        for place, before in changed:
+            place.put(before)
+            self.assign(place)
+        return bool(changed)
 
     def _look_up_in_class(self, cls: type) -> None:
         for name in self._attributes:
             holder, value = in_class(cls, name)
-            if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_descriptor(value):
+            if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_bound_by(value):
                 self._note(holder, name, value, True)
             else:
                 self._note(cls, name, value, False)
         for base in cls.__mro__[1:]:
             if is_users_class(base):
                 for name in self._of_super & vars(base).keys():
-                    self._note(base, name, vars(base)[name], not _is_descriptor(vars(base)[name]))
+                    self._note(base, name, vars(base)[name], not _is_bound_by(vars(base)[name]))
 
     def leave_out(self, places: Iterable[Place]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
-        new = {(id(place.holder), place.name) for place in places} - self.left
+        new = {place.key for place in places} - self.left
         self.left |= new
-        self.places = [place for place in self.places if (id(place.holder), place.name) not in self.left]
+        self.places = [place for place in self.places if place.key not in self.left]
         return bool(new)
 
     def hide_inner(self, code: types.CodeType) -> bool:
@@ -309,6 +384,8 @@ class ReadSet:
     def _hide(self, code: types.CodeType, inside: set[types.CodeType]) -> bool:
         new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
         self.hidden |= new
+        self.assigned_own -= new
+        self.places = [p for p in self.places if not p.assigned or p.name not in new or p.holder is not self._scope]
         return bool(new)
 
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
@@ -337,9 +414,13 @@ class ReadSet:
                 self._of_graph.add(code)
                 self.add(code, function.__globals__, function, False)
 
-    def own(self, scope: dict[str, Any], names: Iterable[str]) -> None:
-        """These globals are roots of their own."""
-        own = {(id(scope), name) for name in names}
+    def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
+        """These globals are roots of their own; those that the function stores are assigned ones."""
+        self._scope = scope
+        for name in set(stored) - self.hidden:
+            self.assigned_own.add(name)
+            self.assign(Place(scope, name, True))
+        own = {(id(scope), name) for name in set(names) - self.assigned_own}
         self._own |= own
         self._seen |= own
 
@@ -364,11 +445,12 @@ class ReadSet:
                 continue
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
-            if users and (not is_constant(value) or can_be_equal(value)) and not _is_descriptor(value):
+            if users and (not is_constant(value) or can_be_equal(value)) and not _is_bound_by(value):
                 where = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
                 self._seen.discard((id(holder), name))
-                self._add_place(Place(holder, name))
+                owner = in_class(holder, name)[0] if isinstance(holder, type) else None
+                self._add_place(Place(owner or holder, name))
         for cell in self._reads[1].changed_cells():
             self._add_place(Place(self._cells.pop(id(cell))[1], None))
         for function in list(self._functions.values()):
@@ -384,5 +466,16 @@ class ReadSet:
         return True
 
 
-def _is_descriptor(value: Any) -> bool:
-    return hasattr(type(value), "__get__")
+def _reads_from(holder: Any, place: Place) -> bool:
+    """Does a binding of the place's name, in this dict or class, have its value from that place?"""
+    if isinstance(holder, weakref.ref):
+        function = holder()
+        return function is not None and function.__globals__ is place.holder
+    if isinstance(holder, type) and isinstance(place.holder, type):
+        return place.holder in holder.__mro__
+    return holder is place.holder
+
+
+def _is_bound_by(value: Any) -> bool:
+    """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
+    return hasattr(type(value), "__get__") and not is_users_class(type(value))

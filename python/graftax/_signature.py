@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _core
-from ._code import MISSING, globals_in
+from ._code import MISSING, content, fill, globals_in
 from ._handles import with_handles
 from ._patterns import of_arguments
 from ._reads import Place, ReadSet
-from ._views import Assigned, Rebuilt, Views, with_parts
+from ._views import Rebuilt, Views, with_parts
 
 GENERATOR = (
     "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
@@ -96,6 +96,7 @@ class Signature:
     globals: tuple[str, ...]
     stored: tuple[str, ...]
     places: tuple[Place, ...]  # what code that f calls reads
+    assigned: frozenset[str]  # globals of the function that are among them
     hidden: frozenset[str]  # variables and globals that are no roots: only host functions read them
     code: types.CodeType | None  # that it was read from
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
@@ -108,7 +109,9 @@ class Signature:
         captured: bool,
         places: Sequence[Place] = (),
         hidden: frozenset[str] = frozenset(),
+        assigned: frozenset[str] = frozenset(),
     ) -> Signature:
+        """`assigned` are globals of the function that are among `places`."""
         code = function.__code__
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         variables = code.co_varnames
@@ -125,7 +128,8 @@ class Signature:
         closure = zip(code.co_freevars, function.__closure__ or (), strict=False) if captured else ()
         cells = {name: cell for name, cell in closure if name not in hidden}
         loaded, stored = global_names(function) if captured else ((), ())
-        loaded = tuple(name for name in loaded if name not in hidden)
+        loaded = tuple(name for name in loaded if name not in hidden and name not in assigned)
+        stored = tuple(name for name in stored if name not in hidden and name not in assigned)
         binding = _core.Binding(
             names=names,
             defaults=tuple(defaults),
@@ -149,6 +153,7 @@ class Signature:
             loaded,
             stored,
             tuple(places),
+            assigned,
             hidden,
             code,
             skip,
@@ -177,7 +182,9 @@ class Signature:
             globals=None,
             global_names=(),
         )
-        return Signature(names, positional, var_positional, var_keyword, (), (), (), (), frozenset(), None, 0, binding)
+        return Signature(
+            names, positional, var_positional, var_keyword, (), (), (), (), frozenset(), frozenset(), None, 0, binding
+        )
 
     def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
         """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
@@ -257,11 +264,13 @@ class Signature:
         uses_up: bool,
         reads: ReadSet | None = None,
         graph: Rebuilt | None = None,
+        plainly: bool = False,
     ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
 
         In place of a handle it is given the object inside; with `uses_up` the result may take its place. With `reads`,
         what it calls sees rebuilt globals, class attributes and functions, too; `graph` is asked about rebuilt objects.
+        `plainly`, nothing is traced.
         """
         extra = layout[0] if layout else 0
         positional = self.positional + extra
@@ -270,9 +279,10 @@ class Signature:
         cells = values[at : at + len(self.cells)]
         at += len(self.cells)
         own = [Place(function.__globals__, name) for name in self.globals]
-        found = zip([*own, *self.places], values[at:], roots[at:], strict=True)
-        changed = [(place, value) for place, value, old in found if value is not old]
-        views = Views(reads, changed, graph)
+        found = list(zip([*own, *self.places], values[at:], roots[at:], strict=True))
+        changed = [(place, value) for place, value, old in found if value is not old and not place.assigned]
+        assigned = [(place, value) for place, value, _ in found if place.assigned]
+        views = Views(reads, changed, assigned, graph)
         # Without what watches its frames, its own globals are a copy of its module's.
         own_scope = function.__globals__
         scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
@@ -285,22 +295,34 @@ class Signature:
 
         def run(given: list[Any]) -> Any:
             keywords = dict(zip(named, given[positional:], strict=True))
-            return views.run(functools.partial(function, *given[:positional], **keywords))
+            return views.run(functools.partial(function, *given[:positional], **keywords), plainly)
 
-        try:
-            result = with_handles(run, values[: positional + len(named)], name, uses_up)
-        except Assigned as error:
-            raise GlobalAssigned(error.args[0]) from None
-        assigned = [
-            n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)
-        ]
-        if assigned:
-            raise GlobalAssigned(assigned)
+        result = with_handles(run, values[: positional + len(named)], name, uses_up)
+        lost = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]
+        if lost:
+            raise GlobalAssigned(lost)
         return result
+
+    def held(self, roots: tuple[Any, ...]) -> list[tuple[Place, types.CellType, Any]]:
+        """The names that the code assigns, their cells among the roots of a call, and what they hold before it."""
+        cells = zip(self.places, roots[len(roots) - len(self.places) :], strict=True)
+        return [(place, cell, content(cell)) for place, cell in cells if place.assigned]
+
+    def look_again(self, roots: tuple[Any, ...]) -> None:
+        """Puts what these names hold now into the cells."""
+        for place, cell, _ in self.held(roots):
+            fill(cell, place.value())
 
     def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
         first = len(values) - len(self.places) - len(self.globals)
         return values[first + self.globals.index(name)]
+
+
+def give_back(held: list[tuple[Place, types.CellType, Any]]) -> None:
+    """Gives the names what a call has put into their cells."""
+    for place, cell, before in held:
+        if content(cell) is not before:
+            place.put(content(cell))
 
 
 class GlobalAssigned(Exception):

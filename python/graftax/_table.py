@@ -46,14 +46,14 @@ class FunctionTable(_core.Table):
         self.as_plain = options.captured and not options.shards and not named
         self.misses = self.found = self.traces = 0
         self.asked: dict[int, dict[int, int]] = {}  # ids that a trace asked for, by that of its Outcome
-        self._roots = (0, 0)  # how many places are roots of its entries, and how many variables are none
+        self._roots: tuple[Any, ...] = (0,)  # which places are roots of its entries, and how many variables are none
 
     @property
     def places(self) -> list[Place]:
         """The roots that code under its traces reads. Entries with fewer do not know what the new ones hold, and go."""
         if self.reads is None:
             return []
-        roots = len(self.reads.places), len(self.reads.hidden) + len(self.reads.left)
+        roots = *(place.what for place in self.reads.places), len(self.reads.hidden)
         if self._roots != roots:
             self._roots = roots
             self.clear_entries()

@@ -12,18 +12,35 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core
-from ._code import MISSING
-from ._reads import Place, ReadSet
+from ._code import MISSING, content, fill
+from ._reads import NewReads, Place, ReadSet
 
 
 class _SeenAttribute:
     """Stands in a class for a rebuilt attribute: the thread that traces sees the rebuilt one, others their own."""
 
-    def __init__(self, value: Any, original: Any) -> None:
-        self.value, self.original, self.thread = value, original, threading.get_ident()
+    def __init__(self, place: Place, value: Any) -> None:
+        self.place, self.value, self.original, self.thread = place, value, place.value(), threading.get_ident()
+
+    def get(self) -> Any:
+        return self.value if threading.get_ident() == self.thread else self.original
 
     def __get__(self, obj: Any, cls: Any = None) -> Any:
-        return self.value if threading.get_ident() == self.thread else self.original
+        value = self.get()
+        if value is MISSING:
+            return getattr(super(self.place.holder, cls if obj is None else obj), self.place.name or "")
+        get = getattr(type(value), "__get__", None)
+        return value if get is None else get(value, obj, cls)
+
+
+class _SeenData(_SeenAttribute):
+    """The same for a descriptor that takes what is assigned to an attribute of an instance."""
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        self.get().__set__(obj, value)
+
+    def __delete__(self, obj: Any) -> None:
+        self.get().__delete__(obj)
 
 
 class _SeenName:
@@ -69,10 +86,6 @@ def seen(function: types.FunctionType) -> types.FunctionType:
     return twin
 
 
-class Assigned(Exception):
-    """The traced code assigned globals or class attributes; args[0] lists them."""
-
-
 _PATCHING = threading.RLock()  # one trace at a time puts what it sees into classes and modules
 
 
@@ -105,32 +118,45 @@ class Rebuilt:
 
 
 class Views:
-    """The rebuilt values of places, where the code under the trace looks for them."""
+    """The rebuilt values of places, where the code under the trace looks for them.
 
-    def __init__(self, reads: ReadSet | None, changed: list[tuple[Place, Any]], rebuilt: Rebuilt | None) -> None:
+    Args:
+        reads: what the code reads; None where the trace is a part of one around it, which sees to all that.
+        changed: places, and the rebuilt values.
+        assigned: places that the code assigns, and the cells with their values.
+        rebuilt: what is asked about rebuilt objects.
+    """
+
+    def __init__(
+        self,
+        reads: ReadSet | None,
+        changed: list[tuple[Place, Any]],
+        assigned: list[tuple[Place, types.CellType]],
+        rebuilt: Rebuilt | None,
+    ) -> None:
         self._reads, self._rebuilt = reads, rebuilt or Rebuilt()
         self._modules: list[tuple[types.ModuleType, type, type]] = []
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._classes: list[tuple[type, str, _SeenAttribute]] = []
+        self._classes: dict[tuple[int, str | None], _SeenAttribute] = {}
         self.functions: list[tuple[Any, Any]] = []
-        for place, value in changed:
+        self._assigned = assigned
+        self._shown = [*changed, *((place, content(cell)) for place, cell in assigned)]
+        for place, value in self._shown:
             if place.name is None:
                 self.functions.append((place.holder, value))
             elif isinstance(place.holder, type):
-                self._classes.append((place.holder, place.name, _SeenAttribute(value, place.value())))
+                data = hasattr(type(value), "__set__")
+                self._classes[place.key] = (_SeenData if data else _SeenAttribute)(place, value)
             else:
-                self.scope(place.holder)[place.name] = value
+                Place(self.scope(place.holder), place.name).put(value)
         if reads is not None:
-            self._see_modules(reads, [place for place, _ in changed if isinstance(place.holder, dict)])
-        for scope, _ in reads.stored.values() if reads is not None else ():
-            self.scope(scope)
-        for scope in reads.of_ids.values() if reads is not None else ():
-            self.scope(scope)["id"] = self._rebuilt.id
-        self._before = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
+            self._see_modules(reads, [place for place, _ in self._shown if isinstance(place.holder, dict)])
+            for scope in reads.of_ids.values():
+                self.scope(scope)["id"] = self._rebuilt.id
 
     def _see_modules(self, reads: ReadSet, places: list[Place]) -> None:
         names: dict[int, dict[str, Any]] = {}
-        for holder, name in places:
+        for holder, name, _ in places:
             if id(holder) in reads.modules and name is not None:
                 names.setdefault(id(holder), {})[name] = _SeenName(holder, self.scope(holder), name)
         for i, seen in names.items():
@@ -146,43 +172,67 @@ class Views:
         """The same, where they see anything else than the globals themselves."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
-    def run(self, function: Callable[[], Any]) -> Any:
-        """Calls it while its code, and what it calls, sees the rebuilt values.
+    def run(self, function: Callable[[], Any], plainly: bool = False) -> Any:
+        """Calls it while its code, and what it calls, sees the rebuilt values. Not under a trace where `plainly`.
 
         Raises:
-            Assigned: where it has assigned a global or a class attribute.
+            NewReads: where it has set attributes of classes and modules that are no roots yet.
         """
+        if self._reads is None:  # part of the trace around it, if there is one
+            for original, copy in (*self._scopes.values(), *self.functions):
+                _core.stands_for(copy, original)
+            return function()
         with _PATCHING if self._classes or self._modules else contextlib.nullcontext():
-            return self._run(function)
+            return self._run(function, self._reads, plainly)
 
-    def _run(self, function: Callable[[], Any]) -> Any:
-        reads = self._reads
-        for cls, name, seen in self._classes:
-            type.__setattr__(cls, name, seen)
-        for module, _, seen_class in self._modules:
-            module.__class__ = seen_class
+    def _run(self, function: Callable[[], Any], reads: ReadSet, plainly: bool) -> Any:
+        enter = _hears_nothing if plainly else functools.partial(reads.enter, self._rebuilt.functions)
+        reads.begin({place.key for place, _ in self._shown})
+        self._patch()
         try:
-            if reads is None:  # part of the trace around it, if there is one
-                for original, copy in (*self._scopes.values(), *self.functions):
-                    _core.stands_for(copy, original)
-                return function()
-            scopes = list(self._scopes.values())
-            enter = functools.partial(reads.enter, self._rebuilt.functions)
-            result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
-            assigned = self._assigned()
+            result = _core.run_watched(function, enter, reads.known, list(self._scopes.values()), self.functions)
         finally:
-            for module, own_class, _ in self._modules:
-                module.__class__ = own_class
-            replaced = [f"{c.__qualname__}.{n}" for c, n, seen in self._classes if vars(c).get(n) is not seen]
-            for cls, name, seen in self._classes:
-                type.__setattr__(cls, name, seen.original)
-        if assigned or replaced:
-            raise Assigned([*assigned, *replaced])
+            replaced = self._unpatch()
+            for place in replaced:
+                reads.assign(place)
+            is_new = reads.end()
+        if replaced or is_new:
+            raise NewReads
+        for place, cell in self._assigned:
+            fill(cell, self._now(place))
+        for i, name in reads.left:  # what counts traces is real
+            if i in self._scopes and name is not None:
+                scope, seen = self._scopes[i]
+                if seen.get(name, MISSING) is not scope.get(name, MISSING):
+                    Place(scope, name).put(seen.get(name, MISSING))
         return result
 
-    def _assigned(self) -> list[str]:
-        found: list[str] = []
-        for i, (_, names) in self._reads.stored.items() if self._reads is not None else ():
-            now, before = self._scopes[i][1], self._before[i]
-            found += [n for n in sorted(names) if now.get(n, MISSING) is not before.get(n, MISSING)]
-        return found
+    def _now(self, place: Place) -> Any:
+        if isinstance(place.holder, type):
+            return self._classes[place.key].value
+        return self.scope(place.holder).get(place.name or "", MISSING)
+
+    def _patch(self) -> None:
+        for seen in self._classes.values():
+            seen.place.put(seen)
+        for module, _, seen_class in self._modules:
+            module.__class__ = seen_class
+
+    def _unpatch(self) -> list[Place]:
+        """Everything as it was. Gives the places that the trace has assigned, although that was not known of them."""
+        for module, own_class, _ in self._modules:
+            module.__class__ = own_class
+        for seen in self._classes.values():
+            value = seen.place.value()
+            if value is not seen:
+                seen.value = value
+            seen.place.put(seen.original)
+        return [
+            place._replace(assigned=True)
+            for place, value in self._shown
+            if place.name is not None and not place.assigned and self._now(place) is not value
+        ]
+
+
+def _hears_nothing(*_: Any) -> None:
+    """Announced frames are no news."""
