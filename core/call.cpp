@@ -9,6 +9,7 @@
 #include "active.h"
 #include "binding.h"
 #include "frames.h"
+#include "hooks.h"
 #include "table.h"
 #include "tree/treekind.h"
 #include "watch.h"
@@ -247,6 +248,8 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
     }
   }
   if (PyList_GET_SIZE(outcomes.get()) != entry.told) tell_reads(self, entry, held.get());
+  if (flat_result && entry.waits)
+    flat_result = Owned::steal(PyObject_CallOneArg(hooks::block_until_ready.get(), flat_result.get()));
   if (!flat_result) raise_explained(self, roots);
   if (seen) entry.remember(std::move(seen));
   Owned result =

@@ -45,6 +45,8 @@ inline Hook write_text_array("write_text_array");    // array, (dtype, shape, by
 inline Hook errors("errors");                        // the module of exceptions
 inline Hook at_path("at_path");                      // exception, path -> exception
 
+inline Hook block_until_ready("block_until_ready");
+
 // ---- methods of a GraphDef and of an Outcome
 
 inline Hook reduce_graphdef("reduce_graphdef");

@@ -184,6 +184,8 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("found"), nb::sig("def note_identities(self, found: dict[int, int]) -> None"),
           "More ids of objects that its code asked for, by tracked index.")
+      .def_rw("waits", &Entry::waits,
+              "Does a call wait for the computation, so that its errors are raised by the call?")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(

@@ -19,6 +19,7 @@ struct Entry {
   Owned reads;          // a Reads: bindings that it depends on, or null
   Owned outcomes;       // list of Outcome; the number that the executable returns picks one
   uint64_t used = 0;    // the table's clock at the last call
+  bool waits = false;   // for the computation, whose errors a library turns into its own
   bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned

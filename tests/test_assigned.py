@@ -29,7 +29,8 @@ PROGRAMS = {
         ("W",),
     ),
     "a global that is not there yet": Program(
-        "def helper(x):\n    global last\n    last = x * 2\n    return last\ndef f(x): return helper(x)", names=("last",)
+        "def helper(x):\n    global last\n    last = x * 2\n    return last\ndef f(x): return helper(x)",
+        names=("last",),
     ),
     "a global that is deleted": Program(
         "n = 1\ndef helper():\n    global n\n    if 'n' in globals(): del n\ndef f(x):\n    helper()\n    return x",
@@ -111,7 +112,8 @@ PROGRAMS = {
         ("M.k", "M.w"),
     ),
     "an attribute of a helper": Program(
-        "def helper(x):\n    helper.n = getattr(helper, 'n', 0) + 1\n    return x * helper.n\ndef f(x): return helper(x)",
+        "def helper(x):\n    helper.n = getattr(helper, 'n', 0) + 1\n    return x * helper.n\n"
+        "def f(x): return helper(x)",
         lambda m: setattr(m.helper, "n", 10),
         ("helper.n",),
     ),
@@ -125,7 +127,7 @@ def test_what_the_code_assigns_is_assigned_on_every_call(name: str) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize(
-    "assign", ["global n\n    n = x", "A.k = x", "A.k, M.k = x, x", "A.new = x"], ids=["global", "class", "module", "new"]
+    "assign", ["global n\n    n = x", "A.k = x", "A.k, M.k = x, x", "A.new = x"], ids=["global", "class", "both", "new"]
 )
 def test_an_error_takes_back_what_was_assigned(assign: str, error: type[BaseException]) -> None:
     source = "import types\nM = types.ModuleType('M')\nM.k = n = 0\nclass A: k = 0\n"

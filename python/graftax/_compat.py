@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import logging
 import operator
 import sys
 import types
@@ -382,6 +383,21 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
                 if isinstance(jaxpr, _jax_core.Jaxpr):
                     todo += jaxpr.eqns
     return found
+
+
+class _Hushed(logging.Filter):
+    """Keeps JAX from logging a library's error with its own words for it: the call raises the error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raised: Any = record.exc_info[1] if record.exc_info else None
+        return type(raised).__name__ != "_EquinoxRuntimeError"
+
+
+_HUSHED = _Hushed()
+
+
+def hush_failed_callbacks() -> None:
+    logging.getLogger("jax._src.callback").addFilter(_HUSHED)
 
 
 def _called_by(callback: Any) -> Any:

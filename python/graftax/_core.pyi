@@ -561,6 +561,15 @@ class Entry:
         """More ids of objects that its code asked for, by tracked index."""
 
     @property
+    def waits(self) -> bool:
+        """
+        Does a call wait for the computation, so that its errors are raised by the call?
+        """
+
+    @waits.setter
+    def waits(self, arg: bool, /) -> None: ...
+
+    @property
     def used(self) -> int:
         """The table's clock at the last call."""
 

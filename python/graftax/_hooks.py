@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the core asks Python for, by the names in `core/hooks.h`; `_setup` passes it on."""
 
+from jax import block_until_ready
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _errors as errors
@@ -33,6 +34,7 @@ __all__ = [
     "Mark",
     "SequenceKey",
     "at_path",
+    "block_until_ready",
     "check_opaque",
     "describe",
     "describe_tree",

@@ -35,6 +35,7 @@ from ._signature import Signature, global_names, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary
+from .interop import own_error
 
 DELETED = (
     "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
@@ -174,6 +175,8 @@ class Jitted(Stageable[P, R]):
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:
         """What an entry that was traced just now depends on."""
         for outcome in entry.outcomes:
+            entry.waits = entry.waits or id(outcome) in self._table.waiting
+            self._table.waiting.discard(id(outcome))
             entry.note_identities(self._table.asked.pop(id(outcome), {}))
         _compiling.finished(self._table)
         return self._table.reads.reads() if self._table.reads is not None else None
@@ -191,7 +194,14 @@ class Jitted(Stageable[P, R]):
         return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)
 
     def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
-        """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array."""
+        """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array.
+
+        What a library raised from inside of the computation is that library's own error.
+        """
+        own = own_error(error)
+        if own is not None:
+            own.__suppress_context__ = True
+            return own
         if is_of_a_deleted_array(error):
             recording = self._plan.record(roots, layout)
             for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):

@@ -46,6 +46,7 @@ class FunctionTable(_core.Table):
         self.as_plain = options.captured and not options.shards and not named
         self.misses = self.found = self.traces = 0
         self.asked: dict[int, dict[int, int]] = {}  # ids that a trace asked for, by that of its Outcome
+        self.waiting: set[int] = set()  # the Outcomes of traces with errors of a library in them, by their ids
         self._roots: tuple[Any, ...] = (0,)  # which places are roots of its entries, and how many variables are none
 
     @property

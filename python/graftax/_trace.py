@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from . import _core
-from ._compat import current_trace, equations, is_ended, is_of_a_traced_value
+from ._compat import current_trace, equations, host_functions, hush_failed_callbacks, is_ended, is_of_a_traced_value
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling
@@ -26,6 +26,7 @@ from ._signature import GlobalAssigned
 from ._structure import place_name
 from ._tracebacks import name_operands
 from ._views import Rebuilt
+from .interop import have_errors, raises_its_own
 
 MUTATION_FORBIDDEN = (
     "{name} changed {paths}, and mutation='error' forbids that. Return the new value instead, or use "
@@ -105,7 +106,7 @@ def trace(
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
-    graph = Rebuilt()
+    graph, before = Rebuilt(), len(equations())
 
     def call(values: list[Any]) -> Any:
         reads, since = caller._table.reads, len(equations())
@@ -132,6 +133,9 @@ def trace(
         donated=donated,
         graph=graph,
     )
+    if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
+        caller._table.waiting.add(id(outcome))
+        hush_failed_callbacks()
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         caller._table.asked[id(outcome)] = graph.asked

@@ -61,6 +61,22 @@ def _first(name: str, *args: Any) -> Any:
     return None
 
 
+def have_errors() -> bool:
+    """Is a library imported that raises errors from inside of computations?"""
+    return any(hasattr(module, "raises") for module in _adapters())
+
+
+def raises_its_own(host: Any) -> bool:
+    """Is this host function one that a library raises errors of its own through, when the computation runs?"""
+    return any(module.raises(host) for module in _adapters() if hasattr(module, "raises"))
+
+
+def own_error(error: BaseException) -> BaseException | None:
+    """A library's own error, which JAX has wrapped into one of its own."""
+    found = (module.own_error(error) for module in _adapters() if hasattr(module, "own_error"))
+    return next((own for own in found if own is not None), None)
+
+
 def _adapters() -> Iterator[ModuleType]:
     for library, adapter in ADAPTERS.items():
         if library not in sys.modules:

@@ -15,6 +15,10 @@ from .._description import Description, TreeDescription
 _ABSENT = getattr(sys.modules.get("equinox._module._flatten"), "MISSING", None)
 
 
+# How `eqx.error_if` raises: a host function fails, and the wrapper around the call looks for the rest here.
+_ERRORS, _FAILED = "equinox._errors", "_EquinoxRuntimeError: "
+
+
 def describe(cls: type[Any]) -> Description | None:
     """A module is its dataclass fields, in their order: what Equinox flattens it to. None for other classes."""
     if cls is State:
@@ -37,3 +41,24 @@ def tree_fields(cls: type[Any], flatten: Any, unflatten: Any) -> TreeDescription
     children = tuple(name for name in fields if name not in others)
     order = tuple(range(len(fields)))
     return TreeDescription("fields", flatten, unflatten, children, others, order, _ABSENT, len(fields))
+
+
+def raises(host: Any) -> bool:
+    """Is this the host function of `eqx.error_if`?"""
+    return getattr(host, "__module__", None) == _ERRORS
+
+
+def own_error(error: BaseException) -> BaseException | None:
+    """What `equinox.filter_jit` raises for a failed `eqx.error_if`, of which JAX has this error."""
+    text = str(error)
+    kind = getattr(sys.modules.get("equinox"), "EquinoxRuntimeError", None)
+    if _FAILED not in text or kind is None:
+        return None
+    wrapper = sys.modules.get("equinox._jit")
+    message, stack = getattr(wrapper, "last_error_info", None) or (
+        text.partition(_FAILED)[2].partition("\n\n\n")[0],
+        [],
+    )
+    frames = "".join(reversed([frame for frame in stack if isinstance(frame, str)]))
+    whole = getattr(wrapper, "_on_error_msg", "{msg}")
+    return kind(whole.format(msg=message, stack=frames))
