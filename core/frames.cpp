@@ -55,6 +55,7 @@ struct Session {
   std::unordered_map<PyObject*, PyObject*> shadows;    // globals -> what its frames see; both borrowed from the caller
   std::unordered_map<PyObject*, PyObject*> originals;  // a copy of a function or of globals -> what it stands for
   std::unordered_set<PyObject*> made;                  // functions that this thread has made since; not owned
+  bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
 
   PyObject* original(PyObject* copy) const {
@@ -175,8 +176,9 @@ void bind_frames(nb::module_& m) {
   m.attr("sees_frames") = known_frames;
   m.def(
       "run_watched",
-      [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions) {
+      [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions, bool quiet) {
         Session session;
+        session.quiet = quiet;
         session.enter = enter.ptr();
         for (nb::handle code : nb::borrow<nb::object>(known)) {
           session.known.insert(code.ptr());
@@ -196,15 +198,15 @@ void bind_frames(nb::module_& m) {
         return nb::steal(check(PyObject_CallNoArgs(f.ptr())));
       },
       nb::arg("f"), nb::arg("enter"), nb::arg("known"), nb::arg("shadows"), nb::arg("functions"),
-      nb::sig(
-          "def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
-          "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> "
-          "Any"),
+      nb::arg("quiet") = false,
+      nb::sig("def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
+              "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], "
+              "quiet: bool = False) -> Any"),
       "f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) "
       "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
       "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
       "`functions` "
-      "runs with the parts of the other one.");
+      "runs with the parts of the other one. Where it is `quiet`, the trace is none that others are part of.");
   m.def(
       "seen_function", [](nb::object f) { return sessions.empty() ? f : nb::borrow(sessions.back()->twin(f.ptr())); },
       nb::arg("function"), nb::sig("def seen_function(function: Any) -> Any"),
@@ -223,7 +225,7 @@ void bind_frames(nb::module_& m) {
   m.def(
       "made_in_trace", [](nb::handle f) { return !sessions.empty() && sessions.back()->made.count(f.ptr()) > 0; },
       nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
-  m.def("is_watched", []() { return !sessions.empty(); }, "Is this thread inside of a trace that notes what is read?");
+  m.def("is_watched", &is_watched, "Is this thread inside of a trace that notes what is read?");
 }
 
 void function_made(PyObject* function) {
@@ -234,6 +236,6 @@ void function_gone(PyObject* function) {
   for (Session* session : sessions) session->made.erase(function);
 }
 
-bool is_watched() { return !sessions.empty(); }
+bool is_watched() { return !sessions.empty() && !sessions.back()->quiet; }
 
 }  // namespace graftax

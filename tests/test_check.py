@@ -104,8 +104,9 @@ def traced(x):
 
 
 def stale(x):
-    hidden.n += 1
-    return x * hidden.n
+    name = "".join(["n"])  # computed: no code names it
+    setattr(hidden, name, getattr(hidden, name) + 1)
+    return x * getattr(hidden, name)
 
 
 def typed(x):

@@ -318,3 +318,14 @@ def test_where_others_look_at_the_calls_nothing_is_told_and_they_are_left_alone(
             assert sys.gettrace() is tracer
         finally:
             sys.settrace(before)
+
+
+def test_a_function_by_value_names_them_too():
+    def helper(x):
+        return x * time.time()
+
+    with pytest.warns(graftax.ImpureCallWarning, match=r"calls time\.time"):
+        graftax.filter_jit(lambda x: helper(x))(jnp.ones(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graftax.filter_jit(lambda x: helper(x), warn_impure=False)(jnp.ones(2))

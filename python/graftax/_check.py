@@ -23,6 +23,7 @@ from ._errors import CheckError, GraftaxError
 from ._jitted import Jitted
 from ._plan import leaf_names
 from ._tracebacks import boundary
+from ._views import Rebuilt
 from .compare import equal_numbers, numbers_of
 
 CHECK_FAILED = (
@@ -55,20 +56,11 @@ class Checked(Jitted[P, R]):
         compiled: Callable[..., Any] = super().__call__
         if jax.config.jax_disable_jit:
             return compiled(*args, **kwargs)
-        self.eval_shape(*args, **kwargs)  # finds what helpers read: roots that are compared too
-        roots, layout = self._bound(args, kwargs)
-        recording = self._plan.record(roots, layout)
-        leaves, graphdef = recording.leaves, recording.graphdef
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        plain, copies, roots, layout = self._anew(lambda: self._plainly(args, kwargs))
+        if plain is None:
             return compiled(*args, **kwargs)  # part of another trace: there are no numbers to compare
-        copies = _core.unflatten_roots(graphdef, [_copied(x) for x in leaves])
-        signature, function = self._plan.signature, self._function
-        propagates, name = self._options.mutation == "propagate", self._plan.name
-        reads = self._table.reads
-        given = function, roots, list(copies), layout, name, propagates, reads
-        plain = _run(lambda: signature.call(*given, plainly=True))
         fast = _run(lambda: compiled(*args, **kwargs))
-        signature.look_again(roots)  # the compiled call has made cells of its own
+        self._plan.signature.look_again(roots)  # the compiled call has made cells of its own
         self._compare(plain, fast, copies, roots, layout)
         sys.stdout.write(plain.printed)
         for w in fast.warned:
@@ -76,6 +68,26 @@ class Checked(Jitted[P, R]):
         if fast.error is not None:
             raise fast.error
         return fast.result
+
+    def _plainly(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Run | None, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+        """(the run of the plain function, the copies that it was given, the roots, their layout).
+
+        What it reads is found as in a trace, so that helpers run on copies too.
+        """
+        roots, layout = self._bound(args, kwargs)
+        recording = self._plan.record(roots, layout)
+        self._look_at(recording)
+        leaves, graphdef = recording.leaves, recording.graphdef
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return None, (), roots, layout
+        copies = _core.unflatten_roots(graphdef, [_copied(x) for x in leaves])
+        graph, signature = Rebuilt(), self._plan.signature
+        graph.functions.update(map(id, self._plan.record(copies, layout).functions))
+        propagates, name = self._options.mutation == "propagate", self._plan.name
+        given = self._function, roots, list(copies), layout, name, propagates, self._table.reads, graph
+        return _run(lambda: signature.call(*given)), copies, roots, layout
 
     def _compare(
         self, plain: _Run, fast: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]

@@ -234,9 +234,9 @@ def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = 
 
 sees_frames: bool = True
 
-def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]]) -> Any:
+def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], quiet: bool = False) -> Any:
     """
-    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one.
+    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Where it is `quiet`, the trace is none that others are part of.
     """
 
 def seen_function(function: Any) -> Any:

@@ -126,6 +126,7 @@ def filter_jit(
     keep_unused: bool = False,
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
+    warn_impure: bool = True,
 ) -> Any:
     """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
 
@@ -134,12 +135,13 @@ def filter_jit(
 
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
-        donate, dynamic, cache_size, keep_unused, inline, compiler_options: as in `jit`.
+        donate, dynamic, cache_size, keep_unused, inline, compiler_options, warn_impure: as in `jit`.
     """
     options = Options(
         mutation="discard",
         warn_lost=True,
         captured=False,
+        warn_impure=warn_impure,
         cache_size=cache_size,
         dynamic=one_or_more(dynamic),
         keep_unused=keep_unused,

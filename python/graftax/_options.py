@@ -17,6 +17,7 @@ class FilterJitOptions(TypedDict, total=False):
     keep_unused: bool
     inline: bool
     compiler_options: dict[str, Any] | None
+    warn_impure: bool
 
 
 class JitOptions(FilterJitOptions, total=False):
@@ -31,7 +32,6 @@ class JitOptions(FilterJitOptions, total=False):
     out_shardings: Any
     check: bool
     progress: bool | Callable[[str, float], Any]
-    warn_impure: bool
 
 
 MUTATION = ("propagate", "error", "discard")

@@ -98,6 +98,22 @@ def _stays(scope: dict[str, Any]) -> bool:
     return "__name__" in scope
 
 
+class Overheard:
+    """The calls that cannot be repeated, of a function whose reads are as in JAX."""
+
+    def __init__(self) -> None:
+        self.impure = ImpureCalls()
+        self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+
+    def enter(self, code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+        if is_never_asked(code.co_filename):
+            return NotImplemented
+        if is_users_code(code, scope):
+            self.impure.note(code, scope, cells_of(function), names_of(code))
+        self.known.add(code)
+        return None
+
+
 class ReadSet:
     """What the code that ran under the traces of one function names."""
 

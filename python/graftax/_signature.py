@@ -264,13 +264,11 @@ class Signature:
         uses_up: bool,
         reads: ReadSet | None = None,
         graph: Rebuilt | None = None,
-        plainly: bool = False,
     ) -> Any:
         """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
 
         In place of a handle it is given the object inside; with `uses_up` the result may take its place. With `reads`,
         what it calls sees rebuilt globals, class attributes and functions, too; `graph` is asked about rebuilt objects.
-        `plainly`, nothing is traced.
         """
         extra = layout[0] if layout else 0
         positional = self.positional + extra
@@ -295,7 +293,7 @@ class Signature:
 
         def run(given: list[Any]) -> Any:
             keywords = dict(zip(named, given[positional:], strict=True))
-            return views.run(functools.partial(function, *given[:positional], **keywords), plainly)
+            return views.run(functools.partial(function, *given[:positional], **keywords))
 
         result = with_handles(run, values[: positional + len(named)], name, uses_up)
         lost = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]

@@ -11,7 +11,7 @@ from . import _core
 from ._advice import Advice
 from ._explain import History
 from ._options import Options
-from ._reads import Place, ReadSet
+from ._reads import Overheard, Place, ReadSet
 
 SOMETHING_GONE = "an object that it counted by identity is gone"
 NO_ROOM = "more structures came than cache_size={size} keeps"
@@ -42,6 +42,7 @@ class FunctionTable(_core.Table):
         self.advice = Advice()
         self.history = History()
         self.reads = ReadSet() if options.captured else None
+        self.heard = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
         self.misses = self.found = self.traces = 0

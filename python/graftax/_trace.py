@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import types
@@ -109,10 +110,14 @@ def trace(
     graph, before = Rebuilt(), len(equations())
 
     def call(values: list[Any]) -> Any:
-        reads, since = caller._table.reads, len(equations())
-        named = reads.impure.named(plan.name, options.warns_impure) if reads is not None else contextlib.nullcontext()
-        with named:
-            result = signature.call(caller._function, roots, values, layout, plan.name, uses_up, reads, graph)
+        reads, since, heard = caller._table.reads, len(equations()), caller._table.heard
+        given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
+        with (reads or heard).impure.named(plan.name, options.warns_impure):
+            if reads is not None or _core.is_watched() or not options.warns_impure:
+                result = signature.call(*given)
+            else:
+                run = functools.partial(signature.call, *given)
+                result = _core.run_watched(run, heard.enter, heard.known, [], [], quiet=True)
         if reads is not None and reads.see_hosts(caller._function.__code__, host_codes(since)):
             raise NewReads
         if options.captured and keep_attributes(caller, attributes):

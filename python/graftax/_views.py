@@ -172,8 +172,8 @@ class Views:
         """The same, where they see anything else than the globals themselves."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
-    def run(self, function: Callable[[], Any], plainly: bool = False) -> Any:
-        """Calls it while its code, and what it calls, sees the rebuilt values. Not under a trace where `plainly`.
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Calls it while its code, and what it calls, sees the rebuilt values.
 
         Raises:
             NewReads: where it has set attributes of classes and modules that are no roots yet.
@@ -183,10 +183,10 @@ class Views:
                 _core.stands_for(copy, original)
             return function()
         with _PATCHING if self._classes or self._modules else contextlib.nullcontext():
-            return self._run(function, self._reads, plainly)
+            return self._run(function, self._reads)
 
-    def _run(self, function: Callable[[], Any], reads: ReadSet, plainly: bool) -> Any:
-        enter = _hears_nothing if plainly else functools.partial(reads.enter, self._rebuilt.functions)
+    def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
+        enter = functools.partial(reads.enter, self._rebuilt.functions)
         reads.begin({place.key for place, _ in self._shown})
         self._patch()
         try:
@@ -232,7 +232,3 @@ class Views:
             for place, value in self._shown
             if place.name is not None and not place.assigned and self._now(place) is not value
         ]
-
-
-def _hears_nothing(*_: Any) -> None:
-    """Announced frames are no news."""

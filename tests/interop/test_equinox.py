@@ -514,3 +514,13 @@ def test_traces_are_counted_where_equinox_counts_them():
         assert f(f32(value)).tolist() == [value + 1]
     with pytest.raises(RuntimeError, match="can only be traced 1 times"):
         f(f32(1, 2))
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit, lambda f: graftax.jit(lambda x: graftax.jit(f)(x))])
+def test_a_failed_error_if_is_equinoxs_own_error(jit, caplog):
+    jitted = jit(lambda x: eqx.error_if(x, x.sum() > 10, "too big"))
+    for _ in range(2):
+        assert jitted(jnp.ones(3)).tolist() == [1, 1, 1]
+        with pytest.raises(eqx.EquinoxRuntimeError, match="too big") as caught:
+            jitted(jnp.full(3, 9.0))
+        assert "filter_jit" not in str(caught.value) + caplog.text
