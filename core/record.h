@@ -20,7 +20,7 @@ struct Inputs {
   bool arrays = false;               // NumPy arrays are leaves, not constants
 };
 
-enum RootFlag : uint8_t {
+enum RootFlag : uint8_t {  // Python's RootFlag
   STATIC_ROOT = 1,    // no array may be below it
   GLOBAL_ROOT = 2,    // a function in it counts by identity
   DYNAMIC_ROOT = 4,   // Python numbers in it are traced

@@ -143,12 +143,19 @@ void bind_recorded(nb::module_& m) {
   m.def(
       "is_opaque", [](nb::handle obj) { return kind_of(obj.ptr()).leaf == Leaf::statics; }, nb::arg("obj").none(),
       nb::sig("def is_opaque(obj: object) -> bool"), "Is this value one static leaf?");
-  m.def("record", &record, nb::arg("roots"), nb::arg("names").none(), nb::arg("root_flags"), nb::arg("layout").none(),
+  nb::enum_<RootFlag>(m, "RootFlag", nb::is_arithmetic(), "What a root is besides an argument; several are added.")
+      .value("static", STATIC_ROOT, "No array may be below it.")
+      .value("global_", GLOBAL_ROOT, "A function in it counts by identity.")
+      .value("dynamic", DYNAMIC_ROOT, "Python numbers in it are traced.")
+      .value("captured", CAPTURED_ROOT, "No argument: a ShapeDtypeStruct in it is itself, and stands for no array.");
+  m.def("record", &record, nb::arg("roots"), nb::arg("names").none() = nb::none(),
+        nb::arg("root_flags") = std::vector<uint8_t>(), nb::arg("layout").none() = nb::none(),
         nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
-        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], "
-                "layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, "
+        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: "
+                "Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = "
+                "False, "
                 "dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]"),
-        "Walks the roots together and returns (leaves, GraphDef).");
+        "Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.");
   m.def(
       "flatten",
       [](nb::handle obj) {

@@ -124,10 +124,10 @@ void bind_rows(nb::module_& m) {
       .value("identity", How::identity)
       .value("tuple", How::tuple)
       .value("function", How::function);
-  nb::class_<Row>(m, "Row", nb::type_slots(row_slots), nb::is_final(), "One place of a recorded structure.")
+  nb::class_<Row>(m, "Row", nb::type_slots(row_slots), nb::is_final(), "One instruction of a recorded structure.")
       .def_prop_ro("op", [](const Row& r) { return r.at().op; })
       .def_prop_ro(
-          "number", [](const Row& r) { return r.number; }, "Its place among the rows.")
+          "number", [](const Row& r) { return r.number; }, "Its number among the rows.")
       .def_prop_ro(
           "root", [](const Row& r) { return r.root; }, "The number of the root that it is below.")
       .def_prop_ro(

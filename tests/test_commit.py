@@ -142,7 +142,7 @@ class Applied:
         return objs
 
     def nodes(self, objs: list[Any]) -> list[Any]:
-        _, graphdef = _core.record(tuple(objs), ("",) * len(objs), [0] * len(objs), None)
+        _, graphdef = _core.record(tuple(objs), ("",) * len(objs))
         walked = _core.walk(graphdef, tuple(objs))
         assert walked is not None
         return walked[1]
@@ -232,7 +232,7 @@ def test_what_others_changed_meanwhile_stays() -> None:
     jitted, model = graftax.jit(step), Model()
     jitted(Model())
     [entry] = jitted._table.entries.values()  # type: ignore[attr-defined]
-    leaves, graphdef = _core.record((model,), ("m",), [0], None)
+    leaves, graphdef = _core.record((model,), ("m",))
     walked = _core.walk(graphdef, (model,))
     assert walked is not None
     mine = model.b = jnp.ones(2)

@@ -112,7 +112,7 @@ class Checked(Jitted[P, R]):
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
             dynamic = plan.dynamic_in(roots[:count], names, flags, False)
-            return _core.record(roots[:count], names, flags, None, False, False, dynamic)
+            return _core.record(roots[:count], names, flags, dynamic=dynamic)
 
         (one, first), (other, second) = flat(expected), flat(given)
         if first != second:

@@ -53,14 +53,14 @@ class How(enum.IntEnum):
     function = 11
 
 class Row:
-    """One place of a recorded structure."""
+    """One instruction of a recorded structure."""
 
     @property
     def op(self) -> Op: ...
 
     @property
     def number(self) -> int:
-        """Its place among the rows."""
+        """Its number among the rows."""
 
     @property
     def root(self) -> int:
@@ -216,8 +216,27 @@ class Recording:
 def is_opaque(obj: object) -> bool:
     """Is this value one static leaf?"""
 
-def record(roots: tuple[object, ...], names: tuple[str, ...] | None, root_flags: Sequence[int], layout: tuple[Any, ...] | None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]:
-    """Walks the roots together and returns (leaves, GraphDef)."""
+class RootFlag(enum.IntEnum):
+    """What a root is besides an argument; several are added."""
+
+    static = 1
+    """No array may be below it."""
+
+    global_ = 2
+    """A function in it counts by identity."""
+
+    dynamic = 4
+    """Python numbers in it are traced."""
+
+    captured = 8
+    """
+    No argument: a ShapeDtypeStruct in it is itself, and stands for no array.
+    """
+
+def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None) -> tuple[list[Any], GraphDef]:
+    """
+    Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.
+    """
 
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 

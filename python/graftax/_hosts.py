@@ -91,7 +91,7 @@ def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:
 def _nodes(roots: tuple[Any, ...]) -> set[int]:
     """The identities of the mutable nodes that are reached from `roots`."""
     try:
-        walked = _core.walk(_core.record(roots, None, [0] * len(roots), None)[1], roots)
+        walked = _core.walk(_core.record(roots)[1], roots)
     except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
         return set()
     return set() if walked is None else set(map(id, walked[1]))

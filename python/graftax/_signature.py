@@ -221,14 +221,14 @@ class Signature:
     def root_flags(
         self, layout: tuple[Any, ...], static: Sequence[int | str], dynamic: Sequence[int | str] = ()
     ) -> list[int]:
-        """For the core, of each root: declared static (1), a global (2), with traced numbers (4), captured (8)."""
+        """One sum of `_core.RootFlag` a root."""
         pairs = zip(self.flags(layout, static), self.flags(layout, dynamic), strict=True)
-        flags = [int(s) + 4 * int(d) for s, d in pairs]
+        flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
-            flags[i] |= 8
+            flags[i] |= _core.RootFlag.captured
         end = len(flags) - len(self.places)
         for i in range(end - len(self.globals), end):
-            flags[i] |= 2
+            flags[i] |= _core.RootFlag.global_
         return flags
 
     def check(self, which: Sequence[int | str], option: str, name: str, hint: str = "") -> None:

@@ -14,7 +14,7 @@ from graftax import _core, eval_shape, make_jaxpr
 
 
 def shapes_of(obj):
-    leaves, graphdef = _core.record((obj,), ("obj",), [0], None, False, True)
+    leaves, graphdef = _core.record((obj,), ("obj",), shapes=True)
     return [(x.shape, jnp.result_type(x)) for x in leaves], graphdef
 
 
@@ -23,7 +23,7 @@ def test_eval_shape_keeps_the_graph(build):
     obj = build()
     result = eval_shape(lambda obj: obj, obj)
     assert shapes_of(result) == shapes_of(obj)
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in _core.record((result,), None, [0], None, False, True)[0])
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in _core.record((result,), shapes=True)[0])
     assert oracle.difference(obj, build()) is None
 
 

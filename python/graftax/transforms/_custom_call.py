@@ -87,7 +87,7 @@ class TangentSpace(NamedTuple):
     @staticmethod
     def of(graphs: Sequence[Any], names: Sequence[str], leaf_of: Callable[[Any], tuple[int, Any]]) -> TangentSpace:
         """`leaf_of` gives the number of a leaf of the graphs, and an array like it."""
-        found, graphdef = _core.record(tuple(graphs), tuple(names), [4] * len(graphs), None)
+        found, graphdef = _core.record(tuple(graphs), tuple(names), [_core.RootFlag.dynamic] * len(graphs))
         zeros: list[Any] = []
         wanted: list[tuple[int, int, TangentType]] = []
         for at, (leaf, place) in enumerate(zip(found, graphdef.leaf_places(), strict=True)):

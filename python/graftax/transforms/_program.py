@@ -164,9 +164,7 @@ class Program:
         return None if traced is None else lambda place: traced(place_name(place, names))
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
-        leaves, graphdef = _core.record(
-            self.roots, self.names, self._flags, None, shapes=self._shapes, dynamic=self._dynamic
-        )
+        leaves, graphdef = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)
         # JAX may read a NumPy array after the call has returned; and the function would change a copy of it in place.
         return [jnp.array(x, copy=True) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
@@ -232,7 +230,7 @@ class Program:
         """The results of several Outcomes of this graph; their changes are written back in this order."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
-            now = _core.record(self.roots, self.names, self._flags, None, shapes=self._shapes, dynamic=self._dynamic)[1]
+            now = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
             paths = ", ".join(d.path for d in itertools.islice(differences(self.graphdef, now, self.names), 4))
             raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths or "an argument"))
         results: list[Any] = []
@@ -257,7 +255,7 @@ class Program:
     def recorded(self, roots: tuple[Any, ...], more: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
         """(leaves, GraphDef, tracked nodes) of roots in the place of this program's, and `more` after them."""
         names = (*self.names, *(f"result[{i}]" if more > 1 else "result" for i in range(more)))
-        leaves, graphdef = _core.record(roots, names, [*self._flags, *[0] * more], None)
+        leaves, graphdef = _core.record(roots, names, self._flags)
         walked = _core.walk(graphdef, roots)
         assert walked is not None
         return leaves, graphdef, walked[1]

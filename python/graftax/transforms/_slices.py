@@ -154,7 +154,7 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
         def changes(place: Place) -> bool:
             return place_name(place, ("y",)) in changing
 
-        ys = [_core.record((_core.unflatten(g, y),), ("y",), [0], None, dynamic=changes) for y, g in ys]
+        ys = [_core.record((_core.unflatten(g, y),), ("y",), dynamic=changes) for y, g in ys]
     for _, graphdef in ys:
         if graphdef != ys[0][1]:
             text = differences_text(ys[0][1], graphdef, ("y",))

@@ -21,7 +21,7 @@ class Snapshot(NamedTuple):
 
     @staticmethod
     def of(roots: tuple[Any, ...], names: tuple[str, ...]) -> Snapshot:
-        leaves, graphdef = _core.record(roots, names, [0] * len(roots), None)
+        leaves, graphdef = _core.record(roots, names)
         return Snapshot(roots, names, graphdef, leaves)
 
     def changes(self) -> str:

@@ -86,7 +86,7 @@ class StateAfter(NamedTuple):
 
     def reached(self, part: Any) -> set[int]:
         """The input nodes that a part of the result reaches."""
-        _, graphdef = _core.record((part,), None, [0], None)
+        _, graphdef = _core.record((part,))
         walked = _core.walk(graphdef, (part,))
         assert walked is not None
         return {self.number[id(node)] for node in walked[1] if id(node) in self.number}

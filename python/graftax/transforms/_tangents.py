@@ -114,7 +114,7 @@ def _root_name(wanted: Sequence[TangentType], root: int, what: str) -> str:
 
 def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
     """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
-    leaves, graphdef = _core.record(given, None, [0] * len(given), None)
+    leaves, graphdef = _core.record(given)
     found: dict[Any, tuple[bool, Any]] = {}
     again: dict[Any, Any] = {}
     structure = Structure(graphdef)

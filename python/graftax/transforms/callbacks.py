@@ -150,10 +150,10 @@ class _Host:
         self._keywords = tuple(kwargs)
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
         roots = (*args, *kwargs.values())
-        leaves, self._given = _core.record(roots, self._names, [0] * len(roots), None)
+        leaves, self._given = _core.record(roots, self._names)
         # JAX may read a NumPy array after the call has returned.
         self.leaves = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
-        wanted, self._wanted = _core.record((result_shape,), ("result_shape_dtypes",), [0], None, False, True)
+        wanted, self._wanted = _core.record((result_shape,), ("result_shape_dtypes",), shapes=True)
         self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in wanted)
 
     @property

@@ -49,7 +49,7 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in program.leaves]
     closed: Any = jax.make_jaxpr(named(flat, program))(*shapes)
     roots = program.roots[: program.operands]
-    graphdef = _core.record(roots, program.names[: program.operands], [0] * len(roots), None, False, True)[1]
+    graphdef = _core.record(roots, program.names[: program.operands], shapes=True)[1]
     captured = tuple(i for i in range(len(shapes)) if i not in own)
     signature = _Conversion(
         program.name,
@@ -124,7 +124,7 @@ class Converted:
         """
         to = self._conversion
         operands = (*args, *(kwargs[name] for name in to.keywords if name in kwargs))
-        leaves, graphdef = _core.record(operands, None, [0] * len(operands), None)
+        leaves, graphdef = _core.record(operands)
         text = "" if graphdef == to.graphdef else differences_text(to.graphdef, graphdef, to.names)
         shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
         if not text and shapes != to.shapes:

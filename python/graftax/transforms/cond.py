@@ -246,7 +246,7 @@ class Branches:
         one, other = (x.graph(x.roots).graphdef for x in (first, after))
         if not only_order(one, other):
             self._differ(BRANCH_STRUCTURE, one, other, title)
-        one, other = (_core.record((x.result,), ("result",), [0], None)[1] for x in (first, after))
+        one, other = (_core.record((x.result,), ("result",))[1] for x in (first, after))
         if not only_order(one, other):
             self._differ(BRANCH_RESULTS, one, other, title, ("result",))
 

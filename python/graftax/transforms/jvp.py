@@ -96,9 +96,9 @@ def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
 
     operands: tuple[Any, ...] = jax.tree.map(as_array, tuple(tangents), tuple(primals), is_leaf=_is_none)
     program = by_value(name, [fn], operands, kwargs)
-    graphdef = _core.record(operands, None, [0] * len(operands), None)[1]
+    graphdef = _core.record(operands)[1]
     rates: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
-    given, of_tangents = _core.record(rates, None, [0] * len(operands), None)
+    given, of_tangents = _core.record(rates)
     at = {place: i for i, place in enumerate(graphdef.leaf_places())}
     chosen = [at[place] for place in of_tangents.leaf_places()]
     depends: list[bool] = []

@@ -86,7 +86,7 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
         jaxpr, shapes = jax.make_jaxpr(flat_of(program), return_shape=True)(*program.leaves)
         result = program.finish(shapes)
-        found, graphdef = _core.record((result,), None, [0], None, False, True)
+        found, graphdef = _core.record((result,), shapes=True)
         return jaxpr, _core.unflatten(graphdef, found, True), _core.unflatten(graphdef, [None] * len(found))
 
     return show
