@@ -125,7 +125,7 @@ PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs
 }
 
 PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  Owned plain = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(self), "_plain"));
+  Owned plain = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(self), jitted::plain));
   return PyObject_Vectorcall(plain.get(), args, static_cast<size_t>(nargs), kwnames);
 }
 
@@ -159,7 +159,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   walk.opened = nullptr;
   nb::object asked = nb::cast(std::move(opened));
   Owned all = tuple_of(roots.values);
-  Owned found = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_entry", "OOOO", all.get(),
+  Owned found = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::entry, "OOOO", all.get(),
                                         roots.layout.get(), context, asked.ptr()));
   if (!PyTuple_Check(found.get()) || PyTuple_GET_SIZE(found.get()) != 2 ||
       !nb::isinstance<Entry>(nb::handle(PyTuple_GET_ITEM(found.get(), 0))) ||
@@ -179,8 +179,8 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   error.restore();
   PyErr_Clear();
   Owned all = tuple_of(roots.values);
-  Owned raised = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_explain", "OOO", exc.ptr(), all.get(),
-                                         roots.layout.get()));
+  Owned raised = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::explain, "OOO", exc.ptr(),
+                                         all.get(), roots.layout.get()));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
   raise_python();
 }
@@ -189,7 +189,7 @@ void rebind_replaced_defaults(CallerObject* self) {
   if (!PyFunction_Check(self->function)) return;
   PyObject* now = PyFunction_GET_DEFAULTS(self->function);
   if ((now ? now : Py_None) != nb::inst_ptr<Binding>(self->binding)->given.ptr())
-    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
+    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
 }
 
 // Gives an entry that was traced what it depends on, also where the computation has failed since: it is found again.
@@ -197,7 +197,7 @@ void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
   std::optional<nb::python_error> raised;
   if (PyErr_Occurred()) raised.emplace();
   entry.told = PyList_GET_SIZE(entry.outcomes.get());
-  entry.reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_reads", "O", obj));
+  entry.reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::reads, "O", obj));
   if (entry.reads.get() == Py_None) entry.reads = {};
   if (raised) raised->restore();
 }
@@ -278,7 +278,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
             "what the function reads outside of its arguments is something else each time that it is traced: "
             "globals, classes or functions that its code makes anew. Make them once, or pass them as arguments.");
     }
-    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), "_rebind", nullptr)));
+    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
   }
 }
 

@@ -31,7 +31,7 @@ void bind_hooks(nb::module_& m) {
         runtime.array_type = reinterpret_cast<PyTypeObject*>(array_type.release().ptr());
       },
       nb::arg("hooks"), nb::arg("jax_registry").none(), nb::arg("flatten_one_level"), nb::arg("array_type"),
-      "Hands over, once, what the core asks Python for.");
+      "Gives the core, once, what it asks Python for.");
 }
 
 }  // namespace graftax

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every name of `graftax._hooks`, the Python side of the core. Typed once; setup raises where one is missing.
+// Every name that the core asks Python for, typed once: those of `graftax._hooks`, where setup raises for one that is
+// missing, and the methods of `Jitted` that a Caller calls on itself.
 #pragma once
 
 #include "py.h"
@@ -25,6 +26,16 @@ class Hook {
   const char* name_;
   PyObject* target_ = nullptr;  // for the life of the process
 };
+
+namespace jitted {
+
+inline constexpr const char* plain = "_plain";      // what runs under jax.disable_jit
+inline constexpr const char* entry = "_entry";      // (roots, layout, context, Opened) -> (Entry, Recording)
+inline constexpr const char* explain = "_explain";  // (exception, roots, layout) -> exception to raise
+inline constexpr const char* rebind = "_rebind";    // reads the signature anew
+inline constexpr const char* reads = "_reads";      // Entry -> Reads, or None
+
+}  // namespace jitted
 
 namespace hooks {
 

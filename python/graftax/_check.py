@@ -21,7 +21,7 @@ from ._compat import ref_types
 from ._difference import Difference, differences
 from ._errors import CheckError, GraftaxError
 from ._jitted import Jitted
-from ._plan import leaf_names
+from ._plan import dynamic_in, leaf_names
 from ._tracebacks import boundary
 from ._views import Rebuilt
 from .compare import equal_numbers, numbers_of
@@ -111,7 +111,7 @@ class Checked(Jitted[P, R]):
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-            dynamic = plan.dynamic_in(roots[:count], names, flags, False)
+            dynamic = dynamic_in(plan.dynamic_patterns, roots[:count], names, flags, False)
             return _core.record(roots[:count], names, flags, dynamic=dynamic)
 
         (one, first), (other, second) = flat(expected), flat(given)

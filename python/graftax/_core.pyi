@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 def setup(hooks: object, jax_registry: object | None, flatten_one_level: object, array_type: object) -> None:
-    """Hands over, once, what the core asks Python for."""
+    """Gives the core, once, what it asks Python for."""
 
 def forget_kind(type: type) -> None:
     """Looks at the next instance of a class anew."""

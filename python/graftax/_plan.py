@@ -54,7 +54,7 @@ class Plan:
         """The roots of a call, recorded. `opened` holds what the call has asked registered classes before."""
         opened = opened or _core.Opened()
         names, flags = self._spelled(layout)
-        dynamic = self.dynamic_in(roots, names, flags, shapes, opened)
+        dynamic = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
         return _core.Recording(roots, names, flags, layout, self.donates(roots, layout), shapes, dynamic, opened)
 
     def _spelled(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
@@ -66,17 +66,6 @@ class Plan:
             if len(self._layouts) < _MOST_LAYOUTS:
                 self._layouts[layout] = known
         return known
-
-    def dynamic_in(
-        self,
-        roots: tuple[Any, ...],
-        names: tuple[str, ...],
-        flags: Sequence[int],
-        shapes: bool,
-        opened: _core.Opened | None = None,
-    ) -> Callable[[Place], bool] | None:
-        """A test of places: is the Python number there traced?"""
-        return dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
 
     def handles(self, roots: tuple[Any, ...], layout: Layout) -> list[bool]:
         """One flag a root: is it a handle whose memory a call may use?"""

@@ -240,7 +240,7 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     _refuse_packed_shapes(plan.name, graphdef, names)
     flags = plan.signature.root_flags(layout, options.static, plan.dynamic)[skip:arguments]
     how = (flags, split_patterns(options.dynamic)[1])
-    dynamic = plan.dynamic_in(given, given_names, flags, True)
+    dynamic = dynamic_in(plan.dynamic_patterns, given, given_names, flags, True)
     own_leaves, own_graphdef = _core.record(given, given_names, flags, given_layout, shapes=True, dynamic=dynamic)
     leaf_at = _leaf_numbers(graphdef, range(skip, arguments))
 
