@@ -315,7 +315,7 @@ def test_private_jax_names_are_recognised(line: str):
 
 def test_what_jax_says_in_messages_is_read_in_one_place():
     readers = {path.name for path in PACKAGE.rglob("*.py") if re.search(r"\bin str\((e|error|exc)\)", path.read_text())}
-    assert readers <= {"_compat.py", "path.py"}  # path reads a message of the core's
+    assert readers <= {"_compat.py"}
 
 
 def test_a_message_that_one_file_raises_stands_in_that_file():
