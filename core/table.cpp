@@ -187,6 +187,18 @@ void bind_table(nb::module_& m) {
       .def_rw("waits", &Entry::waits,
               "Does a call wait for the computation, so that its errors are raised by the call?")
       .def_prop_ro(
+          "untold", [](const Entry& e) { return PyList_GET_SIZE(e.outcomes.get()) != e.told; },
+          "Was it traced since it was told last what it depends on?")
+      .def(
+          "tell",
+          [](Entry& e, nb::handle reads) {
+            e.told = PyList_GET_SIZE(e.outcomes.get());
+            Owned before = std::exchange(e.reads, reads.is_none() ? Owned() : Owned::borrow(reads.ptr()));
+          },
+          nb::arg("reads").none(), nb::sig("def tell(self, reads: Reads | None) -> None"),
+          "What its traces depend on.")
+      .def_ro("tupled", &Entry::tupled, "Does `compiled` take the leaves as one tuple?")
+      .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(
           "compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); }, nb::sig("def compiled(self) -> Any"))

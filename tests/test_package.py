@@ -83,6 +83,7 @@ LAYERS = [
         "_explain",
         "_hosts",
         "_table",
+        "_warm",
     },
     {"_jitted"},
     {"_check", "_progress", "_jit", "export", "transforms", "_show"},
@@ -167,6 +168,7 @@ PUBLIC = {
     "show",
     "explain",
     "log_recompiles",
+    "assert_max_traces",
 }
 
 PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")

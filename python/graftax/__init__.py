@@ -24,7 +24,9 @@ from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
 from ._explain import CallExplanation as CallExplanation
 from ._explain import Explanation as Explanation
+from ._explain import RecompileError as RecompileError
 from ._explain import RecompileLog as RecompileLog
+from ._explain import assert_max_traces as assert_max_traces
 from ._explain import explain as explain
 from ._explain import log_recompiles as log_recompiles
 from ._fields import field as field

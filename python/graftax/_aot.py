@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 import jax
@@ -12,13 +12,15 @@ import numpy as np
 
 from . import _core
 from ._difference import Difference, differences_text
-from ._dispatch import build_entry, leaf_options
+from ._dispatch import leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
+from ._explain._compiling import compiling
 from ._plan import Plan, leaf_names
 from ._reads import MOST_RESTARTS, NewReads
 from ._signature import Signature, give_back
 from ._trace import flat_function
 from ._tracebacks import boundary
+from ._warm import warm
 
 COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
@@ -43,7 +45,7 @@ class Staging:
     graphdef: _core.GraphDef
     layout: tuple[Any, ...]
     names: tuple[str, ...]  # of the roots
-    outcomes: list[_core.Outcome]
+    entry: _core.Entry  # that of the call
 
 
 class _Stage(Generic[P, R]):
@@ -82,7 +84,8 @@ class Lowered(_Stage[P, R]):
     @boundary
     def compile(self, *args: Any, **options: Any) -> Compiled[P, R]:
         """Compiles it for the backend; the arguments are those of JAX's `Lowered.compile`."""
-        return Compiled(self._staging, self._stage.compile(*args, **options))
+        with compiling(self._staging.entry, self._staging.caller._table.history):
+            return Compiled(self._staging, self._stage.compile(*args, **options))
 
 
 class Compiled(_Stage[P, R]):
@@ -101,13 +104,14 @@ class Compiled(_Stage[P, R]):
         names, wanted, held = staging.names, staging.layout, plan.signature.held(roots)
         leaves, nodes = matched(plan.name, staging.graphdef, wanted, names, roots, layout, plan.record)
         try:
-            result, written, code = self._stage(*own_copies(leaves))
+            given = own_copies(leaves)
+            result, written, code = self._stage(tuple(given)) if staging.entry.tupled else self._stage(*given)
         except (TypeError, ValueError) as error:
             rename_leaves(error, leaf_names(staging.graphdef, staging.names))
             raise
         except RuntimeError as error:
             raise staging.caller._explain(error, roots, layout) from error.__cause__  # pyright: ignore[reportPrivateUsage]
-        outcome = staging.outcomes[_core.decode(code)]
+        outcome = staging.entry.outcomes[_core.decode(code)]
         out = outcome.apply([*result, *written], leaves, nodes)
         give_back(held)
         return cast(R, out)
@@ -124,6 +128,16 @@ class Stageable(_core.Caller, Generic[P, R]):
 
     def _look_at(self, recording: _core.Recording) -> None:
         """Raises NewReads where what the function reads has changed since its signature was read."""
+        raise NotImplementedError
+
+    def _shared_entry(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
+    ) -> _core.Entry:
+        """The entry that a call with these roots runs, made where there is none."""
+        raise NotImplementedError
+
+    def _reads(self, entry: _core.Entry) -> _core.Reads | None:
+        """What an entry that was traced just now depends on."""
         raise NotImplementedError
 
     def _bound(
@@ -176,6 +190,31 @@ class Stageable(_core.Caller, Generic[P, R]):
         return Lowered(*self._anew(lambda: self._staged("lower", args, kwargs)))
 
     @boundary
+    def warm(
+        self,
+        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        *,
+        threads: int = 8,
+        progress: Callable[[int, int, float], Any] | None = None,
+    ) -> None:
+        """Compiles beforehand what calls will need: then they trace and compile nothing.
+
+        Args:
+            calls: one a program, each a tuple of positional or a dict of keyword arguments. A
+                `jax.ShapeDtypeStruct` may stand for an array. Nothing is run and nothing changes.
+            threads: that compile at once. Tracing is done by the thread of the call, one after the other.
+            progress: is told of each program that is done: how many are, of how many, seconds. Without it a terminal
+                shows a line.
+
+        >>> f = graftax.jit(lambda x, mode: x * 2)
+        >>> shapes = [jax.ShapeDtypeStruct((n,), "float32") for n in (8, 16)]
+        >>> f.warm([(x, mode) for x in shapes for mode in ("train", "test")])
+        >>> f.cache_info().traces
+        4
+        """
+        warm(self.lower, self._plan.name, calls, threads, progress)
+
+    @boundary
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]:
         """Traces the function for these arguments without running it: its `jaxpr` speaks of the flat leaves."""
         return Traced(*self._anew(lambda: self._staged("trace", args, kwargs)))
@@ -183,10 +222,13 @@ class Stageable(_core.Caller, Generic[P, R]):
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
         plan = self._plan
         roots, layout, recording = self._prepare(args, kwargs)
-        entry = build_entry(plan, self, roots, layout, recording, None, staged=True)
-        run = getattr(entry.compiled, stage)
-        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *recording.leaves)
-        return Staging(self, plan, recording.graphdef, layout, recording.names, entry.outcomes), staged
+        entry = self._shared_entry(roots, layout, recording, _core.context_of_call())
+        run, leaves = getattr(entry.compiled, stage), recording.leaves
+        given = (tuple(leaves),) if entry.tupled else leaves
+        staged = _core.run_active(self, roots, entry.outcomes, recording, run, *given)
+        if entry.untold:
+            entry.tell(self._reads(entry))
+        return Staging(self, plan, recording.graphdef, layout, recording.names, entry), staged
 
     @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:

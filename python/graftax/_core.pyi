@@ -589,6 +589,17 @@ class Entry:
     def waits(self, arg: bool, /) -> None: ...
 
     @property
+    def untold(self) -> bool:
+        """Was it traced since it was told last what it depends on?"""
+
+    def tell(self, reads: Reads | None) -> None:
+        """What its traces depend on."""
+
+    @property
+    def tupled(self) -> bool:
+        """Does `compiled` take the leaves as one tuple?"""
+
+    @property
     def used(self) -> int:
         """The table's clock at the last call."""
 
@@ -642,6 +653,9 @@ def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recordin
     """
     The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one).
     """
+
+def context_of_call() -> Any:
+    """What a trace depends on here and JAX's own key does not show."""
 
 def running_call() -> tuple[Any, tuple[Any, ...], list[Outcome]] | None:
     """

@@ -80,17 +80,21 @@ class DonationWarnings:
     def run(self, compiled: Any) -> Any:
         """`compiled`, with the filter taken down at the end."""
 
+        run: Any = self._within(compiled)
+        run.lower, run.trace = self._within(compiled.lower), self._within(compiled.trace)
+        run._cache_size = compiled._cache_size
+        return run
+
+    def _within(self, function: Any) -> Any:
         @boundary
-        @functools.wraps(compiled)
+        @functools.wraps(function)
         def run(*leaves: Any) -> Any:
             stacks: list[contextlib.ExitStack] = self._local.__dict__.setdefault("stacks", [])
             depth = len(stacks)
             try:
-                return compiled(*leaves)
+                return function(*leaves)
             finally:
                 while len(stacks) > depth:
                     stacks.pop().close()
 
-        for name in ("lower", "trace", "_cache_size"):
-            setattr(run, name, getattr(compiled, name))
         return run

@@ -26,7 +26,7 @@ from ._aot import Stageable
 from ._compat import is_of_a_deleted_array
 from ._dispatch import build_entry
 from ._errors import CHANGE_LOST, LostChangeWarning, UnsupportedValueError
-from ._explain import _compiling
+from ._explain import _compiling, _frozen
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
@@ -120,28 +120,36 @@ class Jitted(Stageable[P, R]):
     def _entry(
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
     ) -> tuple[_core.Entry, _core.Recording]:
-        signature, table = self._plan.signature, self._table
+        table = self._table
         try:
             recording = self._plan.record(roots, layout, opened=opened)
         except UnsupportedValueError:
             if table.reads is not None and table.reads.hide_inner(self._function.__code__):
                 raise NewReads from None
             raise
-        graphdef, names = recording.graphdef, recording.names
         self._look_at(recording)
+        return self._shared_entry(roots, layout, recording, context), recording
+
+    def _shared_entry(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
+    ) -> _core.Entry:
+        """The entry that a call with these roots runs, made where there is none."""
+        table, graphdef = self._table, recording.graphdef
         try:
             entry, key = table.find(recording, context)
         except Exception as error:  # a static's own __eq__ raised
-            note_comparison(error, graphdef, names)
+            note_comparison(error, graphdef, recording.names)
             raise
         if entry is not None:
             table.found += 1
-            return entry, recording
+            return entry
         table.misses += 1
+        if table.frozen:
+            _frozen.refuse(table, self._plan.name, recording)
         _compiling.listen()
-        self._advise(recording, signature.arguments(layout))
+        self._advise(recording, self._plan.signature.arguments(layout))
         entry = self._build(roots, layout, recording, context)
-        return table.store((_core.weaken(graphdef), *key[1:]), entry), recording
+        return table.store((_core.weaken(graphdef), *key[1:]), entry)
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
         """Warns of what keeps this function from being fast, before one more structure is compiled."""
@@ -215,6 +223,14 @@ class Jitted(Stageable[P, R]):
     def clear_cache(self) -> None:
         """Drops every compiled entry of the function under these options."""
         self._table.clear()
+
+    def freeze(self) -> None:
+        """From now on a call that would compile raises `RecompileError`, which says why, and compiles nothing."""
+        self._table.frozen = True
+
+    def unfreeze(self) -> None:
+        """Lets it compile again."""
+        self._table.frozen = False
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, bound and size of the function's table, and how often it was traced."""

@@ -41,6 +41,7 @@ class FunctionTable(_core.Table):
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.history = History()
+        self.frozen = False  # a call that would compile raises instead
         self.reads = ReadSet() if options.captured else None
         self.heard = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"

@@ -18,7 +18,7 @@ from . import _core
 from ._compat import current_trace, equations, host_functions, hush_failed_callbacks, is_ended, is_of_a_traced_value
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
-from ._explain import _compiling
+from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
 from ._hosts import warn_of_copies
 from ._plan import Layout, Plan
@@ -79,6 +79,8 @@ def flat_function(
             raise GraftaxError(f"{plan.name} was traced outside of a call")
         caller, roots, recording = active
         recording = recording or plan.record(roots, layout, shapes)
+        if caller._table.frozen and not shapes:
+            _frozen.refuse(caller._table, plan.name, recording)
         outcome, out = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
         with _NUMBERING:  # two threads may trace one entry at once
             number = len(outcomes)

@@ -4,6 +4,8 @@
 from ._explanation import CallExplanation as CallExplanation
 from ._explanation import Explanation as Explanation
 from ._explanation import explain as explain
+from ._frozen import RecompileError as RecompileError
+from ._frozen import assert_max_traces as assert_max_traces
 from ._history import History as History
 from ._log import RecompileLog as RecompileLog
 from ._log import log_recompiles as log_recompiles

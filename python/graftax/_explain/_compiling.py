@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from .. import _compat, _core
 from .._reads import ReadSet
+from . import _frozen
 from ._history import History
 from ._variant import Variant
 
@@ -21,6 +24,8 @@ class Entries(Protocol):
 
     @property
     def calls(self) -> int: ...
+    @property
+    def frozen(self) -> bool: ...
     def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None: ...
 
 
@@ -28,12 +33,14 @@ class Entries(Protocol):
 class _Pending:
     """A call whose program is being compiled."""
 
-    table: Entries
+    table: Entries | None
     variant: Variant
+    is_new: bool = True  # false: it was traced before, and only its seconds are added here
 
 
 class _Thread(threading.local):
     pending: _Pending | None = None
+    expected: bool = False  # what is compiled was asked for
 
 
 _thread = _Thread()
@@ -67,9 +74,32 @@ def finished(table: Entries) -> None:
     table.history.warn()
 
 
+@contextlib.contextmanager
+def compiling(entry: _core.Entry, history: History) -> Iterator[None]:
+    """What was lowered of this entry is compiled here, outside of a call."""
+    variant, before = history.of(entry), _thread.pending
+    if variant is not None and "compiled" not in variant.seconds:
+        _thread.pending = _Pending(None, variant, False)
+    try:
+        yield
+    finally:
+        _thread.pending = before
+
+
+@contextlib.contextmanager
+def expected() -> Iterator[None]:
+    """What is compiled here is no sign of a function that keeps compiling."""
+    _thread.expected = True
+    try:
+        yield
+    finally:
+        _thread.expected = False
+
+
 def _add(pending: _Pending) -> None:
     _thread.pending = None
-    pending.table.history.add(pending.variant, pending.table.calls)
+    if pending.is_new and pending.table is not None:
+        pending.table.history.add(pending.variant, pending.table.calls, _thread.expected)
 
 
 def _stage(event: str, seconds: float, **about: Any) -> None:
@@ -87,10 +117,12 @@ def _stage(event: str, seconds: float, **about: Any) -> None:
     seconds_of = pending.variant.seconds
     seconds_of[stage] = seconds_of.get(stage, 0.0) + seconds
     if stage == "compiled":
-        was_traced = "traced" in seconds_of
         _add(pending)
-        if not was_traced:
+        if "traced" not in seconds_of and pending.table is not None:
             pending.table.history.warn()
+    elif pending.is_new and pending.table is not None and pending.table.frozen:
+        _thread.pending = None
+        _frozen.refuse_variant(pending.table.history, pending.variant)
 
 
 def _compiled_again(name: str) -> _Pending | None:
@@ -109,4 +141,6 @@ def _compiled_again(name: str) -> _Pending | None:
         return None
     variant = Variant.of(name, before.graphdef, before.names, walked[0], table.reads)
     variant.entry = before.entry
+    if "compiled" not in before.seconds and not before.differences_to(variant):  # it was lowered by itself
+        return _Pending(table, before, False)
     return _Pending(table, variant)

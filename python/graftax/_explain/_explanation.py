@@ -15,7 +15,7 @@ from ._variant import Variant
 if TYPE_CHECKING:
     from .._jitted import Jitted
 
-WANTED = "graftax.explain takes a function that graftax.jit made, and {function!r} is none"
+NO_FUNCTION = "graftax.{name} takes a function that graftax.jit made, and {function!r} is none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def explain(function: Jitted[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """
     caller: Any = function
     if not hasattr(caller, "_plan"):
-        raise TypeError(WANTED.format(function=function))
+        raise TypeError(NO_FUNCTION.format(name="explain", function=function))
     table = caller._table
     if not args and not kwargs:
         history = table.history

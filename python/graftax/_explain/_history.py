@@ -42,7 +42,7 @@ class History:
     def __init__(self) -> None:
         self.variants: list[Variant] = []
         self.count = 0  # of all that were compiled
-        self.seconds = 0.0
+        self._seconds_before = 0.0  # of those that are no more remembered
         self.warns = False  # of what keeps changing
         self._calls = -1  # of the function, when the last one was compiled
         self._values: dict[Spot, deque[str]] = {}  # that a place had
@@ -55,21 +55,27 @@ class History:
 
     # ---- while a call is compiled
 
+    @property
+    def seconds(self) -> float:
+        """Of all compilations."""
+        return self._seconds_before + sum(variant.all_seconds for variant in self.variants)
+
     def because(self, cause: Cause) -> None:
         """The next variant is made for this, which its structure does not show: a guard that failed."""
         self._because.append(cause)
 
-    def add(self, variant: Variant, calls: int) -> None:
-        """A program that was compiled just now, in the call of this number."""
+    def add(self, variant: Variant, calls: int, expected: bool = False) -> None:
+        """A program that was compiled just now, in the call of this number; `expected`: somebody asked for it."""
         variant.nearest, variant.causes = self.explain(variant)
         self._because.clear()
         self.count += 1
         variant.number = self.count
         self.variants.append(variant)
-        self.seconds += variant.all_seconds
         for old in [v for v in self.variants if not v.is_live][:-_MOST_DROPPED]:
+            self._seconds_before += old.all_seconds
             self.variants.remove(old)
-        self._follow(variant, calls - self._calls == 1)
+        if not expected:
+            self._follow(variant, calls - self._calls == 1)
         self._calls = calls
         _log.compiled(variant)
 
@@ -125,7 +131,9 @@ class History:
         self._streak = {p: n for p, n in self._streak.items() if p in places and in_a_row}
         due: list[Cause] = []
         for place, cause in places.items():
-            self._values.setdefault(place, deque([cause.before], _SHOWN)).append(cause.now)
+            values = self._values.setdefault(place, deque([cause.before], _SHOWN))
+            if values[-1] != cause.now:
+                values.append(cause.now)
             self._streak[place] = self._streak.get(place, 0) + 1
             if cause.kind in _SINGLE and (alone or in_a_row):
                 self._counts[place] += 1

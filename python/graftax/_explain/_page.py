@@ -93,7 +93,8 @@ def _variant(line: Line, several: bool) -> str:
     unlike = f", unlike #{line['nearest']}" if line["nearest"] else ""
     where = html.escape(f"{line['file']}:{line['line']}")
     out = [
-        f"<div class=v><b>#{line['number']}</b> {_seconds(line):.2f} s <span class=dim>({parts}){unlike}{process}</span>"
+        f"<div class=v><b>#{line['number']}</b> {_seconds(line):.2f} s "
+        f"<span class=dim>({parts}){unlike}{process}</span>"
         f"<br><code class=dim>{where}</code>"
     ]
     for cause in line["causes"]:

@@ -157,7 +157,9 @@ def _held(
     for row in structure.rows:
         if row.op is Op.node and row.type is types.FunctionType:
             function: types.FunctionType = row.value
-            functions[place_name(structure.place(row), names)] = function_text(function), hash(function.__code__)
+            code = function.__code__  # before 3.12 its hash leaves the instructions out
+            token = hash((code, code.co_code))
+            functions[place_name(structure.place(row), names)] = function_text(function), token
         elif row.op is Op.static and isinstance(value := row.value, HandleLayout):
             packed[place_name(structure.place(row), names)] = _core.weaken(value.graphdef)
     return packed, functions
@@ -182,8 +184,8 @@ def setting_name(name: str) -> str:
 def nearest(known: Sequence[Variant], now: Variant) -> tuple[Variant | None, list[Cause]]:
     """The variant from which a call differs in the fewest places, of equals the first, and where it differs.
 
-    A walk through two structures takes time: those that are equal, and those that one static tells apart, come first, and
-    where nothing can be nearer it ends.
+    A walk through two structures takes time: those that are equal, and those that one static tells apart, come first,
+    and where nothing can be nearer it ends.
     """
     best: Variant | None = None
     causes: list[Cause] = []
