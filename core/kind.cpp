@@ -92,7 +92,7 @@ bool resolve_builtin(Kind& kind) {
     kind.solid = t;
     kind.tracked = !node->is_whole;
     kind.handed = node->is_handed;
-    kind.has_dict = node->has_fields;
+    kind.has_dict = node->has_fields || t == runtime.odict_type;  // an instance takes attributes
   }
   return true;
 }

@@ -34,3 +34,15 @@ if new_ref is not None:
 
 def test_this_jax_has_refs_or_the_tests_above_are_not_there():
     assert (new_ref is None) == ("test_a_returned_ref_is_the_callers_own" not in globals())
+
+
+@pytest.mark.parametrize(
+    ("leave", "path"),
+    [
+        (lambda ref, box: {"k": [ref]}, r"result\['k'\]\[0\]"),
+        (lambda ref, box: box.update(kept=ref), r"box\['kept'\]"),
+    ],
+)
+def test_a_new_ref_is_named_where_it_stands(leave, path):
+    with pytest.raises(ValueError, match=f"makes a jax.Ref and leaves it at {path}"):
+        graftax.jit(lambda x, box: leave(jax.new_ref(x), box))(jnp.ones(2), {})

@@ -13,9 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import keystr
 
 from . import _core
-from ._compat import current_trace, equations, host_functions, hush_failed_callbacks, is_ended, is_of_a_traced_value
+from ._compat import (
+    current_trace,
+    equations,
+    host_functions,
+    hush_failed_callbacks,
+    is_ended,
+    is_of_a_traced_value,
+    ref_types,
+)
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling, _frozen
@@ -54,8 +63,13 @@ CHANGED_INSIDE = (
     "there."
 )
 
+NEW_REF = (
+    "{name} makes a jax.Ref and leaves it at {path}. JAX gives none out of a compiled function: make it outside and "
+    "pass it in, or return what is in it (ref[...])."
+)
+
 _NUMBERING = threading.Lock()
-_INNER = threading.local()  # .traces: of each trace that runs, the outermost first, those that ran inside of it
+_INNER = threading.local()  # .traces: of each trace that runs, the outermost first: those inside, copies
 
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
@@ -143,6 +157,7 @@ def trace(
     if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
         caller._table.waiting.add(id(outcome))
         hush_failed_callbacks()
+    _refuse_new_refs(plan.name, recording, outcome, out)
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         caller._table.asked[id(outcome)] = graph.asked
@@ -175,7 +190,7 @@ def run_trace(
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
     """
     tracing = _core.Trace(recording)
-    inner = _enter_trace()
+    inner, copies = _enter_trace()
     try:
         values = tracing.rebuild(leaves)
         if graph is not None:
@@ -183,6 +198,10 @@ def run_trace(
         since = len(equations())
         try:
             result = _core.run_rebuilt(call, values)
+            for changes in copies:
+                text = changes()
+                if text:
+                    raise MutationError(text)
             outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays)
             _refuse_ended(name, recording, outcome, out, inner)
             refuse_tracers_in_classes(name, outcome)
@@ -212,14 +231,27 @@ def run_trace(
         tracing.close()
 
 
-def _enter_trace() -> list[weakref.ref[Any]]:
-    """Begins a trace, and tells the one around it. Returns a list that will hold the traces inside of this one."""
-    around, inner = getattr(_INNER, "traces", ()), list[weakref.ref[Any]]()
+def _enter_trace() -> tuple[list[weakref.ref[Any]], list[Callable[[], str]]]:
+    """Begins a trace, and tells the one around it. Gives what will be the traces inside of this one, and its copies."""
+    around, inner = getattr(_INNER, "traces", ()), (list[weakref.ref[Any]](), list[Callable[[], str]]())
     trace = current_trace()
     if around and trace is not None:
-        around[-1].append(weakref.ref(trace))
+        around[-1][0].append(weakref.ref(trace))
     _INNER.traces = (*around, inner)
     return inner
+
+
+def _refuse_new_refs(name: str, recording: _core.Recording, outcome: _core.Outcome, out: list[Any]) -> None:
+    """JAX gives none out of a compiled function, and names one by its number."""
+    for i, leaf in enumerate(out):
+        if isinstance(leaf, ref_types):
+            raise ValueError(NEW_REF.format(name=name, path=_output_path(recording, outcome, i)))
+
+
+def note_copy(changes: Callable[[], str]) -> None:
+    """`changes()` says what was changed since in a copy that a part of the running trace has made; that is an error."""
+    if getattr(_INNER, "traces", ()):
+        _INNER.traces[-1][1].append(changes)
 
 
 def _refuse_ended(
@@ -232,9 +264,15 @@ def _refuse_ended(
     ended = next(found, None)
     if ended is None:
         return
-    write, path = outcome.leaf_places()[ended]
+    raise MutationError(CHANGED_INSIDE.format(name=name, path=_output_path(recording, outcome, ended)))
+
+
+def _output_path(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:
+    write, path = outcome.leaf_places()[leaf]
+    if write == 0:
+        return f"result{keystr(path)}"
     root, before = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
-    raise MutationError(CHANGED_INSIDE.format(name=name, path=place_name((root, (*before, *path)), recording.names)))
+    return place_name((root, (*before, *path)), recording.names)
 
 
 def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

@@ -321,3 +321,21 @@ def test_a_step_makes_a_numpy_array():
 
     last = graftax.while_loop(lambda s: s["n"] < 4, step, {"n": jnp.zeros((), int), "x": jnp.zeros(2)})
     assert last["n"] == 4 and jnp.array_equal(last["x"], [3.0, 3.0])
+
+
+@pytest.mark.parametrize("change", [lambda o: setattr(o, "w", o.w + 1), lambda o: setattr(o, "name", "new")])
+def test_a_copy_that_stands_for_one_of_several_objects_may_not_be_changed(change):
+    class Part:
+        def __init__(self, w):
+            self.w, self.name = w, "old"
+
+    one, other = Part(jnp.ones(2)), Part(jnp.zeros(2))
+
+    def f(p):
+        chosen = graftax.cond(p, lambda: one, lambda: other)
+        change(chosen)
+        return chosen.w
+
+    with pytest.raises(graftax.MutationError, match=r"result\.(w|name)"):
+        graftax.jit(f)(jnp.asarray(True))
+    assert (one.name, other.name, one.w.tolist(), other.w.tolist()) == ("old", "old", [1, 1], [0, 0])

@@ -14,11 +14,13 @@ from .. import _core
 from .._difference import differences_text, only_order
 from .._errors import StructureError, rename_leaves
 from .._structure import place_name
+from .._trace import note_copy
 from .._tracebacks import boundary
 from ._fixpoint import Fixpoint, Retrace
 from ._lift import name_of, named
 from ._once import once
 from ._program import Program
+from ._snapshot import Snapshot
 from ._state import (
     EndedTracer,
     Provenance,
@@ -130,6 +132,12 @@ def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], re
 
     titles = tuple(f"branches[{i}]" for i in range(len(functions)))
     return Branches(name_of(functions[0], "switch"), titles, functions, operands).run(choose)
+
+
+COPY_CHANGED = (
+    "{name}: the branches return different objects, so that the result is a copy, and the function has changed it:\n"
+    "{differences}\nWhich object would have changed is not known. Change it inside of the branches, or return arrays."
+)
 
 
 class Branches:
@@ -345,7 +353,23 @@ class Branches:
                 source = None if leaf in chosen else self._source(leaf)
                 values.append(chosen[leaf] if source is None else self.program.leaves[source])
             pairs.append((values, after.outcome))
-        return self.program.finish_all(pairs)[-1]
+        result = self.program.finish_all(pairs)[-1]
+        if self.copied:
+            self._note_copies(result)
+        return result
+
+    def _note_copies(self, result: Any) -> None:
+        """Which object a copy stands for is not known in a trace: nothing may change it there."""
+        parts = elements(result)
+        which = sorted(i for i in self.copied if i < len(parts))
+        names = tuple(f"result[{i}]" if len(parts) > 1 else "result" for i in which)
+        copies, name = Snapshot.of(tuple(parts[i] for i in which), names), self.name
+
+        def changes() -> str:
+            text = copies.changes()
+            return COPY_CHANGED.format(name=name, differences=text) if text else ""
+
+        note_copy(changes)
 
 
 def _origins(other: Provenance, like: Provenance) -> list[int | None] | None:
