@@ -224,6 +224,7 @@ void Recorder::keys_count_by_identity() {
         Owned referent = contents_root(obj);
         if (!referent || kind_of(referent.get()).is_leaf()) continue;
       }
+      if (hooks::is_module_level(obj).get() == Py_True) continue;  // as a sentinel that is returned itself
       raise_graftax("UnsupportedValueError",
                     here() + ": a " + std::string(key.type->tp_name) +
                         " that the function makes becomes a dict key or a set element. It counts by identity, which a "

@@ -29,6 +29,7 @@ LAYERS = [
         "_graphdef",
         "_hooks",
         "_jax_nodes",
+        "_jaxprs",
         "_opaque",
         "_pickle",
         "_refused",

@@ -12,7 +12,8 @@ from ._errors import at_path
 from ._functions import named_function, writes_its_cells
 from ._graphdef import children as graphdef_children
 from ._graphdef import fingerprint
-from ._jax_nodes import dict_key, is_leaf, one_level_treedef, open_jaxpr
+from ._jax_nodes import dict_key, is_leaf, one_level_treedef
+from ._jaxprs import open_jaxpr
 from ._opaque import check_opaque, is_module_level
 from ._pickle import reduce_graphdef, reduce_outcome
 from ._statics import remade, text_array, write_text_array

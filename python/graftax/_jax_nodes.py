@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax import tree_util
 
-from ._compat import is_jaxpr, treedef_of_node, with_constants, without_constants
+from ._compat import is_jaxpr, treedef_of_node
+from ._jaxprs import JaxprTreeDef
 
 _LEAF = tree_util.tree_structure(0)
 
@@ -22,35 +21,8 @@ def is_leaf(value: object) -> bool:
 def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
     """JAX's treedef of one registered node over `children` leaves: what its registered unflatten is called through."""
     if is_jaxpr(aux):
-        return _JaxprTreeDef(cls, aux)
+        return JaxprTreeDef(cls, aux)
     return treedef_of_node(tree_util.default_registry, (cls, aux), [_LEAF] * children)
-
-
-# Of a Jaxpr with constants, the same without: one for all that were made from it.
-_BARE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def open_jaxpr(jaxpr: Any) -> tuple[tuple[Any, ...], Any]:
-    """(its constants, the Jaxpr without them); without any, it is itself."""
-    constants = tuple(jaxpr.consts)
-    if not constants:
-        return (), jaxpr
-    bare = _BARE.get(jaxpr)
-    if bare is None:
-        bare = _BARE[jaxpr] = without_constants(jaxpr)
-    return constants, bare
-
-
-class _JaxprTreeDef(NamedTuple):
-    """Stands in for a treedef: its unflatten puts constants back into a Jaxpr."""
-
-    cls: type
-    bare: Any
-
-    def unflatten(self, constants: Iterable[Any]) -> Any:
-        made = with_constants(self.cls, self.bare, tuple(constants))
-        _BARE[made] = self.bare
-        return made
 
 
 class NoneKey:

@@ -15,7 +15,7 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._compat import is_of_differentiated_callback, is_of_symbolic_zeros
-from .._difference import differences_text
+from .._difference import differences_text, like_but_for_jaxprs
 from .._errors import MutationError, StructureError
 from .._structure import place_name
 from ._dce import without_dead_code
@@ -244,7 +244,7 @@ class CustomCall:
         if changed:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
         value, other = found[0]
-        if value.graphdef != known.graphdef:
+        if not like_but_for_jaxprs(known.graphdef, value.graphdef):
             text = differences_text(known.graphdef, value.graphdef, ("value",))
             raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
         for leaf, wanted, dtype in zip(value.leaves, known.types, known.dtypes, strict=True):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import keystr
 
 from .. import _core
@@ -83,7 +84,7 @@ def matched(name: str, what: str, wanted: Sequence[TangentType], given: tuple[An
         if not (is_nothing(shape) or any(place[:end] in found for end in range(1, len(place) + 1))):
             missing.append(shape)
         is_array, value = found.get(place, (False, None))
-        zero = value is None or isinstance(value, jax.custom_derivatives.SymbolicZero) or is_nothing(value)
+        zero = value is None or isinstance(value, SymbolicZero) or is_nothing(value)
         if type(value) in (int, float, complex) and shape.shape == () and not is_nothing(shape):
             is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
             value = jnp.asarray(value, shape.dtype) if is_array else value
@@ -128,6 +129,9 @@ def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict
             found[at(row)] = (True, leaves[row.leaf])
         elif row.op is Op.static:
             found[at(row)] = (False, row.value)
-        elif row.op is not Op.node:
+        elif row.op is Op.node:
+            if row.type is SymbolicZero:
+                found[at(row)] = (False, None)
+        else:
             again[at(row)] = at(structure.target(row))
     return found, again

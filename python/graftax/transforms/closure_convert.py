@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_jaxpr
 
 from .. import _core
+from .._compat import without_constants
 from .._difference import differences_text
 from .._errors import StructureError
+from .._fields import register_static
+from .._jaxprs import one_of_alike, run_jaxpr
 from .._tracebacks import boundary
 from ._lift import Output, by_value, call_first, name_of, named
 
@@ -32,7 +35,7 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
         *args, **kwargs: arguments as later ones will be: arrays or `jax.ShapeDtypeStruct`, and statics.
 
     Returns:
-        a callable, which is a pytree of the arrays that `fn` captures.
+        a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, which is no array.
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
     own = program.below(range(program.operands))
@@ -51,9 +54,7 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
     roots = program.roots[: program.operands]
     graphdef = _core.record(roots, program.names[: program.operands], shapes=True)[1]
     captured = tuple(i for i in range(len(shapes)) if i not in own)
-    signature = _Conversion(
-        program.name,
-        getattr(closed, "jaxpr", closed),
+    conversion = _Conversion(
         graphdef,
         program.names[: program.operands],
         tuple(kwargs),
@@ -61,42 +62,44 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
         captured,
         outputs[-1].graphdef,
         len(closed.consts),
+        program.name,
     )
-    return Converted([*closed.consts, *(program.leaves[i] for i in captured)], signature)
+    consts = [*closed.consts, *(program.leaves[i] for i in captured)]
+    return Converted(one_of_alike(without_constants(closed)), consts, conversion)
 
 
+@register_static
+@dataclasses.dataclass(frozen=True)
 class _Conversion:
-    """What a converted function is besides arrays. Equal to itself alone."""
+    """What a converted function is besides its Jaxpr and arrays."""
 
-    def __init__(
-        self,
-        name: str,
-        jaxpr: Any,
-        graphdef: _core.GraphDef,
-        names: tuple[str, ...],
-        keywords: tuple[str, ...],
-        shapes: tuple[Any, ...],
-        captured: tuple[int, ...],
-        output: _core.GraphDef,
-        consts: int,
-    ) -> None:
-        self.name, self.jaxpr, self.graphdef, self.names, self.keywords = name, jaxpr, graphdef, names, keywords
-        self.shapes, self.captured, self.output, self.consts = shapes, captured, output, consts
+    graphdef: _core.GraphDef
+    names: tuple[str, ...]
+    keywords: tuple[str, ...]
+    shapes: tuple[Any, ...]
+    captured: tuple[int, ...]
+    output: _core.GraphDef
+    consts: int
+    name: str = dataclasses.field(compare=False)
 
 
 @jax.tree_util.register_pytree_node_class
 class Converted:
-    """A function without closure: what `filter_closure_convert` returns."""
+    """A function without closure: what `filter_closure_convert` returns.
 
-    def __init__(self, consts: Sequence[Any], conversion: _Conversion) -> None:
-        self.consts, self._conversion = list(consts), conversion
+    As in Equinox its Jaxpr is a leaf: two of one function have the same structure, whatever their traces computed.
+    """
+
+    def __init__(self, jaxpr: Any, consts: Sequence[Any], conversion: _Conversion) -> None:
+        self.jaxpr, self.consts, self._conversion = jaxpr, list(consts), conversion
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], _Conversion]:
-        return tuple(self.consts), self._conversion
+        return (self.jaxpr, *self.consts), self._conversion
 
     @classmethod
-    def tree_unflatten(cls, conversion: _Conversion, consts: Sequence[Any]) -> Converted:
-        return cls(consts, conversion)
+    def tree_unflatten(cls, conversion: _Conversion, children: Sequence[Any]) -> Converted:
+        jaxpr, *consts = children
+        return cls(jaxpr, consts, conversion)
 
     @property
     def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -112,7 +115,7 @@ class Converted:
     def out_struct(self) -> Any:
         """What it returns, with `jax.ShapeDtypeStruct`s in place of arrays."""
         to = self._conversion
-        shapes = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in to.jaxpr.outvars)
+        shapes = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.jaxpr.outvars)
         return _core.unflatten(to.output, list(shapes))
 
     @boundary
@@ -135,4 +138,4 @@ class Converted:
         own, rest = iter(leaves), iter(self.consts[to.consts :])
         count = len(leaves) + len(to.captured)
         given = [next(rest) if i in to.captured else next(own) for i in range(count)]
-        return _core.unflatten(to.output, eval_jaxpr(to.jaxpr, self.consts[: to.consts], *given))
+        return _core.unflatten(to.output, run_jaxpr(self.jaxpr, self.consts[: to.consts], given))
