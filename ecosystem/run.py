@@ -57,7 +57,7 @@ def run_all(library: str, replaced: bool, word: str) -> dict[str, Any]:
         except Exception as error:
             if os.environ.get("ECOSYSTEM_TRACEBACK"):
                 traceback.print_exc()
-            found[name] = f"{type(error).__name__}: {str(error).strip()[:400]}"
+            found[name] = f"{type(error).__name__}: {str(error).strip()[:1500]}"
     return found
 
 

@@ -55,7 +55,9 @@ def solved(name: str) -> Any:
 def solved_under_jit(name: str) -> Any:
     make, solver = OPERATORS[name]
     state = eqx.filter_jit(lambda operator: solver.init(operator, {}))(make())
-    run = eqx.filter_jit(lambda operator, state, b: lx.linear_solve(operator, b, solver, state=state, throw=False).value)
+    run = eqx.filter_jit(
+        lambda operator, state, b: lx.linear_solve(operator, b, solver, state=state, throw=False).value
+    )
     return run(make(), state, B), run(make(), state, 2 * B)
 
 

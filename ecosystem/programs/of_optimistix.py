@@ -58,7 +58,9 @@ def run(solve: Any, function: Any, solver: Any) -> Any:
 
 
 def under_jit(solve: Any, function: Any, solver: Any) -> Any:
-    go = eqx.filter_jit(lambda solver, y0, args: solve(function, solver, y0, args=args, throw=False, max_steps=400).value)
+    go = eqx.filter_jit(
+        lambda solver, y0, args: solve(function, solver, y0, args=args, throw=False, max_steps=400).value
+    )
     return go(solver, Y0, TARGET), go(solver, Y0, TARGET + 1)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
 from typing import Any
 
@@ -41,10 +42,15 @@ def check_opaque(obj: Any, is_output: bool) -> None:
 
 def is_module_level(obj: Any) -> bool:
     """Is the object a name of a module or a class, like the sentinels that libraries compare with `is`?"""
-    return any(
+    if any(
         isinstance(holder, dict) and ("__name__" in holder or "__module__" in holder)
         for holder in gc.get_referrers(obj)
-    )
+    ):
+        return True
+    if not gc.get_freeze_count():  # what was frozen is not among the referrers
+        return False
+    scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    return any(value is obj for scope in scopes for value in list(scope.values()))
 
 
 def _reaches_tracer(obj: Any, depth: int) -> bool:

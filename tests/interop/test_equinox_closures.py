@@ -104,3 +104,40 @@ def test_a_jaxpr_without_constants_is_itself():
         return closed
 
     assert function(closed) is closed and seen == [closed]
+
+
+class Tag:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+SYMMETRIC = Tag("symmetric")
+
+
+class Operator(eqx.Module):
+    matrix: Any
+    tags: frozenset[Tag] = eqx.field(static=True)
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_a_sentinel_of_a_module_is_an_element_of_a_result(jit: Any):
+    operator = jit(lambda m: Operator(m, frozenset([SYMMETRIC])))(M)
+    assert operator.tags == {SYMMETRIC}
+    by_name = graftax.jit(lambda m: {SYMMETRIC: m})(M)
+    np.testing.assert_array_equal(by_name[SYMMETRIC], M)
+
+
+def test_a_rule_may_return_symbolic_zeros_and_functions_of_its_own_trace():
+    @graftax.filter_custom_jvp
+    def double(x: Any) -> Any:
+        return 2 * x, {"seen": x, "function": graftax.filter_closure_convert(lambda y: x * y, V)}
+
+    @double.def_jvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (x,), (rate,) = primals, tangents
+        rest = {"seen": x, "function": graftax.filter_closure_convert(lambda y: x * y, V)}
+        arrays, _ = eqx.partition(rest, eqx.is_array)
+        zeros = jax.custom_derivatives.zero_from_primal(arrays, symbolic_zeros=True)
+        return (2 * x, rest), (3 * rate, zeros)
+
+    np.testing.assert_array_equal(jax.grad(lambda x: double(x)[0].sum() + double(x)[1]["seen"].sum())(V), [3, 3, 3])
