@@ -27,8 +27,9 @@ LIBRARIES = ("equinox", "lineax", "optimistix", "diffrax", "flowjax", "paramax",
 
 def replace_names() -> None:
     """Puts graftax's transforms where Equinox and NNX have theirs."""
-    import equinox  # noqa: PLC0415
-    import graftax  # noqa: PLC0415
+    import equinox
+
+    import graftax
 
     for name in dir(graftax):
         if name.startswith("filter_") and hasattr(equinox, name):
@@ -42,8 +43,8 @@ def programs_of(library: str) -> dict[str, Any]:
 
 def run_all(library: str, replaced: bool, word: str) -> dict[str, Any]:
     """What each program returned: its arrays, or the text of its error."""
-    import jax  # noqa: PLC0415
-    import numpy as np  # noqa: PLC0415
+    import jax
+    import numpy as np
 
     if replaced:
         replace_names()
@@ -73,7 +74,7 @@ def outcomes(library: str, word: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def difference(own: Any, ours: Any) -> str | None:
     """Where two runs of a program differ. One that fails by itself says nothing of graftax."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     if isinstance(own, str):
         return f"fails by itself: {own}"
