@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
+from graftax._describe import describe
 
 new_ref = getattr(jax, "new_ref", None)
 
@@ -46,3 +47,15 @@ def test_this_jax_has_refs_or_the_tests_above_are_not_there():
 def test_a_new_ref_is_named_where_it_stands(leave, path):
     with pytest.raises(ValueError, match=f"makes a jax.Ref and leaves it at {path}"):
         graftax.jit(lambda x, box: leave(jax.new_ref(x), box))(jnp.ones(2), {})
+
+
+def test_the_first_tracer_that_is_met_says_nothing_of_the_others():
+    roles: list[str] = []
+
+    def f(x):
+        ref = jax.new_ref(x)
+        roles.append(describe(ref, object).role)
+        return ref[...]
+
+    jax.jit(f)(jnp.ones(2))
+    assert roles == ["array"]

@@ -114,9 +114,11 @@ def describe(obj: Any, solid: type) -> Description:
         return adapted
     if isinstance(obj, (type, types.ModuleType, enum.Enum)):
         return Description("identity")
+    if issubclass(cls, jax.core.Tracer):  # also one of a jax.Ref: the answer is for all of its class
+        return Description("array")
     if isinstance(obj, ref_types):
         return Description("ref")
-    if issubclass(cls, jax.core.Tracer) or isinstance(obj, jax.Array):
+    if isinstance(obj, jax.Array):
         return Description("array")
     if cls in handle_classes():  # also where it is registered with JAX
         return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
