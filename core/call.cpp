@@ -405,8 +405,8 @@ void bind_call(nb::module_& m) {
       "The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, "
       "where the call has made one).");
   m.def(
-      "context_of_call", [] { return nb::steal(context_of_call().release()); },
-      nb::sig("def context_of_call() -> Any"), "What a trace depends on here and JAX's own key does not show.");
+      "context_of_call", [] { return nb::steal(context_of_call().release()); }, nb::sig("def context_of_call() -> Any"),
+      "What a trace depends on here and JAX's own key does not show.");
   m.def(
       "running_call",
       []() -> nb::object {

@@ -21,10 +21,10 @@ struct Inputs {
 };
 
 enum RootFlag : uint8_t {  // Python's RootFlag
-  STATIC_ROOT = 1,    // no array may be below it
-  GLOBAL_ROOT = 2,    // a function in it counts by identity
-  DYNAMIC_ROOT = 4,   // Python numbers in it are traced
-  CAPTURED_ROOT = 8,  // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
+  STATIC_ROOT = 1,         // no array may be below it
+  GLOBAL_ROOT = 2,         // a function in it counts by identity
+  DYNAMIC_ROOT = 4,        // Python numbers in it are traced
+  CAPTURED_ROOT = 8,       // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
 };
 
 struct RecordOptions {

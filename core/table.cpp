@@ -195,8 +195,7 @@ void bind_table(nb::module_& m) {
             e.told = PyList_GET_SIZE(e.outcomes.get());
             Owned before = std::exchange(e.reads, reads.is_none() ? Owned() : Owned::borrow(reads.ptr()));
           },
-          nb::arg("reads").none(), nb::sig("def tell(self, reads: Reads | None) -> None"),
-          "What its traces depend on.")
+          nb::arg("reads").none(), nb::sig("def tell(self, reads: Reads | None) -> None"), "What its traces depend on.")
       .def_ro("tupled", &Entry::tupled, "Does `compiled` take the leaves as one tuple?")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from .. import _compat, _core
@@ -75,7 +75,7 @@ def finished(table: Entries) -> None:
 
 
 @contextlib.contextmanager
-def compiling(entry: _core.Entry, history: History) -> Iterator[None]:
+def compiling(entry: _core.Entry, history: History) -> Generator[None]:
     """What was lowered of this entry is compiled here, outside of a call."""
     variant, before = history.of(entry), _thread.pending
     if variant is not None and "compiled" not in variant.seconds:
@@ -87,7 +87,7 @@ def compiling(entry: _core.Entry, history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def expected() -> Iterator[None]:
+def expected() -> Generator[None]:
     """What is compiled here is no sign of a function that keeps compiling."""
     _thread.expected = True
     try:

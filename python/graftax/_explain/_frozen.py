@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _core
@@ -40,7 +40,7 @@ def refuse_variant(history: History, call: Variant) -> NoReturn:
 
 
 @contextlib.contextmanager
-def assert_max_traces(function: Jitted[..., Any], limit: int) -> Iterator[None]:
+def assert_max_traces(function: Jitted[..., Any], limit: int) -> Generator[None]:
     """In tests: the block traces a function at most so often.
 
     Args:

@@ -31,7 +31,8 @@ class _Call:
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it was traced")
         self.leaves, self.nodes = walked
-        self.outcome, (self.results, self.shapes) = staging.outcomes[-1], traced.out_info[:2]
+        self.results, self.shapes, number = traced.out_info
+        self.outcome = staging.entry.outcomes[_core.decode(number)]
         structure = Structure(self.outcome)
         self.result = self._own(structure, structure.roots[0], jitted.eval_shape(*args, **kwargs))
         plan = jitted._plan
