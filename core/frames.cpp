@@ -119,6 +119,29 @@ bool announce(Session& session, const Frame& frame) {
   return false;
 }
 
+// The defaults of a function are in its frame by now: those of the rebuilt one take their place.
+void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
+  auto replace = [&](Py_ssize_t at, PyObject* before, PyObject* after) {
+    if (after && before != after && frame.variables[at] == before)
+      Py_DECREF(std::exchange(frame.variables[at], Py_NewRef(after)));
+  };
+  PyObject *before = PyFunction_GET_DEFAULTS(own), *after = PyFunction_GET_DEFAULTS(twin);
+  Py_ssize_t count = before && after ? PyTuple_GET_SIZE(before) : 0;
+  if (count <= code->co_argcount && count && PyTuple_GET_SIZE(after) == count)
+    for (Py_ssize_t i = 0; i < count; ++i)
+      replace(code->co_argcount - count + i, PyTuple_GET_ITEM(before, i), PyTuple_GET_ITEM(after, i));
+  before = PyFunction_GET_KW_DEFAULTS(own), after = PyFunction_GET_KW_DEFAULTS(twin);
+  if (!before || !after || before == after) return;
+  Owned names = Owned::steal(PyCode_GetVarnames(code));
+  if (!names) return PyErr_Clear();
+  for (int k = 0; k < code->co_kwonlyargcount; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(names.get(), code->co_argcount + k);
+    PyObject* value = dict_get(before, name);
+    if (value) replace(code->co_argcount + k, value, dict_get(after, name));
+  }
+}
+
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
   if (sessions.empty() || sessions.back()->busy) return evaluate(state, raw, thrown);
   Session& session = *sessions.back();
@@ -135,6 +158,7 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
     auto* own = reinterpret_cast<PyObject*>(frame->function);
     PyObject* twin = session.twin(own);
     if (twin != own) {
+      if (!thrown) replace_defaults(*frame, own, twin);
       frame->function = reinterpret_cast<decltype(frame->function)>(Py_NewRef(twin));
       Py_DECREF(own);
     }

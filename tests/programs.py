@@ -24,7 +24,7 @@ def module(source: str, **names: Any) -> Any:
     """A user's module, with what it defines as attributes that can be set."""
     made = types.ModuleType("users")
     vars(made).update(jnp=jnp, jax=jax, np=np, graftax=graftax, functools=functools, **names)
-    exec(compile(textwrap.dedent(source), "users.py", "exec"), vars(made))
+    exec(compile(textwrap.dedent(source), "users.py", "exec", dont_inherit=True), vars(made))
     return made
 
 

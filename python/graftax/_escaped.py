@@ -38,12 +38,29 @@ def refuse_tracers_in_classes(name: str, outcome: _core.Outcome) -> None:
 def _tracers_of(cls: type) -> Iterator[str]:
     for base in cls.__mro__[:-1]:
         for attribute, value in list(vars(base).items()):
-            if isinstance(value, Tracer):
+            if _holds_tracer(value):
                 yield f"its attribute {attribute}"
             for function in _functions_of(value):
-                for variable, content in cells_of(function).items():
-                    if isinstance(content, Tracer):
-                        yield f"{function.__name__} (in the variable {variable})"
+                for variable, content in _state_of(function):
+                    if _holds_tracer(content):
+                        yield f"{function.__name__} (in {variable})"
+
+
+def _state_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for variable, content in cells_of(function).items():
+        yield f"the variable {variable}", content
+    yield "a default", function.__defaults__
+    yield "a default", function.__kwdefaults__
+
+
+def _holds_tracer(value: Any, depth: int = 3) -> bool:
+    """By itself, or in a few levels of containers."""
+    if isinstance(value, Tracer):
+        return True
+    if depth == 0 or type(value) not in (list, tuple, dict, set, frozenset):
+        return False
+    parts = list(value.values()) if type(value) is dict else list(value)
+    return any(_holds_tracer(part, depth - 1) for part in parts)
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
