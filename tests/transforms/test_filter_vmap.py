@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`filter_vmap` maps what Equinox's maps, and never touches the caller's objects."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -60,3 +62,19 @@ def test_a_change_is_dropped_with_a_warning():
     with pytest.warns(graftax.LostChangeWarning, match="changed log"):
         sums = graftax.filter_vmap(f)(log)
     assert sums.shape == (3,) and log["x"] is X
+
+
+def test_functions_are_left_alone_with_what_they_capture():
+    start = jnp.arange(2.0)
+
+    def scaled(ravelled):
+        return ravelled + start
+
+    def make(key):
+        return {"w": jax.random.normal(key, (2,)), "function": scaled, "part": functools.partial(jnp.add, start)}
+
+    for library in (eqx, graftax):
+        made = library.filter_vmap(make)(jax.random.split(jax.random.key(0), 3))
+        assert made["w"].shape == (3, 2) and made["function"](0).shape == (2,) and made["part"](0).shape == (2,)
+        out = library.filter_vmap(lambda layer: layer["function"](layer["w"]))(made)
+        np.testing.assert_allclose(out, made["w"] + start)

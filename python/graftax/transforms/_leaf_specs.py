@@ -13,6 +13,7 @@ from jax.tree_util import keystr
 from .. import _core
 from .._errors import StructureError
 from .._handles import handle_classes
+from .._structure import Op, Structure
 from ._program import Program
 from ._specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
 
@@ -91,8 +92,8 @@ class Outputs:
     def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[Any]) -> None:
         self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
 
-    def trace(self, spec: Any) -> list[OutputLeaf]:
-        """Runs the program, whose result is given `spec`."""
+    def trace(self, spec: Any, alone: Sequence[type] = ()) -> list[OutputLeaf]:
+        """Runs the program, whose result is given `spec`, but for what is in objects of the classes `alone`."""
         results: list[Any] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
@@ -108,6 +109,7 @@ class Outputs:
         if nodes or not isinstance(read, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])
             whole = Broadcast(graphdef, (_RESULT,), [read], values)
+        apart = _leaves_in(outcome, alone) if alone else set[int]()
         found: list[OutputLeaf] = []
         for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
@@ -115,6 +117,7 @@ class Outputs:
             else:
                 name = _RESULT + keystr(path)
                 leaf_spec = whole.at(path) if whole is not None else read.leaf_spec(leaf, Here(lambda: _RESULT, tuple))
+            leaf_spec = self._option.nothing if i in apart and root == 0 else leaf_spec
             of = self._program.untouched.get(i)
             if of is not None and not self._same(leaf_spec, self._broadcast.leaf_specs[of], leaf):
                 of = None
@@ -150,3 +153,10 @@ class Outputs:
 
     def _same(self, leaf_spec: Any, other: Any, leaf: Any) -> bool:
         return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other, leaf)
+
+
+def _leaves_in(outcome: _core.Outcome, classes: Sequence[type]) -> set[int]:
+    """The output leaves below objects of these classes."""
+    structure = Structure(outcome)
+    tops = [row for row in structure.rows if row.op is Op.node and row.type in classes]
+    return {row.leaf for top in tops for row in structure.below(top) if row.op is Op.leaf}

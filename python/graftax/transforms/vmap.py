@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
@@ -100,14 +102,17 @@ def vmap_by(
     axis_name: Hashable | None,
     axis_size: int | None,
     spmd_axis_name: Hashable | None,
+    alone: Sequence[type] = (),
 ) -> Callable[..., Any]:
-    """`vmap` under another title, with programs that `make` makes."""
+    """`vmap` under another title, with programs that `make` makes. What is in objects of `alone` is not mapped."""
 
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, title), [fun], args, kwargs)
         inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
         broadcast = broadcast_of(program, inputs, in_axes, 0)
+        for i in itertools.chain.from_iterable(map(broadcast.inside, alone)):
+            broadcast.leaf_specs[i] = None
         size = _size(program, broadcast, axis_size)
         axes = list(broadcast.leaf_specs)
         at = [i for i, axis in enumerate(axes) if axis is not None]
@@ -124,7 +129,7 @@ def vmap_by(
         def flat(*values: Any) -> list[Any]:
             leaves = program.with_leaves(at, values[: len(at)])
             results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes)
+            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone)
             _refuse_misfits(program.name, outputs, values[probe])
             out[:] = [o.spec for o in outputs]
             return [o.leaf for o in outputs]
@@ -154,6 +159,8 @@ def filter_vmap(
 ) -> Any:
     """As `equinox.filter_vmap`: maps over axis 0 of every array, or over what `in_axes` says.
 
+    Functions among the arguments and in the result are left alone, with the arrays that they capture.
+
     Args:
         fun: the function; without one, a decorator is returned.
         in_axes, out_axes: as in `graftax.vmap`: axes, containers of them, or a function of the array such as
@@ -171,11 +178,14 @@ def filter_vmap(
         def mapped(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, given, bound)
-            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None)
+            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, _FUNCTIONS)
             return run(*bound.args, **bound.kwargs)
 
         return mapped
-    return vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None)
+    return vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, _FUNCTIONS)
+
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # to Equinox they are values, and no trees
 
 
 def _is_name(key: Any) -> bool:
