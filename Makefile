@@ -54,6 +54,9 @@ coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make t
 	$(BIN)/coverage report --sort=miss
 	$(BIN)/gcovr --root . --filter core/ --sort uncovered-number --txt $(COVERAGE)/core.txt --print-summary $(COVERAGE)/core
 
+ecosystem: $(VENV)/.ecosystem ## programs of the libraries around, with graftax's names in place of theirs: 20 minutes
+	$(BIN)/python ecosystem/run.py $(ARGS)
+
 bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
 	$(BIN)/python -m graftax bench $(ARGS)
 
@@ -94,6 +97,10 @@ $(VENV)/.build: $(VENV)/.python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	$(PIP) --group dev
+	@touch $@
+
+$(VENV)/.ecosystem: $(VENV)/.test
+	$(PIP) --group ecosystem
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.python pyproject.toml

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-LIBRARIES = ("equinox", "lineax", "optimistix", "diffrax", "flowjax", "paramax", "nnx")
+LIBRARIES = ("lineax", "optimistix", "diffrax", "flowjax", "paramax", "nnx")
 
 
 def replace_names() -> None:
-    """Puts graftax's transforms where Equinox and NNX have theirs."""
+    """Puts graftax's transforms where Equinox has its own. Programs of NNX choose by themselves: its names differ."""
     import equinox
 
     import graftax
@@ -67,7 +67,8 @@ def outcomes(library: str, word: str) -> tuple[dict[str, Any], dict[str, Any]]:
     for replaced in (False, True):
         with tempfile.NamedTemporaryFile(suffix=".pkl") as file:
             command = [sys.executable, __file__, library, "--into", file.name, "-k", word]
-            subprocess.run([*command, *["--replaced"] * replaced], check=True)
+            environment = {**os.environ, "GRAFTAX_ECOSYSTEM": "replaced" if replaced else "own"}
+            subprocess.run([*command, *["--replaced"] * replaced], check=True, env=environment)
             both.append(pickle.loads(Path(file.name).read_bytes()))
     return both[0], both[1]
 

@@ -38,6 +38,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 def _library_folders() -> tuple[str, ...]:
     paths = [sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parent)]
+    paths += [path for path in sys.path if path.rstrip("/").endswith("-packages")]  # of another environment
     return tuple(sorted({path.rstrip("/") + "/" for path in paths}))
 
 
