@@ -17,7 +17,7 @@ from ._difference import Difference, Way, lockstep, spelled
 from ._errors import UnsupportedValueError, at_path, some
 from ._tracebacks import boundary
 from ._trees import value_text
-from .path import Graph, Path, Row
+from .path import Graph, GraphRow, Path
 
 
 @boundary
@@ -66,7 +66,7 @@ def _differences(one: Any, other: Any, rtol: float, atol: float, sharing: bool) 
     here: dict[int, int] = {}
     met: set[tuple[int, int]] = set()
 
-    def apart(x: Row, y: Row) -> tuple[str, str] | None:
+    def apart(x: GraphRow, y: GraphRow) -> tuple[str, str] | None:
         if not (x.is_leaf or y.is_leaf):
             return node_difference(x.value, y.value)
         return leaf_difference(x.value, y.value, rtol, atol) if x.what == y.what else _both(x.value, y.value)

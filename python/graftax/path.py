@@ -248,7 +248,7 @@ class Graph:
 
     def __init__(self, obj: Any) -> None:
         self.core = _core.GraphEditor(obj)
-        self.rows = [Row(*row) for row in self.core.rows()]
+        self.rows = [GraphRow(*row) for row in self.core.rows()]
         self._children: dict[int, list[int]] | None = None
         self._entries: dict[int, list[tuple[Any, int]]] = {}
         self._entry: dict[int, Any] = {}
@@ -403,7 +403,7 @@ class Graph:
         return self.rows[0].value if self.core.write(changes) else self.core.build(changes)
 
 
-class Row(NamedTuple):
+class GraphRow(NamedTuple):
     """A node, a value or a reference of a graph."""
 
     what: str  # array, value, node, ref

@@ -44,7 +44,7 @@ class _Part(NamedTuple):
     numbers: tuple[int, ...]  # for each root of the function, its number among the program's
 
 
-class Place(NamedTuple):
+class NamedPlace(NamedTuple):
     """Where a leaf stands."""
 
     root: int  # which root; the operands come first
@@ -169,9 +169,9 @@ class Program:
         return [jnp.array(x, copy=True) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[NamedPlace]:
         """Where each leaf stands: the first place, for one in a node that is reached twice."""
-        return [Place(*place, place_name(place, self.names)) for place in self.graphdef.leaf_places()]
+        return [NamedPlace(*place, place_name(place, self.names)) for place in self.graphdef.leaf_places()]
 
     def trace(
         self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None, arrays: bool = False
