@@ -63,7 +63,7 @@ def is_outside(name):
 
 
 def file_exists(text):
-    """A file, a folder, or `core/rows` for its source and its header; from the root, or from one of the rooms."""
+    """A file, a folder, or `core/rows` for its source and its header; from the root, or from one of its folders."""
     text = text.rstrip("/")
     patterns = [text, f"**/{text}"] + ([f"{text}.*"] if "/" in text and "." not in text else [])
     return any(next(place.glob(pattern), None) for place in PLACES for pattern in patterns)

@@ -280,7 +280,7 @@ def test_public_names_are_exported():
     # A type checker takes `from ._jit import jit` for private: `jit as jit` says that it is exported.
     names = {alias.asname or alias.name for alias in aliases}
     assert not {name for name in names - exported if not name.startswith("_")}
-    # Other modules are the rooms that these names are made in.
+    # These names are made in other modules.
     assert {name for name in dir(graftax) if not name.startswith("_")} == exported
 
 

@@ -25,7 +25,7 @@ class KeptPaths {
   // Pushes the paths of a structure that is kept; else false.
   bool take(const Structure& t, OwnedList& out) const;
 
-  // Keeps the paths of a structure that comes for the second time, as long as there is room.
+  // Keeps the paths of a structure that comes for the second time, up to `most_leaves` in all.
   void see(const Structure& t, size_t hash, const OwnedList& paths);
 
  private:

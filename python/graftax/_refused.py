@@ -93,11 +93,11 @@ def hides_state(obj: Any, solid: type) -> bool:
 
     Functions, descriptors, what is known not to change, and what has no memory for state keep none.
     """
-    room = solid.__basicsize__ - object.__basicsize__ or solid.__itemsize__ or solid.__dictoffset__
+    size = solid.__basicsize__ - object.__basicsize__ or solid.__itemsize__ or solid.__dictoffset__
     lasting = isinstance(obj, _LASTING) or (solid.__module__, solid.__name__) in _LASTING_NAMES
     lasting = lasting or _package(solid) in _LASTING_PACKAGES
     is_function = callable(obj) and any("__name__" in vars(base) for base in solid.__mro__)
-    return bool(room) and not (lasting or is_function or hasattr(solid, "__get__"))
+    return bool(size) and not (lasting or is_function or hasattr(solid, "__get__"))
 
 
 def _package(cls: type) -> str:
