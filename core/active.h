@@ -10,7 +10,7 @@ struct Active {
   PyObject* caller;
   const OwnedList* roots;
   PyObject* outcomes;             // the list of the entry that is running
-  PyObject* recording = nullptr;  // a Recorded of the roots, where this call has made one
+  PyObject* recording = nullptr;  // a Recording of the roots, where this call has made one
   PyObject* rebuilt = nullptr;    // while the function runs on tracers: the list of the rebuilt roots
 };
 

@@ -163,11 +163,11 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
                                         roots.layout.get(), context, asked.ptr()));
   if (!PyTuple_Check(found.get()) || PyTuple_GET_SIZE(found.get()) != 2 ||
       !nb::isinstance<Entry>(nb::handle(PyTuple_GET_ITEM(found.get(), 0))) ||
-      !nb::isinstance<Recorded>(nb::handle(PyTuple_GET_ITEM(found.get(), 1))))
+      !nb::isinstance<Recording>(nb::handle(PyTuple_GET_ITEM(found.get(), 1))))
     raise_error(PyExc_TypeError, "_entry() must return an Entry and a Recording");
   Owned entry = Owned::borrow(PyTuple_GET_ITEM(found.get(), 0));
   recording = Owned::borrow(PyTuple_GET_ITEM(found.get(), 1));
-  nb::inst_ptr<Recorded>(recording.get())->walk(walk);
+  nb::inst_ptr<Recording>(recording.get())->walk(walk);
   table.promote(entry.get());
   return entry;
 }
@@ -421,7 +421,7 @@ void bind_call(nb::module_& m) {
       [](nb::handle caller, nb::tuple roots, nb::list outcomes, nb::handle recording, nb::handle f, nb::args args) {
         OwnedList values;
         for (nb::handle h : roots) values.push(h.ptr());
-        bool recorded = nb::isinstance<Recorded>(recording);
+        bool recorded = nb::isinstance<Recording>(recording);
         ActiveScope scope({caller.ptr(), &values, outcomes.ptr(), recorded ? recording.ptr() : nullptr});
         return nb::steal(check(PyObject_CallObject(f.ptr(), args.ptr())));
       },

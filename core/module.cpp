@@ -23,7 +23,7 @@ NB_MODULE(_core_of_main, m) {
   bind_kinds(m);
   bind_rows(m);
   bind_graphdef(m);
-  bind_recorded(m);
+  bind_recording(m);
   bind_replay(m);
   bind_rebuild(m);
   bind_frames(m);

@@ -465,7 +465,7 @@ void Recorder::content(PyObject* obj) {
   run();
 }
 
-Recording Recorder::finish(PyObject* layout) {
+RecordedGraph Recorder::finish(PyObject* layout) {
   Program& p = out_.program;
   p.aliases = options_.aliases;
   p.shapes = options_.shapes;

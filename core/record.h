@@ -38,8 +38,8 @@ struct RecordOptions {
   Opened* opened = nullptr;                          // what walks before have asked registered classes
 };
 
-// A finished recording. `live[pc]` is the object that instruction pc stands for.
-struct Recording {
+// What a Recorder has written. `live[pc]` is the object that instruction pc stands for.
+struct RecordedGraph {
   Program program;
   OwnedList live;
   OwnedList leaves;
@@ -53,7 +53,7 @@ class Recorder {
   void root(PyObject* obj);
   // Records the content of a node as a new node, although the node itself may be an input.
   void content(PyObject* obj);
-  Recording finish(PyObject* layout);
+  RecordedGraph finish(PyObject* layout);
 
   uint32_t leaf_count() const { return out_.program.leaves; }
   uint32_t position() const { return static_cast<uint32_t>(out_.program.code.size()); }
@@ -105,7 +105,7 @@ class Recorder {
 
   KindHold kinds_;
   RecordOptions options_;
-  Recording out_;
+  RecordedGraph out_;
   std::vector<Frame> stack_;
   IdLease seen_;                                             // node -> pc
   IdLease dicts_;                                            // instance dictionary that others hold too -> pc

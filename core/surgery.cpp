@@ -16,11 +16,11 @@ namespace {
 using Changes = std::unordered_map<uint32_t, PyObject*>;
 
 struct GraphEditor {
-  Recording rec;
+  RecordedGraph rec;
   std::vector<uint32_t> parent;                      // by instruction; NONE for the root
   std::unordered_multimap<uint32_t, uint32_t> refs;  // node -> where it is referred to
 
-  explicit GraphEditor(Recording recording) : rec(std::move(recording)) {
+  explicit GraphEditor(RecordedGraph recorded) : rec(std::move(recorded)) {
     const Program& p = rec.program;
     std::vector<uint32_t> open;
     for (uint32_t pc = 0; pc < end(); ++pc) {
@@ -204,7 +204,7 @@ nb::list rows(const GraphEditor& g) {
 int graph_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  const Recording& rec = nb::inst_ptr<GraphEditor>(self)->rec;
+  const RecordedGraph& rec = nb::inst_ptr<GraphEditor>(self)->rec;
   for (size_t i = 0; i < rec.live.size(); ++i) Py_VISIT(rec.live[i]);
   for (size_t i = 0; i < rec.leaves.size(); ++i) Py_VISIT(rec.leaves[i]);
   return rec.program.traverse(visit, arg);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table.h"
 
-#include "recorded.h"
+#include "recording.h"
 #include "watch.h"
 
 #include <algorithm>
@@ -165,7 +165,7 @@ void bind_table(nb::module_& m) {
           "How many of its executables are run directly; None where none can be.")
       .def(
           "serves",
-          [](const Entry& e, const Recorded& r) {
+          [](const Entry& e, const Recording& r) {
             if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
             const Program& p = r.program();
             return e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&

@@ -10,7 +10,7 @@
 
 namespace graftax {
 
-Trace::Trace(nb::object recording) : held_(std::move(recording)), recording_(nb::inst_ptr<Recorded>(held_)) {}
+Trace::Trace(nb::object recording) : held_(std::move(recording)), recording_(nb::inst_ptr<Recording>(held_)) {}
 
 nb::list Trace::leaf_names() const {
   nb::list out;
@@ -237,7 +237,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
       out->writes.push_back({c.track, pc, static_cast<bool>(c.delta), std::move(touched)});
     }
   }
-  Recording recorded = recorder.finish(nullptr);
+  RecordedGraph recorded = recorder.finish(nullptr);
   // Weakly: what the caller's graph holds is alive whenever this is applied, and may lead back to the function.
   out->program = weakened_inputs(recorded.program, p);
   for (const Write& w : out->writes)
@@ -276,7 +276,7 @@ void Trace::close() {
   raw_.clear();
   behind_.clear();
   opened_.clear();
-  recording_ = &Recorded::nothing();
+  recording_ = &Recording::nothing();
   held_.reset();
 }
 
@@ -285,7 +285,7 @@ void bind_trace(nb::module_& m) {
       .def(
           "__init__",
           [](Trace* self, nb::object recording) {
-            if (!nb::isinstance<Recorded>(recording)) raise_error(PyExc_TypeError, "expected a Recording");
+            if (!nb::isinstance<Recording>(recording)) raise_error(PyExc_TypeError, "expected a Recording");
             new (self) Trace(std::move(recording));
           },
           nb::arg("recording"), nb::sig("def __init__(self, recording: Recording) -> None"))

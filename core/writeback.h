@@ -7,7 +7,7 @@
 
 #include "commit.h"
 #include "rebuild.h"
-#include "recorded.h"
+#include "recording.h"
 
 namespace graftax {
 
@@ -34,7 +34,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
 
 class Trace {
  public:
-  explicit Trace(nb::object recording);  // a Recorded
+  explicit Trace(nb::object recording);  // a Recording
 
   nb::list leaf_names() const;
   // The roots, rebuilt around these leaves. Handed-over nodes and statics are the caller's own.
@@ -78,7 +78,7 @@ class Trace {
   PyObject* root_names() const { return recording_->names.ptr(); }
 
   nb::object held_;
-  const Recorded* recording_;  // in `held_`, or an empty one
+  const Recording* recording_;  // in `held_`, or an empty one
   OwnedList tracers_;
   OwnedList built_;
   OwnedList raw_;                   // by tracked index: registered nodes as rebuilt

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "recorded.h"
+#include "recording.h"
 
 namespace graftax {
 
 namespace {
 
-int recorded_traverse(PyObject* self, visitproc visit, void* arg) {
+int recording_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  auto* r = nb::inst_ptr<Recorded>(self);
+  auto* r = nb::inst_ptr<Recording>(self);
   Py_VISIT(r->graphdef.ptr());
   Py_VISIT(r->names.ptr());
   for (size_t i = 0; i < r->live.size(); ++i) Py_VISIT(r->live[i]);
@@ -16,18 +16,18 @@ int recorded_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-int recorded_clear(PyObject* self) {
+int recording_clear(PyObject* self) {
   if (!nb::inst_ready(self)) return 0;
-  auto* r = nb::inst_ptr<Recorded>(self);
+  auto* r = nb::inst_ptr<Recording>(self);
   r->graphdef.reset();
   r->live.clear();
   r->leaves.clear();
   return 0;
 }
 
-PyType_Slot recorded_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(recorded_traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(recorded_clear)},
-                                {0, nullptr}};
+PyType_Slot recording_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(recording_traverse)},
+                                 {Py_tp_clear, reinterpret_cast<void*>(recording_clear)},
+                                 {0, nullptr}};
 
 int opened_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -43,16 +43,16 @@ PyType_Slot opened_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(opened_tr
                               {Py_tp_clear, reinterpret_cast<void*>(opened_clear)},
                               {0, nullptr}};
 
-void init_recorded(Recorded* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
-                   nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened) {
+void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
+                    nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened) {
   RecordOptions options{names.ptr(), &root_flags, nullptr,
                         aliases,     shapes,      dynamic.is_none() ? nullptr : dynamic.ptr()};
   options.opened = opened;
   if (opened) opened->walk_again();
   Recorder recorder(options);
   for (nb::handle r : roots) recorder.root(r.ptr());
-  Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
-  new (self) Recorded{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves)};
+  RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  new (self) Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves)};
 }
 
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
@@ -61,7 +61,7 @@ nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& 
   Recorder recorder({names.is_none() ? nullptr : names.ptr(), &root_flags, nullptr, aliases, shapes,
                      dynamic.is_none() ? nullptr : dynamic.ptr()});
   for (nb::handle r : roots) recorder.root(r.ptr());
-  Recording rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
   nb::list leaves;
   for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
   return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
@@ -69,12 +69,12 @@ nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& 
 
 }  // namespace
 
-const Program& Recorded::program() const {
+const Program& Recording::program() const {
   static const Program empty{};
   return graphdef.is_valid() ? nb::inst_ptr<GraphDef>(graphdef)->program : empty;
 }
 
-void Recorded::walk(Walk& out) const {
+void Recording::walk(Walk& out) const {
   const Program& p = program();
   out.leaves.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -86,42 +86,42 @@ void Recorded::walk(Walk& out) const {
   for (size_t t = 0; t < p.track_pc.size(); ++t) out.nodes.set(t, live[p.track_pc[t]]);
 }
 
-const Recorded& Recorded::nothing() {
-  static const Recorded nothing{};
+const Recording& Recording::nothing() {
+  static const Recording nothing{};
   return nothing;
 }
 
-void bind_recorded(nb::module_& m) {
+void bind_recording(nb::module_& m) {
   nb::class_<Opened>(m, "Opened", nb::type_slots(opened_slots),
                      "What registered classes gave when they were opened: each is asked once in a call.")
       .def(nb::init<>());
-  nb::class_<Recorded>(m, "Recording", nb::type_slots(recorded_slots),
-                       "The roots of one call, walked once: their structure, leaves and live objects.")
+  nb::class_<Recording>(m, "Recording", nb::type_slots(recording_slots),
+                        "The roots of one call, walked once: their structure, leaves and live objects.")
       .def(
-          "__init__", &init_recorded, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
+          "__init__", &init_recording, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
           nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
           nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
           nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
                   "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
                   "Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None) -> None"))
       .def_prop_ro(
-          "graphdef", [](const Recorded& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
+          "graphdef", [](const Recording& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
       .def_prop_ro(
-          "names", [](const Recorded& r) { return r.names; }, nb::sig("def names(self) -> tuple[str, ...]"))
+          "names", [](const Recording& r) { return r.names; }, nb::sig("def names(self) -> tuple[str, ...]"))
       .def_prop_ro(
           "leaves",
-          [](const Recorded& r) {
+          [](const Recording& r) {
             nb::list out;
             for (size_t i = 0; i < r.leaves.size(); ++i) out.append(nb::borrow(r.leaves[i]));
             return out;
           },
           nb::sig("def leaves(self) -> list[Any]"))
       .def_prop_ro(
-          "holds_ids", [](const Recorded& r) { return holds_ids(r.program()); },
+          "holds_ids", [](const Recording& r) { return holds_ids(r.program()); },
           "Is there a number among its statics that may be the id() of an object?")
       .def_prop_ro(
           "named",
-          [](const Recorded& r) {
+          [](const Recording& r) {
             nb::set out;
             for (const Instr& n : r.program().code)
               if (n.op == Op::node) out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
@@ -132,7 +132,7 @@ void bind_recorded(nb::module_& m) {
           nb::sig("def named(self) -> set[Any]"), "The classes of its nodes, and the classes and modules in it.")
       .def_prop_ro(
           "functions",
-          [](const Recorded& r) {
+          [](const Recording& r) {
             nb::list out;
             for (uint32_t pc = 0; pc < r.program().code.size(); ++pc)
               if (r.program().code[pc].op == Op::node && PyFunction_Check(r.live[pc]))
@@ -161,7 +161,7 @@ void bind_recorded(nb::module_& m) {
       [](nb::handle obj) {
         Recorder recorder({});
         recorder.root(obj.ptr());
-        Recording rec = recorder.finish(nullptr);
+        RecordedGraph rec = recorder.finish(nullptr);
         nb::list leaves;
         for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
         return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
