@@ -159,6 +159,8 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     kind.has_dict = kind.type->tp_dictoffset != 0;
     Owned names = answer.field("static_fields"), order = answer.field("order");
     if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
+    Owned traced = answer.field("dynamic_fields");
+    if (traced.get() != Py_None) kind.dynamic_fields = traced.release();
     for (Py_ssize_t i = 0; PyTuple_Check(order.get()) && i < PyTuple_GET_SIZE(order.get()); ++i) {
       PyObject* name = Py_NewRef(PyTuple_GET_ITEM(order.get(), i));
       PyUnicode_InternInPlace(&name);

@@ -61,8 +61,9 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool immortal_value = false;    // an immutable value: the same pointer is the same value
   PyTypeObject* solid = nullptr;  // whose tp_new makes an empty shell
   std::vector<Slot> slots;
-  PyObject* static_fields = nullptr;  // a container of the names of static fields, or null
-  std::vector<PyObject*> order;       // field names whose order is the class's, not the instance's
+  PyObject* static_fields = nullptr;   // a container of the names of static fields, or null
+  PyObject* dynamic_fields = nullptr;  // the same of fields in which Python numbers are traced
+  std::vector<PyObject*> order;        // field names whose order is the class's, not the instance's
   // As given to `register`, of a registered node's children; of a named tuple's items.
   std::vector<PyObject*> item_names;
   bool by_name = false;        // it has fields and no slots; they are walked sorted by name, whatever their order

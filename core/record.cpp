@@ -318,6 +318,7 @@ void Recorder::step() {
       below.in_static = below.in_static || is_static;
       below.aux = below.aux || is_static;
     }
+    if (kind.dynamic_fields && PySequence_Contains(kind.dynamic_fields, key) == 1) below.in_dynamic = true;
     below.arrays_only = below.arrays_only || kind.arrays_only;
   } else if (key) {
     field_keys_.push_back(add_key(out_.program, key));

@@ -21,6 +21,7 @@ class Description:
     frozen: bool = True  # role reduce: the same object is the same value
     handed: bool = False  # handed over as itself where no array is below
     static_fields: Container[str] | None = None
+    dynamic_fields: Container[str] | None = None  # in these Python numbers are traced
     reduce: Callable[..., Any] | None = None  # role reduce: the plain value to compare; role context: makes a new one
     reason: str = ""  # role refused: why, and the way out
     sentinel: bool = False  # an instance without fields counts by identity

@@ -46,6 +46,8 @@ def looks(leaves: Sequence[Any]) -> tuple[Look, ...]:
 def _look(leaf: Any) -> Look:
     aval: Any = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     weak = bool(getattr(aval, "weak_type", False))
+    if not hasattr(aval, "dtype"):  # a type that somebody else made, such as a Variable of NNX that is one value
+        return Look((), aval, False, None, None)
     if isinstance(leaf, jax.core.Tracer):
         return Look(aval.shape, aval.dtype, weak, None, None)
     if isinstance(leaf, jax.Array) and hasattr(leaf, "sharding"):

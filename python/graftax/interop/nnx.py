@@ -30,6 +30,9 @@ from . import LibraryFilter
 _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))
 
 
+_VALUE = frozenset({"_raw_value"})  # is data, a Python number too; metadata and attributes of modules are static
+
+
 def describe(cls: type) -> Description | None:
     """How the core is to treat a class of NNX, or one derived from it. None for other classes."""
     if issubclass(cls, TraceState):
@@ -39,7 +42,7 @@ def describe(cls: type) -> Description | None:
     if issubclass(cls, Pytree):
         return Description("node", frozen=False, by_name=True)
     if issubclass(cls, Variable):
-        return Description("node", frozen=False, arrays_only=True)
+        return Description("node", frozen=False, arrays_only=True, dynamic_fields=_VALUE)
     if issubclass(cls, _BY_FIELDS):
         return Description("node", frozen=False)
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
