@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code under a trace that reaches what is neither an argument nor a global of the function: five programs of each kind
-and more, run plainly and jitted, on a hit, and after a change. Where `jit` cannot follow it says so, and changes nothing."""
+"""Code under a trace that reaches what is neither an argument nor a global of the function: programs of each kind, run
+plainly and jitted, on a hit, and after a change. Where `jit` cannot follow it says so, and changes nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ NESTED = {
         ("L",),
     ),
     "a variable of an enclosing call": Program(
-        "def make():\n    w = [jnp.ones(2)]\n    @graftax.jit\n    def g(x):\n        w[0] = w[0] + x\n        return w[0]\n"
+        "def make():\n    w = [jnp.ones(2)]\n    @graftax.jit\n    def g(x):\n        w[0] = w[0] + x\n"
+        "        return w[0]\n"
         "    return g, w\ng, w = make()\ndef f(x): return g(x)",
         lambda m: m.w.__setitem__(0, jnp.zeros(2)),
         ("w",),
@@ -72,7 +73,8 @@ SETS = {
 
 IDS = {
     "a dict of ids": Program(
-        f"{PART}parts = [Part(jnp.ones(2)), Part(jnp.zeros(2))]\nSCALE = {{id(p): float(i + 1) for i, p in enumerate(parts)}}\n"
+        f"{PART}parts = [Part(jnp.ones(2)), Part(jnp.zeros(2))]\n"
+        f"SCALE = {{id(p): float(i + 1) for i, p in enumerate(parts)}}\n"
         "def f(parts): return [p.w * SCALE[id(p)] for p in parts]",
         lambda m: m.SCALE.update({id(m.parts[0]): 7.0}),
         given=lambda m: (m.parts,),
@@ -127,7 +129,8 @@ IDENTITY = {
         given=lambda m: (m.part,),
     ),
     "a default": Program(
-        f"{PART}part = Part(jnp.ones(2))\ndef same(p, one=part): return p is one\ndef f(part): return part.w, same(part)",
+        f"{PART}part = Part(jnp.ones(2))\ndef same(p, one=part): return p is one\n"
+        f"def f(part): return part.w, same(part)",
         lambda m: setattr(m.same, "__defaults__", (m.Part(jnp.ones(2)),)),
         given=lambda m: (m.part,),
     ),
@@ -159,7 +162,8 @@ BOTH_WAYS = {
         lambda m: (m.L,),
     ),
     "a dict on a class": Program(
-        "class A: d = {'w': jnp.ones(2)}\ndef read(): return A.d['w']\ndef f(d):\n    d['w'] = d['w'] + 1\n    return read()",
+        "class A: d = {'w': jnp.ones(2)}\ndef read(): return A.d['w']\ndef f(d):\n    d['w'] = d['w'] + 1\n"
+        "    return read()",
         lambda m: m.A.d.update(w=jnp.zeros(2)),
         ("A.d",),
         lambda m: (m.A.d,),
@@ -175,7 +179,8 @@ BOTH_WAYS = {
 
 STATE = {
     "in a cell": Program(
-        "def make():\n    n = jnp.zeros(2)\n    def g(x):\n        nonlocal n\n        n = n + x\n        return n\n    return g\n"
+        "def make():\n    n = jnp.zeros(2)\n    def g(x):\n        nonlocal n\n        n = n + x\n"
+        "        return n\n    return g\n"
         "g = make()\ndef f(x): return g(x)"
     ),
     "in a default": Program("def g(x, seen=[]):\n    seen.append(1)\n    return x * len(seen)\ndef f(x): return g(x)"),
@@ -191,7 +196,8 @@ STATE = {
         "def g(x, k=2): return x * k\ndef f(x): return g(x)", lambda m: setattr(m.g, "__defaults__", (5,))
     ),
     "a variable that two share": Program(
-        "def make():\n    w = jnp.ones(2)\n    def put(v):\n        nonlocal w\n        w = v\n    def get(): return w\n"
+        "def make():\n    w = jnp.ones(2)\n    def put(v):\n        nonlocal w\n        w = v\n"
+        "    def get(): return w\n"
         "    return put, get\nput, get = make()\ndef f(x): return x * get()",
         lambda m: m.put(jnp.full(2, 4.0)),
     ),
@@ -203,7 +209,8 @@ WRAPPED = {
         _times("W"),
     ),
     "wraps": Program(
-        "W = jnp.ones(2)\ndef deco(h):\n    @functools.wraps(h)\n    def inner(*a): return h(*a) + 1\n    return inner\n"
+        "W = jnp.ones(2)\ndef deco(h):\n    @functools.wraps(h)\n    def inner(*a): return h(*a) + 1\n"
+        "    return inner\n"
         "@deco\ndef g(x): return x * W\ndef f(x): return g(x)",
         _times("W"),
     ),
@@ -313,11 +320,13 @@ FROZEN = {
 HOST_SOURCE = "T = np.arange(2, dtype=np.float32)\nSHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)\nlog = []\n"
 HOST = {
     "a table": Program(
-        f"{HOST_SOURCE}def look(v): return T[np.asarray(v, int)]\ndef f(x): return jax.pure_callback(look, SHAPE, x * 0)",
+        f"{HOST_SOURCE}def look(v): return T[np.asarray(v, int)]\n"
+        f"def f(x): return jax.pure_callback(look, SHAPE, x * 0)",
         lambda m: m.T.__setitem__(slice(None), 7),
     ),
     "a table that is replaced": Program(
-        f"{HOST_SOURCE}def look(v): return T[np.asarray(v, int)]\ndef f(x): return jax.pure_callback(look, SHAPE, x * 0)",
+        f"{HOST_SOURCE}def look(v): return T[np.asarray(v, int)]\n"
+        f"def f(x): return jax.pure_callback(look, SHAPE, x * 0)",
         _times("T"),
     ),
     "a table of a local function": Program(
@@ -331,7 +340,8 @@ HOST = {
         lambda m: m.log.clear(),
     ),
     "a method of an object": Program(
-        f"{HOST_SOURCE}class Log:\n    def __init__(self): self.n = 0\n    def note(self, v):\n        self.n += 1\n        return v\n"
+        f"{HOST_SOURCE}class Log:\n    def __init__(self): self.n = 0\n    def note(self, v):\n"
+        f"        self.n += 1\n        return v\n"
         "it = Log()\ndef f(x): return jax.experimental.io_callback(it.note, SHAPE, x)",
         lambda m: setattr(m.it, "n", 10),
         ("it.n",),
