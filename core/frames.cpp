@@ -247,6 +247,17 @@ void bind_frames(nb::module_& m) {
       nb::arg("copy"), nb::arg("original"), nb::sig("def stands_for(copy: object, original: object) -> None"),
       "A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.");
   m.def(
+      "give_parts",
+      [](nb::handle function, nb::dict globals, nb::object closure) {
+        if (!PyFunction_Check(function.ptr())) raise_error(PyExc_TypeError, "expected a function");
+        auto* f = reinterpret_cast<PyFunctionObject*>(function.ptr());
+        if (f->func_globals != globals.ptr()) Py_SETREF(f->func_globals, globals.release().ptr());
+        check(PyFunction_SetClosure(function.ptr(), closure.ptr()));  // the interpreter forgets what it knew of it
+      },
+      nb::arg("function"), nb::arg("globals"), nb::arg("closure").none(),
+      nb::sig("def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] | None) -> None"),
+      "Gives a function that a trace has made other globals and cells.");
+  m.def(
       "made_in_trace", [](nb::handle f) { return !sessions.empty() && sessions.back()->made.count(f.ptr()) > 0; },
       nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
   m.def("is_watched", &is_watched, "Is this thread inside of a trace that notes what is read?");

@@ -334,6 +334,21 @@ HOST = {
         "    return graftax.pure_callback(look, SHAPE, x)",
         lambda m: m.T.__setitem__(slice(None), 7),
     ),
+    "a table that both read, a global": Program(
+        f"{HOST_SOURCE}def f(x):\n    def look(v): return (v * T).astype(T.dtype)\n"
+        "    return jax.pure_callback(look, SHAPE, x) + T",
+        lambda m: m.T.__setitem__(slice(None), 7),
+    ),
+    "a table that both read, a variable": Program(
+        f"{HOST_SOURCE}def make(t):\n    def look(v): return (v * t).astype(t.dtype)\n"
+        "    def f(x): return jax.pure_callback(look, SHAPE, x) + t\n    return f\nf = make(T)",
+        lambda m: m.T.__setitem__(slice(None), 7),
+    ),
+    "a table in a dict that both read": Program(
+        f"{HOST_SOURCE}D = {{'t': T}}\ndef f(x):\n    def look(v): return (v * D['t']).astype(D['t'].dtype)\n"
+        "    return graftax.pure_callback(look, SHAPE, x) + D['t']",
+        lambda m: m.D.update(t=m.T + 5),
+    ),
     "a list that fills": Program(
         f"{HOST_SOURCE}def f(x):\n    jax.debug.callback(lambda v: log.append(v.tolist()), x, ordered=True)\n"
         "    jax.effects_barrier() if not isinstance(x, jax.core.Tracer) else None\n    return x",

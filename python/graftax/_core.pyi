@@ -269,6 +269,9 @@ def stands_for(copy: object, original: object) -> None:
     A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.
     """
 
+def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] | None) -> None:
+    """Gives a function that a trace has made other globals and cells."""
+
 def made_in_trace(function: object) -> bool:
     """Has this thread's trace made this function? Known from 3.12 on."""
 

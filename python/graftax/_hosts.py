@@ -15,6 +15,7 @@ from ._advice import caller_level
 from ._compat import host_functions
 from ._errors import GraftaxError, LostChangeWarning
 from ._signature import global_names, resolve
+from ._views import Rebuilt
 
 COPY_CHANGED = (
     "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
@@ -66,16 +67,37 @@ def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
             warnings.warn(message, LostChangeWarning, caller_level())
 
 
+def give_own(since: int, graph: Rebuilt, written: set[int]) -> None:
+    """Host functions run after the trace: what they capture becomes the caller's own again, where nothing changes it.
+
+    Args:
+        since: how many equations there were before the trace.
+        graph: knows the rebuilt variables and globals of the traced function, and the caller's.
+        written: the roots that the function changes. What these hold when the host function runs is not known.
+    """
+    for host in _functions(since):
+        if _writes(host):
+            continue
+        pairs = [(cell, graph.cells.get(id(cell))) for cell in host.__closure__ or ()]
+        closure = tuple(own[1] if own is not None and own[0] not in written else cell for cell, own in pairs)
+        scope = graph.scopes.get(id(host.__globals__))
+        known = scope is not None and not any(scope[1].get(name) in written for name in global_names(host)[0])
+        if known or any(cell is not other for cell, other in zip(closure, host.__closure__ or (), strict=True)):
+            _core.give_parts(host, scope[0] if scope is not None and known else host.__globals__, closure or None)
+
+
 def codes(since: int) -> set[types.CodeType]:
     """The code of the functions that `equations()[since:]` call on the host."""
-    found: set[types.CodeType] = set()
+    return {host.__code__ for host in _functions(since)}
+
+
+def _functions(since: int) -> Iterator[types.FunctionType]:
     for host in host_functions(since, pure=True):
         host = getattr(getattr(host, "__self__", None), "host_function", host)
         while isinstance(host, functools.partial):
             host = host.func
         if isinstance(host, types.FunctionType):
-            found.add(host.__code__)
-    return found
+            yield host
 
 
 def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:

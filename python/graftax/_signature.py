@@ -281,6 +281,11 @@ class Signature:
         changed = [(place, value) for place, value, old in found if value is not old and not place.assigned]
         assigned = [(place, value) for place, value, _ in found if place.assigned]
         views = Views(reads, changed, assigned, graph)
+        if graph is not None:
+            first = at - len(self.cells)
+            pairs = zip(cells, roots[first:at], strict=True)
+            graph.cells.update({id(new): (first + i, old) for i, (new, old) in enumerate(pairs) if new is not old})
+            views.tell({place.key: at + i for i, (place, _, _) in enumerate(found)})
         # Without what watches its frames, its own globals are a copy of its module's.
         own_scope = function.__globals__
         scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)

@@ -29,7 +29,7 @@ from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_
 from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
-from ._hosts import warn_of_copies
+from ._hosts import give_own, warn_of_copies
 from ._plan import Layout, Plan
 from ._reads import NewReads
 from ._signature import GlobalAssigned
@@ -157,6 +157,9 @@ def trace(
     if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
         caller._table.waiting.add(id(outcome))
         hush_failed_callbacks()
+    if graph.cells or graph.scopes:
+        written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
+        give_own(before, graph, written)
     _refuse_new_refs(plan.name, recording, outcome, out)
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):

@@ -94,6 +94,10 @@ class Rebuilt:
 
     def __init__(self) -> None:
         self.functions: set[int] = set()  # their ids
+        # Of the traced function, by id: rebuilt cell -> (root, the caller's); globals that frames see -> (the caller's,
+        # name -> root).
+        self.cells: dict[int, tuple[int, types.CellType]] = {}
+        self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
@@ -171,6 +175,12 @@ class Views:
     def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
         """The same, where they see anything else than the globals themselves."""
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
+
+    def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
+        """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of places."""
+        for i, (scope, seen) in self._scopes.items():
+            numbers = {name: root for (holder, name), root in roots.items() if holder == i and name is not None}
+            self._rebuilt.scopes[id(seen)] = scope, numbers
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls it while its code, and what it calls, sees the rebuilt values.
