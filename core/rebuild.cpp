@@ -86,6 +86,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   }
   if (kind.node->is_whole) {
     obj = kind.node->make({program_, n, values, sources_.input_nodes});
+    if (sources_.live && kind.node->keys == Keys::elements) kind.node->take_order(obj.get(), sources_.live[pc]);
     if (n.fields + n.slots == 0) return obj;
   } else {
     obj = make_shell(kind, n.type);

@@ -61,6 +61,15 @@ SETS = {
     "of texts": Program("S = {'a', 'bb', 'ccc'}\ndef f(x): return [x * len(s) for s in S]", lambda m: m.S.add("dddd")),
     "that collide": Program("S = {8, 0, 16}\ndef f(x): return [x * s for s in S]", lambda m: m.S.add(24)),
     "as an argument": Program("def f(s): return list(s)", given=lambda m: ({"x", "y", "z", "w"},)),
+    "frozen, in a key": Program(
+        "D = {frozenset(['p', 'q', 'r']): 1}\nL = (frozenset(['s', 't', 'u']),)\n"
+        "def f(x): return x, [list(k) for k in D], list(L[0])"
+    ),
+    "frozen, as an argument": Program("def f(s, x): return list(s), x", given=lambda m: (frozenset("abcdefgh"), ONE)),
+    "frozen, below an object with arrays": Program(
+        f"{PART}part = Part(jnp.ones(2))\npart.s = frozenset('abcdefgh')\ndef f(p): return list(p.s), p.w",
+        given=lambda m: (m.part,),
+    ),
     "frozen": Program("S = frozenset(['p', 'q', 'r'])\ndef f(x): return [x] * len(S), list(S)"),
     "of a helper": Program(
         "S = {'a', 'b', 'c'}\ndef order(): return [s for s in S]\ndef f(x): return x, order()",
