@@ -20,7 +20,7 @@ def outcome_of(f, x):
     jitted = graftax.jit(f)
     staging = jitted.trace(x)._staging
     roots, _ = jitted._bound((x,), {})
-    return staging.outcomes[0], *_core.walk(staging.graphdef, roots)
+    return staging.entry.outcomes[0], *_core.walk(staging.graphdef, roots)
 
 
 def applied(outcome, leaves, nodes):
