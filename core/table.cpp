@@ -196,6 +196,9 @@ void bind_table(nb::module_& m) {
             Owned before = std::exchange(e.reads, reads.is_none() ? Owned() : Owned::borrow(reads.ptr()));
           },
           nb::arg("reads").none(), nb::sig("def tell(self, reads: Reads | None) -> None"), "What its traces depend on.")
+      .def(
+          "holds", [](const Entry& e) { return !e.reads || reads_hold(*nb::inst_ptr<Reads>(e.reads.get())); },
+          "Have the bindings that it depends on the values they had?")
       .def_ro("tupled", &Entry::tupled, "Does `compiled` take the leaves as one tuple?")
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")

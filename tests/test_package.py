@@ -85,6 +85,7 @@ LAYERS = [
         "_hosts",
         "_table",
         "_warm",
+        "_ship",
     },
     {"_jitted"},
     {"_check", "_progress", "_jit", "export", "transforms", "_show"},

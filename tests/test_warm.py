@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import jax
@@ -12,34 +13,19 @@ import numpy as np
 import pytest
 
 import graftax
-from graftax._compat import compile_stage, on_compile_stages
-
-COMPILED = []
-
-
-def _note(event, seconds, **about):
-    if (found := compile_stage(event, about)) and found[0] == "compiled":
-        COMPILED.append(found[1])
-
-
-on_compile_stages(_note)
-
 
 def compiled_in(call, name):
-    COMPILED.clear()
-    call()
-    return COMPILED.count(name)
-
-
-def counted():
-    traces = []
-
-    def scaled(model, x, mode="train"):
-        traces.append(mode)
-        model["seen"] = x.sum()
-        return model["w"] * x
-
-    return scaled, traces
+    """How often XLA compiles the function of this name, as JAX logs it."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles():
+            call()
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
+    return sum(text.startswith("Finished XLA compilation") and f"({name})" in text for text in said)
 
 
 def shapes(*sizes):
@@ -47,6 +33,10 @@ def shapes(*sizes):
 
 
 MODEL = {"w": jnp.ones(())}
+
+
+def test_a_compilation_is_counted():
+    assert compiled_in(lambda: graftax.jit(lambda x: x * 3)(jnp.ones(2)), "<lambda>") == 1
 
 
 @pytest.mark.parametrize("way", ["lower", "trace"])

@@ -598,6 +598,9 @@ class Entry:
     def tell(self, reads: Reads | None) -> None:
         """What its traces depend on."""
 
+    def holds(self) -> bool:
+        """Have the bindings that it depends on the values they had?"""
+
     @property
     def tupled(self) -> bool:
         """Does `compiled` take the leaves as one tuple?"""

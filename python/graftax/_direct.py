@@ -145,7 +145,9 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first compilation has given its warnings
-        stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
+        stage = compiled.stage_for(leaves) if hasattr(compiled, "stage_for") else None  # one that was loaded
+        if stage is None:
+            stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
     executable: Any = stage._executable
     if type(executable) is not pxla.MeshExecutable or type(executable.unsafe_call) is not pxla.ExecuteReplicated:
         return None

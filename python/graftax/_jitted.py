@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 import sys
 import types
 import warnings
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 import jax
 import jax.core
 
-from . import _core
+from . import _core, _ship
 from ._advice import caller_level, note_comparison
 from ._aot import Stageable
 from ._compat import is_of_a_deleted_array
@@ -31,6 +32,7 @@ from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
 from ._reads import NewReads
+from ._ship._programs import shipped_entry
 from ._signature import Signature, global_names, refuse_generators, resolve
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
@@ -144,12 +146,18 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry
         table.misses += 1
-        if table.frozen:
+        shipped = table.shipped_of(recording, context, self._plan.name)
+        if table.frozen and shipped is None:
             _frozen.refuse(table, self._plan.name, recording)
         _compiling.listen()
         self._advise(recording, self._plan.signature.arguments(layout))
         entry = self._build(roots, layout, recording, context)
-        return table.store((_core.weaken(graphdef), *key[1:]), entry)
+        if shipped is not None:
+            entry = shipped_entry(entry, graphdef, context, self._plan.signature.arguments(layout), shipped)
+        entry = table.store((_core.weaken(graphdef), *key[1:]), entry)
+        if shipped is not None and entry.compiled.stage_for(recording.leaves) is not None:
+            _compiling.loaded(table, entry, self._plan.name, recording)
+        return entry
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
         """Warns of what keeps this function from being fast, before one more structure is compiled."""
@@ -171,9 +179,7 @@ class Jitted(Stageable[P, R]):
             return
         reads.has(recording.functions)
         code = self._function.__code__
-        if code not in reads.known:
-            reads.known.add(code)
-            reads.add(code, self._function.__globals__, self._function, False)
+        self._note_own_code()
         grown = reads.refresh() | reads.see_named(recording.named)
         places = [[place.what for place in places] for places in (signature.places, reads.places)]
         as_known = places[0] == places[1] and signature.hidden == reads.hidden
@@ -227,6 +233,40 @@ class Jitted(Stageable[P, R]):
     def freeze(self) -> None:
         """From now on a call that would compile raises `RecompileError`, which says why, and compiles nothing."""
         self._table.frozen = True
+
+    def save_compiled(self, path: str | os.PathLike[str]) -> int:
+        """Writes all its programs to a file, from which another process runs them without a trace or a compilation.
+
+        Args:
+            path: the file.
+
+        Returns:
+            How many programs it holds.
+
+        Raises:
+            GraftaxError: where there is none, or the code reads what no other process finds by name.
+        """
+        return _ship.save(self, path)
+
+    def load_compiled(self, path: str | os.PathLike[str]) -> int:
+        """Takes the programs that `save_compiled` wrote, before the first call.
+
+        They are used where everything is as it was: the function and what its code reads, the structures, JAX, its
+        settings, Python, the devices. Anything else is a miss, which compiles as usual.
+
+        Loading runs what is in the file, as unpickling does: load only files that you trust.
+
+        Returns:
+            How many programs there are; 0, with a warning that says why, where the file does not fit here.
+        """
+        return _ship.load(self, path)
+
+    def _note_own_code(self) -> None:
+        """Notes what the function itself names."""
+        reads, function = self._table.reads, self._function
+        if reads is not None and function.__code__ not in reads.known:
+            reads.known.add(function.__code__)
+            reads.add(function.__code__, function.__globals__, function, False)
 
     def unfreeze(self) -> None:
         """Lets it compile again."""

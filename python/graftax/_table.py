@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from . import _core
 from ._advice import Advice
+from ._errors import GraftaxError
 from ._explain import History
 from ._options import Options
 from ._reads import Overheard, Place, ReadSet
+from ._ship import digest
 
 SOMETHING_GONE = "an object that it counted by identity is gone"
 NO_ROOM = "more structures came than cache_size={size} keeps"
@@ -41,6 +43,8 @@ class FunctionTable(_core.Table):
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.history = History()
+        self.shipped: dict[tuple[str, Any], Any] = {}  # what was loaded of a file, by digest and context
+        self.shipped_for: _core.Reads | None = None  # the bindings that it depends on
         self.frozen = False  # a call that would compile raises instead
         self.reads = ReadSet() if options.captured else None
         self.heard = Overheard()
@@ -70,6 +74,15 @@ class FunctionTable(_core.Table):
     def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None:
         """The entry that has these Outcomes."""
         return next((entry for entry in self.entries.values() if entry.outcomes is outcomes), None)
+
+    def shipped_of(self, recording: _core.Recording, context: Any, name: str) -> Any:
+        """What was loaded for a structure, as long as all that the code reads is as it was; or None."""
+        if not self.shipped or self.shipped_for is None or not self.shipped_for.holds():
+            return None
+        try:
+            return self.shipped.get((digest(recording.graphdef, recording.names, name), context))
+        except GraftaxError:  # it holds what has no name in another process
+            return None
 
     def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
         for dead in [k for k in self.entries if not k[0]._alive()]:
@@ -108,6 +121,7 @@ class FunctionTable(_core.Table):
         self.reads = ReadSet() if self.reads is not None else None  # it holds classes and functions
         self.advice = Advice()
         self.history = self.history.anew()
+        self.shipped, self.shipped_for = {}, None
         self.misses = self.found = self.traces = 0
 
 

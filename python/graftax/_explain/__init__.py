@@ -9,3 +9,7 @@ from ._frozen import assert_max_traces as assert_max_traces
 from ._history import History as History
 from ._log import RecompileLog as RecompileLog
 from ._log import log_recompiles as log_recompiles
+from ._look import Look as Look
+from ._look import looks as looks
+from ._variant import Variant as Variant
+from ._variant import settings_texts as settings_texts

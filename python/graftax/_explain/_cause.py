@@ -23,7 +23,7 @@ class Cause(NamedTuple):
     now: str = ""
 
     def __str__(self) -> str:
-        if self.kind in ("first", "evicted", "cleared", "traced", "unknown"):
+        if self.kind in SAID:
             return SAID[self.kind].format(path=self.path, before=self.before, now=self.now)
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
@@ -45,7 +45,7 @@ SAID = {
     "first": "the first call",
     "evicted": "it was compiled before, and dropped since: {path}",
     "cleared": "it was compiled before, and {path}",
-    "traced": "{path}",
+    "loaded": "loaded from a file",
     "unknown": "{path}",
 }
 
@@ -132,17 +132,17 @@ REMEDIES = {
 
 def plain_text(value: object) -> str:
     """The text of a value without the address of an object."""
-    return _without_addresses(short_text(value))
+    return without_addresses(short_text(value))
 
 
-def _without_addresses(text: str) -> str:
+def without_addresses(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
 def caused(difference: Difference[str]) -> Cause:
     """A difference of two structures as a cause."""
     kind = difference.kind
-    before, now = _without_addresses(difference.one), _without_addresses(difference.other)
+    before, now = without_addresses(difference.one), without_addresses(difference.other)
     if kind in ("type", "added", "removed") and "an array" in (before, now) and "nothing" not in (before, now):
         kind = "array"
     if before == now:

@@ -66,6 +66,13 @@ def traced(table: Entries, name: str, recording: _core.Recording, outcomes: list
         _thread.pending = _Pending(table, variant)
 
 
+def loaded(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording) -> None:
+    """The program of a call comes from a file."""
+    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    variant.belongs_to(entry)
+    table.history.loaded(variant)
+
+
 def finished(table: Entries) -> None:
     """The call's trace is over; where another one is around it, JAX compiles nothing by itself."""
     pending = _thread.pending

@@ -79,6 +79,13 @@ class History:
         self._calls = calls
         _log.compiled(variant)
 
+    def loaded(self, variant: Variant) -> None:
+        """A program that was compiled elsewhere."""
+        variant.causes = (Cause("loaded", ""),)
+        self.count += 1
+        variant.number = self.count
+        self.variants.append(variant)
+
     def explain(self, variant: Variant) -> tuple[int, tuple[Cause, ...]]:
         """(the number of the nearest variant, how a call differs from it)."""
         if not self.variants:

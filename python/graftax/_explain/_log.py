@@ -107,10 +107,11 @@ def record(variant: Variant) -> dict[str, Any]:
 def headline(variant: Variant) -> str:
     """Number, time and place in one line."""
     parts = ", ".join(f"{part} in {seconds:.2f} s" for part, seconds in variant.seconds.items())
+    if not parts:
+        loaded = any(cause.kind == "loaded" for cause in variant.causes)
+        parts = "nothing was compiled" if loaded else "as a part of another program"
     file, line = variant.where
-    return (
-        f"{variant.all_seconds:.2f} s ({parts or 'as a part of another program'}), called at {Path(file).name}:{line}"
-    )
+    return f"{variant.all_seconds:.2f} s ({parts}), called at {Path(file).name}:{line}"
 
 
 def described(variant: Variant) -> str:

@@ -17,7 +17,7 @@ from .._handles import HandleLayout
 from .._reads import ReadSet
 from .._structure import Op, Structure, place_name
 from ._bindings import Seen, bindings, changes
-from ._cause import Cause, caused, plain_text
+from ._cause import Cause, caused, plain_text, without_addresses
 from ._look import Look, looks
 
 _MOST_CAUSES = 64
@@ -62,6 +62,10 @@ class Variant:
     @property
     def is_live(self) -> bool:
         return self.entry() is not None and not self.dropped
+
+    def is_among(self, settings: dict[str, str]) -> bool:
+        """Was it compiled under these settings, given as texts?"""
+        return settings_texts(self.settings) == settings
 
     def belongs_to(self, entry: _core.Entry) -> None:
         self.entry = weakref.ref(entry)
@@ -167,6 +171,11 @@ def _held(
 
 def _without_layout(path: str) -> str:
     return path.rpartition(".")[0]
+
+
+def settings_texts(settings: dict[str, Any]) -> dict[str, str]:
+    """Settings, as texts that are the same in every process."""
+    return {name: without_addresses(repr(value)) for name, value in settings.items()}
 
 
 def settings_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Cause]:

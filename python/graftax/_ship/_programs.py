@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executables that were compiled elsewhere, in the place of a `jax.jit` object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .. import _compat, _core
+from .._explain import Look, looks, settings_texts
+
+Token = tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class Program:
+    """One executable: for what leaves and settings, and the parts that JAX loads it from."""
+
+    looks: tuple[Token, ...]
+    settings: dict[str, str]
+    parts: tuple[bytes, Any, Any]
+    stage: Any = None
+
+    def load(self) -> None:
+        from jax.experimental import serialize_executable
+
+        self.stage = serialize_executable.deserialize_and_load(*self.parts)
+        self.parts = b"", None, None
+
+
+def settings_tokens() -> dict[str, str]:
+    """JAX's settings of now, as texts."""
+    return settings_texts(_compat.settings_of_traces())
+
+
+def look_token(look: Look) -> Token | None:
+    """What an executable asks of a leaf, as plain data; None where it lies in a way that has no name elsewhere."""
+    return (tuple(look.shape), str(look.dtype), look.weak, _place(look)) if _place(look) is not None else None
+
+
+def _place(look: Look) -> Any:
+    if not look.committed:
+        return "anywhere" if look.sharding is None or len(look.sharding.device_set) == 1 else None
+    sharding = look.sharding
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return "on", device.id, str(sharding.memory_kind)
+    if isinstance(sharding, jax.sharding.NamedSharding) and isinstance(sharding.mesh, jax.sharding.Mesh):
+        devices = [device.id for device in sharding.mesh.devices.flat]
+        return "mesh", tuple(sharding.mesh.shape.items()), tuple(devices), str(sharding.spec), str(sharding.memory_kind)
+    return None
+
+
+class Shipped:
+    """Runs the executable that fits, or else the `jax.jit` object of this process. Holds what the core asks of one."""
+
+    def __init__(self, compiled: Any, programs: Sequence[Program], tupled: bool) -> None:
+        self._compiled, self._programs, self._tupled = compiled, programs, tupled
+        self.lower, self.trace = compiled.lower, compiled.trace
+
+    def __call__(self, *given: Any) -> Any:
+        stage = self.stage_for(given[0] if self._tupled else given)
+        return self._compiled(*given) if stage is None else stage(*given)
+
+    def stage_for(self, leaves: Sequence[Any]) -> Any:
+        """The executable that was saved for such leaves, loaded; or None."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return None
+        asked, settings = tuple(map(look_token, looks(leaves))), settings_tokens()
+        for program in self._programs:
+            if program.looks == asked and program.settings == settings:
+                return program.stage
+        return None
+
+    def _cache_size(self) -> int:
+        return len(self._programs) + self._compiled._cache_size()
+
+
+def shipped_entry(entry: _core.Entry, graphdef: _core.GraphDef, context: Any, arguments: int, of: Any) -> _core.Entry:
+    """An entry that runs what was saved. Its Outcomes come first, so that the numbers in the executables mean them."""
+    entry.outcomes.extend(of.outcomes)
+    compiled = Shipped(entry.compiled, of.programs, entry.tupled)
+    return _core.Entry(graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)

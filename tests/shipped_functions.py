@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that one process saves and another one loads, in `test_ship.py`."""
+
+import jax
+import jax.numpy as jnp
+
+import graftax
+
+LIMIT = 2
+rate = [3.0]
+
+
+class Model:
+    scale = 2.0
+
+    def __init__(self):
+        self.w, self.calls = jnp.ones(()), jnp.zeros(())
+
+    def out(self, x):
+        return self.w * x * self.scale
+
+
+def helper(x):
+    return x * rate[0] * LIMIT
+
+
+@graftax.jit
+def step(model, x, mode):
+    model.calls = model.calls + 1
+    return {"y": helper(model.out(x)), "mode": mode, "model": model}
+
+
+@graftax.jit(donate="all")
+def donating(state, x):
+    state["w"] = state["w"] + x
+    return state["w"].sum()
+
+
+@graftax.jit
+def wide(params, x):
+    return jax.tree.map(lambda p: p + x, params)
+
+
+@graftax.jit(mutation="discard")
+def by_value(x, key, function):
+    return function(x) + jax.random.uniform(key, x.shape)
+
+
+def scaled_by(k):
+    def inner(x):
+        return x * k
+
+    return inner
+
+
+inner = scaled_by(3.0)
+
+
+@graftax.jit
+def with_closure(x):
+    return inner(x)
+
+
+def arguments(name, n=3):
+    """Of a call."""
+    x = jnp.arange(float(n))
+    return {
+        "step": lambda: (Model(), x, "train"),
+        "donating": lambda: ({"w": x + 1}, x),
+        "wide": lambda: ({f"p{i}": jnp.ones(n) * i for i in range(40)}, x),
+        "with_closure": lambda: (x,),
+        "by_value": lambda: (x, jax.random.key(0), helper),
+    }[name]()
+
+
+def result(name, n=3):
+    """What a call gives, as plain lists."""
+    args = arguments(name, n)
+    out = globals()[name](*args)
+    leaves = graftax.flatten([out, args[0] if name in ("step", "donating") else None])[0]
+    return [leaf.tolist() for leaf in leaves]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on disk: a fresh process runs them without a trace or a compilation; anything that differs is a miss."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftax
+import shipped_functions
+from graftax._ship._digest import code_digest
+
+FUNCTIONS = ["step", "donating", "wide", "by_value", "with_closure"]
+
+LOADING = """
+import json, sys, warnings
+from graftax._compat import compile_stage, on_compile_stages
+stages = []
+def note(event, seconds, **about):
+    if found := compile_stage(event, about):
+        stages.append(found)
+on_compile_stages(note)
+import shipped_functions
+name, path, change = sys.argv[1:]
+f = getattr(shipped_functions, name)
+shipped_functions.arguments(name)
+exec(change, vars(shipped_functions))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    loaded = f.load_compiled(path)
+stages.clear()
+results = [shipped_functions.result(name) for _ in range(3)]
+mine = [s for s in stages if s[1] == name]
+info = f.cache_info()
+more = shipped_functions.result(name, 4)
+import graftax
+print(json.dumps([loaded, results, mine, info.traces, more, [str(w.message) for w in caught], str(graftax.explain(f))]))
+"""
+
+
+def in_a_fresh_process(name, path, change=""):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", LOADING, name, str(path), change]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def saved(tmp_path, request):
+    name = getattr(request, "param", "step")
+    f = getattr(shipped_functions, name)
+    f.clear_cache()
+    expected = shipped_functions.result(name)
+    path = tmp_path / "programs"
+    assert f.save_compiled(path) == 1
+    yield name, path, expected
+    f.clear_cache()
+
+
+@pytest.mark.parametrize("saved", FUNCTIONS, indirect=True)
+def test_a_fresh_process_traces_and_compiles_nothing(saved):
+    name, path, expected = saved
+    loaded, results, stages, traces, more, warned, explained = in_a_fresh_process(name, path)
+    assert loaded == 1 and warned == []
+    assert results == [expected] * 3
+    assert stages == [] and traces == 0
+    assert more == shipped_functions.result(name, 4)  # another shape compiles
+    assert "loaded from a file" in explained and "shape (3,), is shape (4,)" in explained
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("LIMIT = 5", "global shipped_functions.LIMIT is another one"),
+        ("Model.scale = 3.0", "class attribute Model.scale is another one"),
+        ("def helper(x): return x * rate[0] * LIMIT * 2", "helper"),
+        ("def out(self, x): return x\nModel.out = out", "Model.out is another one"),
+        ("import jax; jax.__version__; import graftax._ship._file as f; f.version_of = lambda p: '0'", "jax was"),
+    ],
+)
+def test_what_differs_is_a_miss_that_is_told(saved, change, why):
+    name, path, _expected = saved
+    loaded, _results, stages, traces, *_, warned, _ = in_a_fresh_process(name, path, change)
+    assert loaded == 0 and traces == 1 and [stage for stage, _ in stages].count("compiled") == 1
+    assert why in warned[0] and "are not used" in warned[0]
+
+
+def test_state_in_a_global_is_compared_on_each_call(saved):
+    name, path, expected = saved
+    loaded, results, _stages, traces, *_ = in_a_fresh_process(name, path, "rate[0] = 5.0")
+    assert loaded == 1 and traces == 1 and results[0] != expected
+
+
+def test_a_structure_of_its_own_compiles_beside_those_that_were_loaded(saved):
+    _, path, _ = saved
+    f = shipped_functions.step
+    f.clear_cache()
+    assert f.load_compiled(path) == 1
+    f.freeze()
+    try:
+        model, x, mode = shipped_functions.arguments("step")
+        assert f(model, x, mode)["model"] is model and model.calls == 1
+        with pytest.raises(graftax.RecompileError, match="mode was 'train', is 'test'"):
+            f(model, x, "test")
+        with pytest.raises(graftax.RecompileError, match="x was shape"):
+            f(model, jnp.ones((2, 3)), mode)
+    finally:
+        f.unfreeze()
+    assert f(model, x, "test")["mode"] == "test"
+    assert f.cache_info().traces == 1
+
+
+def test_a_setting_of_jax_is_a_miss(saved):
+    _, path, _ = saved
+    f = shipped_functions.step
+    f.clear_cache()
+    f.load_compiled(path)
+    with jax.default_matmul_precision("highest"):
+        f(*shipped_functions.arguments("step"))
+    assert f.cache_info().traces == 1
+
+
+def test_what_changes_after_loading_is_noticed(saved, monkeypatch):
+    _, path, _ = saved
+    f = shipped_functions.step
+    f.clear_cache()
+    f.load_compiled(path)
+    before = f(*shipped_functions.arguments("step"))["y"]
+    assert f.cache_info().traces == 0
+    monkeypatch.setattr(shipped_functions, "LIMIT", 4)
+    assert f(*shipped_functions.arguments("step"))["y"].tolist() == (before * 2).tolist()
+
+
+def test_what_is_no_file_of_programs_is_refused(tmp_path, saved):
+    path = tmp_path / "other"
+    path.write_bytes(pickle.dumps(1))
+    with pytest.raises(graftax.GraftaxError, match="holds no programs"):
+        shipped_functions.step.load_compiled(path)
+    whole = saved[1].read_bytes()
+    path.write_bytes(whole[:-40])
+    with pytest.warns(graftax.RecompileWarning, match="cannot be read"):
+        assert shipped_functions.step.load_compiled(path) == 0
+    with pytest.warns(graftax.RecompileWarning, match="name was step, is wide"):
+        assert shipped_functions.wide.load_compiled(saved[1]) == 0
+
+
+def test_there_has_to_be_something_to_save(tmp_path):
+    f = graftax.jit(lambda x: x)
+    with pytest.raises(graftax.GraftaxError, match="nothing was compiled"):
+        f.save_compiled(tmp_path / "programs")
+    f = graftax.filter_jit(lambda x: x)
+    f(jnp.ones(2))
+    with pytest.raises(graftax.GraftaxError, match="mutation='discard'"):
+        f.save_compiled(tmp_path / "programs")
+    f, mark = graftax.jit(lambda x, mark: x), object()
+    f(jnp.ones(2), mark)
+    with pytest.raises(graftax.GraftaxError, match="mark is a object, which counts by identity"):
+        f.save_compiled(tmp_path / "programs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_code_is_told_by_what_it_does():
+    def one(x):
+        return [x, lambda: 1]
+
+    def other(x):
+        return [x, lambda: 2]
+
+    assert code_digest(one.__code__) != code_digest(other.__code__)
+    assert code_digest(one.__code__) == code_digest(one.__code__.replace(co_firstlineno=99))
