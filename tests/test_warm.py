@@ -14,6 +14,7 @@ import pytest
 
 import graftax
 
+
 def compiled_in(call, name):
     """How often XLA compiles the function of this name, as JAX logs it."""
     said = []
