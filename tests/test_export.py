@@ -424,3 +424,15 @@ def test_a_callback_in_an_exported_function_is_named():
     assert any(
         "watched calls a function on the host" in note and "jax.debug.print" in note for note in caught.value.__notes__
     )
+
+
+def test_weak_types_of_results_and_changes_are_kept_in_the_bytes():
+    def f(d, x):
+        d["w"] = x * 2
+        return x, x.astype(jnp.int32), jnp.float32(1) * 2
+
+    exported = graftax.export(f)({"w": jnp.asarray(1.0)}, jnp.asarray(1.0))
+    for function in (exported, type(exported).deserialize(exported.serialize())):
+        given, expected = {"w": jnp.asarray(1.0)}, {"w": jnp.asarray(1.0)}
+        one, other = function(given, jnp.asarray(1.0)), graftax.jit(f)(expected, jnp.asarray(1.0))
+        assert [x.weak_type for x in (*one, given["w"])] == [x.weak_type for x in (*other, expected["w"])]

@@ -24,6 +24,7 @@ from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
+from jax._src.lax import lax as _lax
 from jax.tree_util import FlattenedIndexKey, PyTreeDef
 
 
@@ -330,6 +331,11 @@ def holds_tracers(jaxpr: Any) -> bool:
 def outside_of_traces() -> bool:
     """Is nothing traced in this thread? Nothing public tells."""
     return bool(_jax_core.trace_state_clean())
+
+
+def as_weak(leaf: Any) -> Any:
+    """The array with a weak type. Nothing public makes one of an array."""
+    return leaf if leaf.weak_type else _lax._convert_element_type(leaf, leaf.dtype, weak_type=True)
 
 
 def current_trace() -> Any:

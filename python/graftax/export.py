@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 
 from . import _core
 from ._aot import matched, own_copies
-from ._compat import is_dimension, is_of_exported_callback
+from ._compat import as_weak, is_dimension, is_of_exported_callback
 from ._difference import differences_text, short_text
 from ._dispatch import build_entry
 from ._errors import (
@@ -76,7 +76,8 @@ _MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that 
 
 
 # Name, signature, graph and layout of the arguments, what becomes of them; then for each leaf and each node of the
-# trace, which one of the arguments it is; and how the arguments are recorded: a flag a root, patterns of `dynamic=`.
+# trace, which one of the arguments it is; how the arguments are recorded: a flag a root, patterns of `dynamic=`; and
+# which outputs have weak types, which JAX's bytes do not say.
 _Parts = tuple[
     str,
     inspect.Signature,
@@ -86,6 +87,7 @@ _Parts = tuple[
     tuple[int, ...],
     tuple[int, ...],
     tuple[list[int], Sequence[str]],
+    tuple[bool, ...],
 ]
 
 
@@ -108,6 +110,7 @@ class Exported(Generic[P, R]):
             self._leaves,
             self._nodes,
             self._how,
+            self._weak,
         ) = parts
         self._parts, self.exported = parts, exported
         self._binds = Signature.of_parameters(self._signature)
@@ -134,7 +137,9 @@ class Exported(Generic[P, R]):
         rest = iter(captured)
         inputs = [leaves[i] if i >= 0 else next(rest) if i == _RETURNED else None for i in self._leaves]
         at = [nodes[i] if i >= 0 else None for i in self._nodes]
-        return cast(R, self._outcome.apply([*result, *written], inputs, at))
+        out = [*result, *written]
+        out = [as_weak(x) if weak else x for x, weak in zip(out, self._weak or [False] * len(out), strict=True)]
+        return cast(R, self._outcome.apply(out, inputs, at))
 
     __call__ = call
 
@@ -273,7 +278,8 @@ def _export(jitted: Jitted[P, R], args: Any, kwargs: Any, platforms: Any, disabl
     node_at = _node_numbers(graphdef, roots, own_graphdef, given)
     _refuse_captured(plan.name, graphdef, names, outcome, node_at)
     _refuse_dimensions(plan.name, outcome)
-    parts = (plan.name, signature, own_graphdef, given_layout, outcome, tuple(leaf_at), tuple(node_at), how)
+    weak = tuple(bool(getattr(aval, "weak_type", False)) for aval in exported.out_avals[: outcome.num_leaves])
+    parts = (plan.name, signature, own_graphdef, given_layout, outcome, tuple(leaf_at), tuple(node_at), how, weak)
     return Exported(parts, exported)
 
 
