@@ -51,6 +51,12 @@ Setting setting_of(nb::object state) {
 constexpr int max_restarts = 300;  // as in _reads.py
 PyObject* new_reads = nullptr;     // what a trace gives up with; kept for the life of the process
 
+// Out of a call whose entry is no longer for it.
+[[noreturn]] void begin_anew() {
+  PyErr_SetNone(new_reads);
+  raise_python();
+}
+
 struct Settings {
   Setting disable_jit, prng_impl;
   std::vector<Setting> others;  // their value is a bool
@@ -83,14 +89,63 @@ size_t decode(PyObject* code) {
   return out;
 }
 
+// What the host computes for a call, a tuple: two arrays of inputs (integers, floats), the number of Outcomes that it
+// knows, and its outputs.
+constexpr Py_ssize_t host_inputs = 2, host_outputs = 3;
+
+// Was this computed by a program that knew of an Outcome?
+bool knows(PyObject* host, size_t outcome) {
+  return !host || PyLong_AsSize_t(PyTuple_GET_ITEM(host, host_inputs)) > outcome;
+}
+
+// While a thread calls the jit object of an entry with symbols, which may trace it, others wait: what the host has to
+// compute, and which numbers the entry is for, is known after that.
+class HostLock {
+ public:
+  explicit HostLock(const Entry& entry) : lock_(own(PyObject_GetAttrString(entry.host.get(), "lock"))) {
+    Owned(own(PyObject_CallMethod(lock_.get(), "acquire", nullptr)));
+  }
+  HostLock(const HostLock&) = delete;
+  HostLock& operator=(const HostLock&) = delete;
+  ~HostLock() {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_XDECREF(PyObject_CallMethod(lock_.get(), "release", nullptr));
+    PyErr_Restore(type, value, traceback);
+  }
+
+ private:
+  Owned lock_;
+};
+
+// The output leaves with the numbers that the host has computed in their places.
+std::vector<PyObject*> with_numbers(const Outcome& outcome, PyObject* const* outputs, size_t count, PyObject* host) {
+  std::vector<PyObject*> out;
+  auto next = outcome.numbers.begin();
+  for (size_t i = 0; i < count + outcome.numbers.size(); ++i)
+    if (next != outcome.numbers.end() && next->first == i)
+      out.push_back(PyTuple_GET_ITEM(host, host_outputs + (next++)->second));
+    else out.push_back(*outputs++);
+  return out;
+}
+
 Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* outcomes, const Walk& walk,
-             const Entry& entry) {
+             const Entry& entry, PyObject* host) {
   PyObject* obj = number < static_cast<size_t>(PyList_GET_SIZE(outcomes))
                       ? PyList_GET_ITEM(outcomes, static_cast<Py_ssize_t>(number))
                       : nullptr;
   if (!obj) raise_error(PyExc_SystemError, "no Outcome for this executable");
   Owned hold = Owned::borrow(obj);
   const Outcome& outcome = *nb::inst_ptr<Outcome>(obj);
+  std::vector<PyObject*> all;
+  if (!outcome.numbers.empty()) {
+    for (auto [_, at] : outcome.numbers)
+      if (!host || host_outputs + at >= PyTuple_GET_SIZE(host))
+        raise_error(PyExc_SystemError, "a number of the result was not computed");
+    all = with_numbers(outcome, outputs, count, host);
+    outputs = all.data();
+    count = all.size();
+  }
   if (count != outcome.program.leaves) raise_error(PyExc_SystemError, "the Outcome does not fit this executable");
   if (!active().empty() && !outcome.writes.empty()) {
     // Inside the trace of another call: what this function captures are the caller's own objects, not that trace's.
@@ -105,14 +160,14 @@ Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* ou
 }
 
 // What jax.jit returned: (result leaves, write-back leaves, number of the Outcome).
-Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const Entry& entry) {
+Owned finish(PyObject* flat_result, PyObject* outcomes, const Walk& walk, const Entry& entry, PyObject* host) {
   if (!PyTuple_Check(flat_result) || PyTuple_GET_SIZE(flat_result) != 3)
     raise_error(PyExc_SystemError, "the flat function returned something else");
   PyObject *first = PyTuple_GET_ITEM(flat_result, 0), *second = PyTuple_GET_ITEM(flat_result, 1);
   size_t number = decode(PyTuple_GET_ITEM(flat_result, 2));
   Owned all = PyTuple_GET_SIZE(second) == 0 ? Owned::borrow(first) : own(PySequence_Concat(first, second));
   return finish(PySequence_Fast_ITEMS(all.get()), static_cast<size_t>(PyTuple_GET_SIZE(all.get())), number, outcomes,
-                walk, entry);
+                walk, entry, host);
 }
 
 PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
@@ -131,7 +186,7 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
 
 // The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
 Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObject* context, Walk& walk,
-                     Owned& recording) {
+                     Owned& recording, Owned& host) {
   Opened opened;
   walk.opened = &opened;
   walk.in_order = true;
@@ -144,7 +199,8 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
     if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) continue;
     try {
       if (replay(e.program, roots.values.data(), roots.values.size(), walk) &&
-          e.has_identities([&](uint32_t track) { return walk.nodes[track]; })) {
+          e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
+          (e.symbols.empty() || (host = e.host_values(walk.leaves)))) {
         ++table.hits;
         table.promote(hold.get());
         walk.opened = nullptr;
@@ -168,6 +224,9 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   Owned entry = Owned::borrow(PyTuple_GET_ITEM(found.get(), 0));
   recording = Owned::borrow(PyTuple_GET_ITEM(found.get(), 1));
   nb::inst_ptr<Recording>(recording.get())->walk(walk);
+  const Entry& e = *nb::inst_ptr<Entry>(entry.get());
+  if (!e.symbols.empty() && !(host = e.host_values(walk.leaves)))
+    raise_error(PyExc_SystemError, "the numbers of this call are not those of its entry");
   table.promote(entry.get());
   return entry;
 }
@@ -202,6 +261,28 @@ void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
   if (raised) raised->restore();
 }
 
+// The leaves that an executable with symbolic numbers takes: nothing in place of the numbers, and after all others what
+// the host has computed of them.
+OwnedList with_host_inputs(const Entry& entry, PyObject* host, const OwnedList& leaves) {
+  static PyObject* nothing = nb::module_::import_("numpy").attr("int32")(0).release().ptr();
+  OwnedList out;
+  for (size_t i = 0; i < leaves.size(); ++i) out.push(leaves[i]);
+  for (auto [leaf, _] : entry.symbols) out.set(leaf, nothing);
+  for (Py_ssize_t i = 0; i < host_inputs; ++i) out.push(PyTuple_GET_ITEM(host, i));
+  return out;
+}
+
+// A call through the jit object, which may trace.
+Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, PyObject* host) {
+  OwnedList copies, with_host;
+  if (walk.has_numpy) copy_numpy(walk.leaves, copies);
+  if (host) with_host = with_host_inputs(entry, host, walk.has_numpy ? copies : walk.leaves);
+  const OwnedList& leaves = host ? with_host : walk.has_numpy ? copies : walk.leaves;
+  Owned one = entry.tupled ? tuple_of(leaves) : Owned();
+  return Owned::steal(one ? PyObject_CallOneArg(compiled, one.get())
+                          : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
+}
+
 PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   rebind_replaced_defaults(self);
   if (registry_has_grown()) follow_registry();
@@ -217,17 +298,22 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
   Owned context = context_of_call();
   Owned table = Owned::borrow(self->table);
   Walk walk;
-  Owned recording;
-  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk, recording);
+  Owned recording, host;
+  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk, recording, host);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
   std::shared_ptr<Direct> direct, seen;
   Owned flat_result;
+  std::optional<HostLock> lock;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get(), recording.get()});
-    if (!entry.refused && direct_takes(walk.leaves.size())) direct = entry.find_direct(walk.leaves, seen);
+    OwnedList with_host;
+    if (host) with_host = with_host_inputs(entry, host.get(), walk.leaves);
+    const OwnedList& given = host ? with_host : walk.leaves;
+    if (!entry.refused && direct_takes(given.size())) direct = entry.find_direct(given, seen);
+    if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
     if (direct) {
-      flat_result = direct->run(walk.leaves);
+      flat_result = direct->run(given);
       if (!flat_result) {
         nb::python_error error;
         if (!error.matches(PyExc_Exception) ||
@@ -239,23 +325,28 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
       }
     }
     if (!direct) {
-      OwnedList copies;
-      if (walk.has_numpy) copy_numpy(walk.leaves, copies);
-      OwnedList& leaves = walk.has_numpy ? copies : walk.leaves;
-      Owned one = entry.tupled ? tuple_of(leaves) : Owned();
-      flat_result = Owned::steal(one ? PyObject_CallOneArg(compiled.get(), one.get())
-                                     : PyObject_Vectorcall(compiled.get(), leaves.data(), leaves.size(), nullptr));
+      if (host) {
+        lock.emplace(entry);
+        if (!(host = entry.host_values(walk.leaves))) begin_anew();  // another thread has traced it meanwhile
+        active().back().numbers = host.get();
+      }
+      flat_result = call_compiled(entry, compiled.get(), walk, host.get());
     }
   }
-  if (PyList_GET_SIZE(outcomes.get()) != entry.told) tell_reads(self, entry, held.get());
+  if (PyList_GET_SIZE(outcomes.get()) != entry.told) {
+    tell_reads(self, entry, held.get());
+    if (host && flat_result && !(host = entry.host_values(walk.leaves)))
+      raise_error(PyExc_SystemError, "the guards of a trace do not hold for it");
+  }
+  lock.reset();
   if (flat_result && entry.waits)
     flat_result = Owned::steal(PyObject_CallOneArg(hooks::block_until_ready.get(), flat_result.get()));
   if (!flat_result) raise_explained(self, roots);
   if (seen) entry.remember(std::move(seen));
   Owned result =
       direct ? finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),
-                      direct->outcome(), outcomes.get(), walk, entry)
-             : finish(flat_result.get(), outcomes.get(), walk, entry);
+                      direct->outcome(), outcomes.get(), walk, entry, host.get())
+             : finish(flat_result.get(), outcomes.get(), walk, entry, host.get());
   give_back(binding, roots);
   return result.release();
 }
@@ -398,12 +489,14 @@ void bind_call(nb::module_& m) {
         if (active().empty() || active().back().outcomes != outcomes.ptr()) return nb::none();
         const Active& a = active().back();
         nb::object recording = a.recording ? nb::borrow(a.recording) : nb::none();
-        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()), recording);
+        nb::object numbers = a.numbers ? nb::borrow(a.numbers) : nb::none();
+        return nb::make_tuple(nb::borrow(a.caller), nb::steal(tuple_of(*a.roots).release()), recording, numbers);
       },
       nb::arg("outcomes"),
-      nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None] | None"),
+      nb::sig("def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None, "
+              "tuple[Any, ...] | None] | None"),
       "The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, "
-      "where the call has made one).");
+      "where the call has made one, what the host has computed of its numbers).");
   m.def(
       "context_of_call", [] { return nb::steal(context_of_call().release()); }, nb::sig("def context_of_call() -> Any"),
       "What a trace depends on here and JAX's own key does not show.");

@@ -234,6 +234,30 @@ Program weakened_inputs(const Program& p, const Program& inputs) {
   return weak_copy(p, &chosen);
 }
 
+std::vector<uint32_t> numbers_in(const Program& p) {
+  std::vector<uint32_t> out;
+  uint32_t end = 0;  // of the roots: what objects that are keys are made of comes after them
+  for (uint32_t r = 0; r < p.roots; ++r) end = p.after(end);
+  for (uint32_t pc = 0; pc < end; ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op != Op::stat) continue;
+    PyTypeObject* type = p.statics[n.arg].type;
+    if (type == &PyLong_Type || type == &PyFloat_Type) out.push_back(pc);
+  }
+  return out;
+}
+
+Program without_numbers(const Program& p) {
+  Program out = weakened(p);
+  for (uint32_t pc : numbers_in(p)) {
+    out.code[pc].op = Op::leaf;
+    out.code[pc].flags = NUMBER;
+    out.code[pc].arg = 0;
+  }
+  out.finish();
+  return out;
+}
+
 bool is_dead(const Program& p) {
   for (const Static& s : p.statics)
     if (s.weak && !static_object(s)) return true;
@@ -386,6 +410,19 @@ size_t num_nodes(const GraphDef& g) {
 void bind_graphdef(nb::module_& m) {
   nb::class_<GraphDef>(m, "GraphDef", nb::type_slots(graphdef_slots), nb::is_weak_referenceable(), nb::is_final(),
                        "The recorded structure of an object graph: immutable, hashable, comparable, printable.")
+      .def(
+          "numbers",
+          [](const GraphDef& g) {
+            nb::list out;
+            for (uint32_t pc : numbers_in(g.program))
+              out.append(nb::make_tuple(pc, nb::borrow(g.program.statics[g.program.code[pc].arg].obj)));
+            return out;
+          },
+          nb::sig("def numbers(self) -> list[tuple[int, int | float]]"),
+          "The number of the row and the value of each `int` and `float` that can change by itself.")
+      .def(
+          "without_numbers", [](const GraphDef& g) { return GraphDef{without_numbers(g.program)}; },
+          "The same structure, whatever these numbers are.")
       .def(
           "__eq__",
           [](const GraphDef& a, nb::handle b) {

@@ -117,6 +117,12 @@ bool operator==(const Program& a, const Program& b);
 // The instruction of the one static in which two programs differ; NONE when they differ in anything else, or not at all.
 uint32_t only_static_that_differs(const Program& a, const Program& b);
 
+// The instructions of the Python numbers that can change by themselves: `int` and `float`, no keys.
+std::vector<uint32_t> numbers_in(const Program& program);
+
+// The same structure, whatever these numbers are.
+Program without_numbers(const Program& program);
+
 // A copy whose identity statics are held weakly where their type allows it, without the parts that only speed up.
 Program weakened(const Program& program);
 

@@ -142,6 +142,9 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     kind.shape = role == "shape";
   } else if (role == "reduce") {
     make_static(kind, How::reduce, frozen);
+  } else if (role == "symbol") {
+    make_static(kind, How::identity, false);
+    kind.symbolic = true;
   } else if (role == "context") {
     make_static(kind, How::context, false);
   } else if (role == "refused") {

@@ -55,6 +55,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool sentinel = false;  // the class has no methods: an instance without fields counts by identity
   bool shape = false;     // a jax.ShapeDtypeStruct: a leaf where nothing is run
   bool dynamic = false;   // Python numbers below it are traced
+  bool symbolic = false;  // stands for a Python number while a function is traced
   // Its type was registered, or described anew, since: what was recorded with it matches nothing.
   mutable bool stale = false;
   bool expires = false;           // changes only by being used up, which a call by value may drop
@@ -183,8 +184,8 @@ class Cursor {
 };
 
 inline bool is_number(PyObject* obj, const Kind& kind) {
-  return kind.leaf == Leaf::statics &&
-         (kind.how == How::integer || kind.how == How::floating || kind.how == How::complex || PyBool_Check(obj));
+  return kind.leaf == Leaf::statics && (kind.symbolic || kind.how == How::integer || kind.how == How::floating ||
+                                        kind.how == How::complex || PyBool_Check(obj));
 }
 
 inline PyObject* slot_value(PyObject* obj, const Slot& slot) {

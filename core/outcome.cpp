@@ -215,6 +215,12 @@ void bind_outcome(nb::module_& m) {
   nb::class_<Outcome>(m, "Outcome", nb::type_slots(outcome_slots), nb::is_weak_referenceable(),
                       "What one executable gives back: the result, and what it does to the caller's nodes.")
       .def_prop_ro("result_leaves", [](const Outcome& o) { return o.result_leaves; })
+      .def_prop_rw(
+          "numbers", [](const Outcome& o) { return o.numbers; },
+          [](Outcome& o, std::vector<std::pair<uint32_t, uint32_t>> numbers) { o.numbers = std::move(numbers); },
+          nb::for_getter(nb::sig("def numbers(self) -> list[tuple[int, int]]")),
+          nb::for_setter(nb::sig("def numbers(self, arg: list[tuple[int, int]], /) -> None")),
+          "Output leaves that are Python numbers, in order: (the leaf, which output of the host it is).")
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
       .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
       .def(

@@ -186,9 +186,12 @@ void Recorder::visit(PyObject* obj, Below below) {
       return add_static_leaf(obj, kind);
     case Leaf::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
+      if (kind.symbolic && options_.inputs && options_.inputs->numbers && !below.in_static)
+        return add_leaf(obj, kind, false);
       if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT))
         return add_leaf(obj, kind, false);
-      if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context)
+      if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context &&
+          !kind.symbolic)
         check_opaque(obj);
       return add_static_leaf(obj, kind);
     case Leaf::refused: raise_graftax("UnsupportedValueError", type_name(obj) + ": " + kind.reason);

@@ -18,6 +18,7 @@ struct Inputs {
   IdTable* keys = nullptr;           // objects that are keys in the inputs
   const Program* program = nullptr;  // what the inputs were recorded as
   bool arrays = false;               // NumPy arrays are leaves, not constants
+  bool numbers = false;              // what stands for a Python number is a leaf
 };
 
 enum RootFlag : uint8_t {  // Python's RootFlag

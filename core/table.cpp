@@ -20,6 +20,8 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(e->compiled.get());
   Py_VISIT(e->reads.get());
   Py_VISIT(e->outcomes.get());
+  Py_VISIT(e->host.get());
+  Py_VISIT(e->evaluate.get());
   return e->program.traverse(visit, arg);
 }
 
@@ -30,6 +32,8 @@ int entry_clear(PyObject* self) {
   e->compiled = {};
   e->reads = {};
   e->outcomes = {};
+  e->host = {};
+  e->evaluate = {};
   e->program.clear();
   return 0;
 }
@@ -85,6 +89,23 @@ std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, co
 }
 
 }  // namespace
+
+Owned Entry::host_values(const OwnedList& leaves) const {
+  std::vector<PyObject*> numbers;
+  for (auto [leaf, type] : symbols) {
+    if (Py_TYPE(leaves[leaf]) != type) return {};
+    numbers.push_back(leaves[leaf]);
+  }
+  Owned f = evaluate;
+  Owned out = Owned::steal(PyObject_Vectorcall(f.get(), numbers.data(), numbers.size(), nullptr));
+  if (!out) {  // the arithmetic raises for these: so does the function, in a trace of its own
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) raise_python();
+    PyErr_Clear();
+    return {};
+  }
+  if (out.get() == Py_None) return {};
+  return out;
+}
 
 uint32_t Entry::captured_from() const {
   uint32_t pc = 0, track = 0;
@@ -169,12 +190,31 @@ void bind_table(nb::module_& m) {
             if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
             const Program& p = r.program();
             return e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
-                   same_order(e.program, p);
+                   same_order(e.program, p) && (e.symbols.empty() || e.host_values(r.leaves));
           },
           nb::arg("recording"), nb::sig("def serves(self, recording: Recording) -> bool"),
           "Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, "
-          "and "
-          "have the bindings that it depends on the values they had?")
+          "have the bindings that it depends on the values they had, and do the guards of its numbers hold?")
+      .def(
+          "use_numbers",
+          [](Entry& e, std::vector<std::pair<uint32_t, nb::object>> symbols, nb::object host) {
+            for (auto& [leaf, type] : symbols)
+              e.symbols.emplace_back(
+                  leaf, type.ptr() == reinterpret_cast<PyObject*>(&PyLong_Type) ? &PyLong_Type : &PyFloat_Type);
+            e.host = Owned::borrow(host.ptr());
+          },
+          nb::arg("symbols"), nb::arg("host"),
+          nb::sig("def use_numbers(self, symbols: list[tuple[int, type]], host: Any) -> None"),
+          "Which leaves are symbolic numbers, and their HostProgram.")
+      .def_prop_rw(
+          "evaluate", [](const Entry& e) { return nb::borrow(e.evaluate ? e.evaluate.get() : Py_None); },
+          [](Entry& e, nb::object f) { e.evaluate = Owned::borrow(f.ptr()); },
+          nb::for_getter(nb::sig("def evaluate(self) -> Any")),
+          nb::for_setter(nb::sig("def evaluate(self, f: Any, /) -> None")),
+          "The numbers of a call -> what the host computes of them; None where a guard fails.")
+      .def_prop_ro(
+          "host", [](const Entry& e) { return nb::borrow(e.host ? e.host.get() : Py_None); },
+          nb::sig("def host(self) -> Any"))
       .def(
           "note_identities",
           [](Entry& e, nb::dict found) {

@@ -24,16 +24,22 @@ struct Entry {
   Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
   uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
-  std::vector<std::shared_ptr<Direct>> directs{};  // by what the leaves look like; the one used last first
-  bool refused = false;                            // its executable cannot be run directly
-  int in_vain = 0;                                 // calls that found no direct one, less those that did
-  int pause = 0;                                   // calls that do not look for one
+  std::vector<std::shared_ptr<Direct>> directs{};             // by what the leaves look like; the one used last first
+  bool refused = false;                                       // its executable cannot be run directly
+  int in_vain = 0;                                            // calls that found no direct one, less those that did
+  int pause = 0;                                              // calls that do not look for one
+  std::vector<std::pair<uint32_t, PyTypeObject*>> symbols{};  // leaves that are symbolic numbers: int or float
+  Owned host;                                                 // the HostProgram of these numbers
+  Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
 
   // Are the nodes whose id() its code asked for the same objects? `node` gives one by its tracked index.
   template <typename Node>
   bool has_identities(Node node) const {
     return std::all_of(identities.begin(), identities.end(), [&](auto& i) { return node(i.first) == i.second; });
   }
+  // What the host computes from the symbolic numbers among these leaves: a tuple; empty where there are none, or where
+  // they are not as its guards say.
+  Owned host_values(const OwnedList& leaves) const;
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;
   // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.

@@ -24,6 +24,8 @@ struct Outcome {
   Program program;  // root 0 is the result
   std::vector<Write> writes;
   uint32_t result_leaves = 0;
+  // Output leaves that are Python numbers, in order: the leaf, and which of the entry's host outputs it is.
+  std::vector<std::pair<uint32_t, uint32_t>> numbers;
 };
 
 // Is the value at `pc` one that says where the program is running?
@@ -47,7 +49,9 @@ class Trace {
   // whether a change cannot be seen in the result).
   // Without `forward`, an untouched input leaf in the result is an output like any other.
   // With `arrays`, a NumPy array that the function made is an output too, not a constant.
-  nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays);
+  // With `numbers`, so is what stands for a Python number.
+  nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
+                   bool numbers);
   // Puts handed-over nodes back to what they were.
   void restore();
   // Do the caller's own objects still look as they did when the trace began?

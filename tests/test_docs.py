@@ -159,8 +159,12 @@ def test_jax_jit_takes_no_plain_object_and_drops_changes():
     assert params["w"] == 1
 
 
-def test_a_number_that_keeps_changing_compiles_anew_and_warns():
+def test_a_number_that_keeps_changing_compiles_twice_and_anew_where_it_is_to_be_static():
     scaled = graftax.jit(lambda x, n: x * n)
+    for n in range(12):
+        assert scaled(jnp.ones(()), n) == n
+    assert scaled.cache_info().traces == 2
+    scaled = graftax.jit(lambda x, n: x * n, numbers="static")
     with pytest.warns(graftax.RecompileWarning, match=r"make it a jax\.Array"):
         for n in range(12):
             scaled(jnp.ones(()), n)

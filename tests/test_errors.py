@@ -33,7 +33,7 @@ def test_a_deleted_array_is_named():
 
 
 def test_a_static_that_keeps_changing_earns_one_warning_with_its_path():
-    f = graftax.jit(lambda config, x: x * config["rate"])
+    f = graftax.jit(lambda config, x: x * config["rate"], numbers="static")
     with pytest.warns(graftax.RecompileWarning, match=r"config\['rate'\].*graftax\.Dynamic") as caught:
         for i in range(30):
             f({"rate": 0.5 + i}, jnp.ones(1))
@@ -166,7 +166,7 @@ def test_structures_that_change_between_hits_earn_no_warning():
 
 
 def test_two_numbers_that_change_on_every_call_earn_one_warning():
-    f = graftax.jit(lambda x, n, m: x * n + m)
+    f = graftax.jit(lambda x, n, m: x * n + m, numbers="static")
     with pytest.warns(graftax.RecompileWarning, match=r"n was 2, is 3\n  m was 4, is 6") as caught:
         for n in range(20):
             f(jnp.ones(()), n, 2 * n)

@@ -137,6 +137,14 @@ CAUSES = {
 }
 
 
+def warned(call, times=8):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(times):
+            call(i)
+    return [str(w.message) for w in caught if w.category is graftax.RecompileWarning]
+
+
 def causes_of(f, *args):
     """Calls f; the causes of what this compiled, which `explain` has to know beforehand."""
     before = graftax.explain(f, *args)
@@ -152,7 +160,7 @@ def causes_of(f, *args):
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_cause_is_named(name):
     first, then, kinds, text = CAUSES[name]
-    f = graftax.jit(lambda v: used(v))
+    f = graftax.jit(lambda v: used(v), numbers="static")
     f(first())
     value = then()
     (cause,) = causes_of(f, value)
@@ -246,8 +254,46 @@ def test_a_setting_is_named(setting, text):
     assert kind == "setting" and text in said
 
 
+def test_a_number_that_is_symbolic_from_now_on_is_named_and_so_are_its_guards():
+    class Trainer:
+        def __init__(self):
+            self.step, self.rate = 0, 0.5
+
+    def train(trainer, x):
+        if trainer.step % 10 == 0:
+            return x
+        return x[0] if x.shape[0] * 2 == trainer.step else x * trainer.rate
+
+    f, trainer = graftax.jit(train), Trainer()
+    for trainer.step in (1, 2, 3, 10, 20, 6):
+        f(trainer, jnp.ones(3))
+    said = [list(map(str, variant.causes)) for variant in graftax.explain(f).variants]
+    assert said[:3] == [
+        ["the first call"],
+        ["trainer.step was 1, is 2: from now on any value of it is served"],
+        ["trainer.step % 10 == 0 was False, is True"],
+    ]
+    # The last one differs in one guard from the second and from the third.
+    assert said[3] in (["trainer.step % 10 == 0 was True, is False"], ["trainer.step == 6 was False, is True"])
+    for trainer.step, number in ((30, 3), (7, 2), (6, 4), (1, 1)):
+        assert graftax.explain(f, trainer, jnp.ones(3)).number == number, trainer.step
+        assert graftax.explain(f, trainer, jnp.ones(3)).hit
+    trainer.rate = 0.25
+    explanation = graftax.explain(f, trainer, jnp.ones(3))
+    assert not explanation.hit
+    assert "trainer.rate was 0.5, is 0.25: from now on any value of it is served" in map(str, explanation.causes)
+    assert f.cache_info().traces == 4  # to ask compiles nothing
+
+
+def test_a_value_that_is_asked_for_again_and_again_warns():
+    f = graftax.jit(lambda v: f"{v}")
+    messages = warned(lambda i: f(i), 12)
+    assert any("decide in the function" in message for message in messages)  # as a symbol
+    assert any("graftax.Dynamic" in message for message in messages)  # and when it is static again
+
+
 def test_eviction_is_named():
-    f = graftax.jit(lambda x, n: x * n, cache_size=1)
+    f = graftax.jit(lambda x, n: x * n, cache_size=1, numbers="static")
     for n in (1, 2, 1):
         f(jnp.ones(2), n)
     ((kind, text),) = last_causes(f)
@@ -282,7 +328,9 @@ def test_a_call_is_compared_with_the_variant_that_is_most_like_it():
     f(jnp.ones(3), "b", 2)
     f(jnp.ones(2), "a", 2)
     variant = graftax.explain(f).variants[-1]
-    assert variant.nearest == 1 and list(map(str, variant.causes)) == ["n was 1, is 2"]
+    assert variant.nearest == 1 and list(map(str, variant.causes)) == [
+        "n was 1, is 2: from now on any value of it is served"
+    ]
 
 
 def test_a_variant_knows_when_where_and_how_long():
@@ -390,14 +438,6 @@ def test_the_environment_asks_for_a_log(tmp_path):
 # ---- warnings
 
 
-def warned(call, times=8):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for i in range(times):
-            call(i)
-    return [str(w.message) for w in caught if w.category is graftax.RecompileWarning]
-
-
 @pytest.mark.parametrize(
     ("values", "remedy"),
     [
@@ -409,7 +449,7 @@ def warned(call, times=8):
     ],
 )
 def test_the_third_compilation_for_one_cause_warns_once_with_the_remedy(values, remedy):
-    f = graftax.jit(lambda v: None)
+    f = graftax.jit(lambda v: None, numbers="static")
     assert warned(lambda i: f(values(i)), 3) == []
     (message,) = warned(lambda i: f(values(7 - i)), 5)
     assert remedy in message and "v" in message

@@ -68,7 +68,7 @@ def test_dynamic_marks_a_value_wherever_it_stands():
 
 
 def test_the_warning_of_a_changing_static_names_the_ways_out():
-    f = graftax.jit(lambda y, k: y * k)
+    f = graftax.jit(lambda y, k: y * k, numbers="static")
     with pytest.warns(graftax.RecompileWarning, match=r"dynamic='k'.*graftax\.Dynamic"):
         for k in range(12):
             f(x, float(k))

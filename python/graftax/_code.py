@@ -234,6 +234,28 @@ def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return found
 
 
+def passed_on(code: types.CodeType) -> set[str]:
+    """The globals that code does more with than to call them, and to give them to `isinstance` or `issubclass`."""
+    instructions = [at for at in dis.get_instructions(code) if at.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    loaded = [(i, at) for i, at in enumerate(instructions) if at.opname == "LOAD_GLOBAL" and not (at.arg or 0) & 1]
+    return {at.argval for i, at in loaded if not _is_class_asked_for(instructions, i)}
+
+
+def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
+    """Is this load of a global in the second argument of `isinstance(x, (a, b))`?"""
+    for at in instructions[i + 1 :]:
+        if at.opname.startswith("CALL"):
+            break
+        if at.opname not in ("LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE"):
+            return False
+    for at in reversed(instructions[:i]):
+        if at.opname == "LOAD_GLOBAL" and (at.arg or 0) & 1:
+            return at.argval in ("isinstance", "issubclass")
+        if not at.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
+            return False
+    return False
+
+
 def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
     """The variables and globals of a function that are read or assigned by these functions in it alone."""
     own: set[str] = set()

@@ -13,6 +13,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,12 +21,15 @@ import jax.extend.core
 import jax.monitoring
 from jax._src import config as _config
 from jax._src import core as _jax_core
+from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.lax import lax as _lax
 from jax.tree_util import FlattenedIndexKey, PyTreeDef
+
+_FOLDER = str(Path(jax.__file__).parent)
 
 
 class Constant:
@@ -53,6 +57,46 @@ def key_class() -> type:
         with contextlib.suppress(ImportError):
             return importlib.import_module(module).PRNGKeyArray
     raise ImportError("this JAX has no PRNGKeyArray where it is known")
+
+
+def know_symbols(classes: dict[type, type], array: Any) -> None:
+    """Tells JAX that instances of these classes are Python numbers of a type, and which array each one is.
+
+    `export` does the same for symbolic dimensions; nothing public does.
+    """
+    for cls, kind in classes.items():
+        _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, kind)
+        _dtypes.canonicalize_value_handlers[cls] = array
+        _dtypes.python_scalar_types.add(cls)
+        _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
+        _dtypes.register_weak_scalar_type(cls)
+
+
+def _aval_of_number(kind: type, symbol: Any) -> Any:
+    return _jax_core.pytype_aval_mappings[kind](kind())
+
+
+def wants_exponent(frame: types.FrameType) -> bool:
+    """Does this frame of JAX look at an exponent? It makes another program for each whole one."""
+    return frame.f_code.co_name in ("power", "_operator_pow") and _is_of_jax(frame)
+
+
+def only_tries(frame: types.FrameType | None) -> bool:
+    """Does this frame of JAX make an array of a Python number only to see whether it fits a dtype?"""
+    for name in ("coerce_to_array", "array"):
+        if frame is None or frame.f_code.co_name != name or not _is_of_jax(frame):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _is_of_jax(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_FOLDER)
+
+
+def weak_scalar(vector: Any, at: int) -> Any:
+    """One element, with the weak type of a Python number, which no public function gives."""
+    return _lax._convert_element_type(jax.lax.index_in_dim(vector, at, keepdims=False), weak_type=True)
 
 
 def of_one_trace(x: Any, tracer: Any) -> bool:

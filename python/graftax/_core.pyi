@@ -111,6 +111,14 @@ class GraphDef:
     The recorded structure of an object graph: immutable, hashable, comparable, printable.
     """
 
+    def numbers(self) -> list[tuple[int, int | float]]:
+        """
+        The number of the row and the value of each `int` and `float` that can change by itself.
+        """
+
+    def without_numbers(self) -> GraphDef:
+        """The same structure, whatever these numbers are."""
+
     def __eq__(self, other: object, /) -> bool: ...
 
     def __ne__(self, other: object, /) -> bool: ...
@@ -303,6 +311,15 @@ class Outcome:
     def result_leaves(self) -> int: ...
 
     @property
+    def numbers(self) -> list[tuple[int, int]]:
+        """
+        Output leaves that are Python numbers, in order: (the leaf, which output of the host it is).
+        """
+
+    @numbers.setter
+    def numbers(self, arg: list[tuple[int, int]], /) -> None: ...
+
+    @property
     def num_leaves(self) -> int: ...
 
     @property
@@ -358,7 +375,7 @@ class Trace:
 
     def rebuild(self, leaves: Sequence[object], /) -> list[Any]: ...
 
-    def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = False) -> tuple[Outcome, list[Any], list[str], bool]: ...
+    def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = False, numbers: bool = False) -> tuple[Outcome, list[Any], list[str], bool]: ...
 
     def restore(self) -> None: ...
 
@@ -576,8 +593,23 @@ class Entry:
 
     def serves(self, recording: Recording) -> bool:
         """
-        Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, and have the bindings that it depends on the values they had?
+        Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
         """
+
+    def use_numbers(self, symbols: list[tuple[int, type]], host: Any) -> None:
+        """Which leaves are symbolic numbers, and their HostProgram."""
+
+    @property
+    def evaluate(self) -> Any:
+        """
+        The numbers of a call -> what the host computes of them; None where a guard fails.
+        """
+
+    @evaluate.setter
+    def evaluate(self, f: Any, /) -> None: ...
+
+    @property
+    def host(self) -> Any: ...
 
     def note_identities(self, found: dict[int, int]) -> None:
         """More ids of objects that its code asked for, by tracked index."""
@@ -655,9 +687,9 @@ def use_new_reads(type: type[BaseException]) -> None:
     What a trace gives up with that has met code which reads what is no root yet.
     """
 
-def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None] | None:
+def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recording | None, tuple[Any, ...] | None] | None:
     """
-    The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one).
+    The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one, what the host has computed of its numbers).
     """
 
 def context_of_call() -> Any:

@@ -36,6 +36,7 @@ from ._compat import data_fields, is_registered_static, ref_types, tree_function
 from ._description import Description
 from ._handles import HandleLayout, handle_classes
 from ._refused import IN_C, ITERATOR, hides_state, why_refused
+from ._symbols import Symbol
 from .marks import Dynamic, Static
 
 _BY_PICKLE = (
@@ -122,6 +123,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("array")
     if cls in handle_classes():  # also where it is registered with JAX
         return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
+    if issubclass(cls, Symbol):
+        return Description("symbol")
     if issubclass(cls, Dynamic):
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):

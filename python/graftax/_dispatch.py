@@ -11,6 +11,7 @@ from jax.tree_util import SequenceKey
 
 from . import _core
 from ._donation import DonationWarnings, donated_leaves
+from ._numbers import SymbolicNumbers
 from ._plan import Layout, Plan, covered_places
 from ._prefix import entry_at, is_prefix
 from ._trace import Flat, definition_of, flat_function
@@ -34,6 +35,7 @@ def build_entry(
     recording: _core.Recording,
     context: Any,
     staged: bool = False,
+    numbers: SymbolicNumbers | None = None,
 ) -> _core.Entry:
     """Makes the jit object for one structure. Nothing is traced yet, unless out_shardings has a structure.
 
@@ -43,7 +45,7 @@ def build_entry(
     options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, roots, layout, graphdef)
-    flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged)
+    flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged, numbers)
     if options.out_shardings is not None:
         spec = options.out_shardings
         if is_prefix(spec):
@@ -64,7 +66,12 @@ def build_entry(
     compiled: Any = jax.jit(taking_tuple(flat) if tupled else flat, **jit_options)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
-    return _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
+    entry = _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
+    if numbers is not None:
+        program = numbers.begin()
+        entry.use_numbers(list(zip(numbers.leaves, program.kinds, strict=True)), program)
+        entry.evaluate = program.compiled(0)
+    return entry
 
 
 def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]:

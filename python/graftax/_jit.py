@@ -50,6 +50,7 @@ def jit(
     check: bool = False,
     progress: bool | Callable[[str, float], Any] = False,
     warn_impure: bool = True,
+    numbers: str = "symbolic",
 ) -> Any:
     """Compiles a function of any Python objects with XLA.
 
@@ -67,8 +68,8 @@ def jit(
             twice is passed once, where both places are donated. The words with "warn" let JAX warn of what it could
             not reuse.
         donate_argnums, donate_argnames: the same, in JAX's spelling.
-        dynamic: names, positions or patterns of key paths of Python numbers to trace. Others are static, and each
-            new value compiles anew. `graftax.Dynamic` does the same for a value wherever it stands.
+        dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
+            `graftax.Dynamic` does the same for a value wherever it stands.
         in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
         keep_unused, inline, compiler_options: as in `jax.jit`.
         check: runs the plain function beside each call, on a copy of the arguments and of what it captures, and raises
@@ -79,6 +80,10 @@ def jit(
         warn_impure: where a trace sees your code call what a compiled call cannot repeat (`time`, `random`,
             `numpy.random`, `print`, `open`, `logging`, …), an `ImpureCallWarning` names the place, and what to write
             instead. With `check=True` there is none: the check compares what such calls do.
+        numbers: a Python `int` or `float` is static at first. One that has another value in a later call is "symbolic"
+            from then on: Python's arithmetic with it is done on the host in each call, where it meets an array it is an
+            input of the program, and only what the code asks of it (a comparison, a shape, a format) is compared. With
+            "static", each new value compiles anew.
 
     Raises:
         UnsupportedValueError: for a value with hidden state, at its path.
@@ -96,6 +101,7 @@ def jit(
         check=check,
         progress=progress,
         warn_impure=warn_impure,
+        numbers=numbers,
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),

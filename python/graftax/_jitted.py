@@ -26,7 +26,7 @@ from ._advice import caller_level, note_comparison
 from ._aot import Stageable
 from ._compat import is_of_a_deleted_array
 from ._dispatch import build_entry
-from ._errors import CHANGE_LOST, LostChangeWarning, UnsupportedValueError
+from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError
 from ._explain import _compiling, _frozen
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
@@ -130,7 +130,8 @@ class Jitted(Stageable[P, R]):
                 raise NewReads from None
             raise
         self._look_at(recording)
-        return self._shared_entry(roots, layout, recording, context), recording
+        symbolic = self._symbolic_entry(roots, layout, recording, context, opened)
+        return symbolic or (self._shared_entry(roots, layout, recording, context), recording)
 
     def _shared_entry(
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
@@ -170,6 +171,55 @@ class Jitted(Stageable[P, R]):
     ) -> _core.Entry:
         return build_entry(self._plan, self, roots, layout, recording, context)
 
+    def _symbolic_entry(
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        recording: _core.Recording,
+        context: Any,
+        opened: _core.Opened,
+    ) -> tuple[_core.Entry, _core.Recording] | None:
+        """One for a call that differs from others in Python numbers alone: these are symbols. None: it is static."""
+        table, static = self._table, recording
+        if not self._takes_symbols:
+            return None
+        while (numbers := table.numbers.symbolic(static, context)) is not None:
+            try:
+                recording = self._plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
+            except GraftaxError:
+                numbers.refuse()
+                continue
+            if numbers.found_in(recording):
+                break
+        else:
+            return None
+        entry, key = table.find(recording, context)
+        if entry is not None:
+            table.found += 1
+            return entry, recording
+        table.misses += 1
+        _compiling.listen()
+        entry = build_entry(self._plan, self, roots, layout, recording, context, numbers=numbers)
+        key = (_core.weaken(recording.graphdef), *key[1:])
+        numbers.stored(table, key)
+        return table.store(key, entry), recording
+
+    @property
+    def _takes_symbols(self) -> bool:
+        options, reads = self._options, self._table.reads
+        return options.numbers == "symbolic" and not options.shards and reads is not None and reads.tells_types
+
+    def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
+        """A call that is not made, recorded with the symbols that it would have."""
+        roots, layout, recording = self._anew(lambda: self._prepare(args, kwargs))
+        numbers = self._table.numbers.would_be_symbolic(recording) if self._takes_symbols else None
+        if numbers is None:
+            return None
+        try:
+            return self._plan.record(roots, layout, symbolic=numbers.places.keys())
+        except GraftaxError:
+            return None
+
     def _look_at(self, recording: _core.Recording) -> None:
         """Begins anew where what the function reads, or what its code is, has changed since its signature was read."""
         if self._table.reads is not None and self._table.reads.is_large:
@@ -193,6 +243,10 @@ class Jitted(Stageable[P, R]):
             self._table.waiting.discard(id(outcome))
             entry.note_identities(self._table.asked.pop(id(outcome), {}))
         _compiling.finished(self._table)
+        if entry.host is None:
+            self._table.numbers.settle()
+        else:
+            entry.evaluate = entry.host.compiled(len(entry.outcomes))
         return self._table.reads.reads() if self._table.reads is not None else None
 
     @boundary

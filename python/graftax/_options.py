@@ -32,9 +32,11 @@ class JitOptions(FilterJitOptions, total=False):
     out_shardings: Any
     check: bool
     progress: bool | Callable[[str, float], Any]
+    numbers: Literal["symbolic", "static"]
 
 
 MUTATION = ("propagate", "error", "discard")
+NUMBERS = ("symbolic", "static")
 DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")  # equinox's words
 
 
@@ -48,6 +50,7 @@ class Options:
     check: bool = dataclasses.field(default=False, compare=False)  # the plain function runs beside
     progress: Any = dataclasses.field(default=False, compare=False)  # says what a first call does
     warn_impure: bool = dataclasses.field(default=False, compare=False)  # calls that cannot be replayed are named
+    numbers: str = "static"  # "symbolic": Python numbers that change between calls do not compile
     cache_size: int = 512
     static: tuple[int | str, ...] = ()
     donate: tuple[int | str, ...] = ()
@@ -62,6 +65,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.mutation not in MUTATION:
             raise ValueError(f"mutation={self.mutation!r}: expected one of {', '.join(map(repr, MUTATION))}")
+        if self.numbers not in NUMBERS:
+            raise ValueError(f"numbers={self.numbers!r}: expected one of {', '.join(map(repr, NUMBERS))}")
         if self.cache_size < 1:
             raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from . import _core
@@ -49,12 +49,27 @@ class Plan:
         self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
 
     def record(
-        self, roots: tuple[Any, ...], layout: Layout, shapes: bool = False, opened: _core.Opened | None = None
+        self,
+        roots: tuple[Any, ...],
+        layout: Layout,
+        shapes: bool = False,
+        opened: _core.Opened | None = None,
+        symbolic: Collection[Place] = (),
     ) -> _core.Recording:
-        """The roots of a call, recorded. `opened` holds what the call has asked registered classes before."""
+        """The roots of a call, recorded.
+
+        Args:
+            opened: what the call has asked registered classes before.
+            symbolic: places of Python numbers that are leaves, though no option says so.
+        """
         opened = opened or _core.Opened()
         names, flags = self._spelled(layout)
-        dynamic = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
+        named = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
+
+        def is_leaf(place: Place) -> bool:
+            return place in symbolic or (named is not None and named(place))
+
+        dynamic = is_leaf if symbolic else named
         return _core.Recording(roots, names, flags, layout, self.donates(roots, layout), shapes, dynamic, opened)
 
     def _spelled(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:

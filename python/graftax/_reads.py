@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from . import _core
@@ -31,8 +31,10 @@ from ._code import (
     is_users_scope,
     names_of,
     only_in,
+    passed_on,
 )
 from ._impure import ImpureCalls
+from ._stand_ins import TYPE, stand_ins
 
 
 class Place(NamedTuple):
@@ -83,6 +85,9 @@ class Place(NamedTuple):
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 
+_STOOD_IN = frozenset({"float", "int", "type"})
+
+
 class NewReads(BaseException):
     """The trace has met code that reads what is no root yet. The call begins anew with more roots.
 
@@ -128,6 +133,11 @@ class ReadSet:
         self._functions: dict[int, types.FunctionType] = {}
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
+        self.of_types: dict[int, dict[str, Any]] = {}  # globals of code that names type()
+        self.of_numbers: dict[int, dict[str, Any]] = {}  # globals of code that calls float(), int() or math on a symbol
+        self._passed: dict[int, set[str]] = {}  # of these: builtin classes that code does more with than to call them
+        self.originals: dict[int, dict[str, Any]] = {}  # globals by what code of the trace that runs sees of them
+        self.symbolic = False  # does the trace that runs have symbols?
         self.left: set[tuple[int, str | None]] = set()  # places that are none: they count traces
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._scope: dict[str, Any] | None = None  # that of the function itself
@@ -189,9 +199,11 @@ class ReadSet:
         return NewReads() if self._size != before else False if each else None
 
     @property
-    def _size(self) -> tuple[int, int, int, int]:
+    def _size(self) -> tuple[int, ...]:
+        """Of what a trace has to begin anew for when it grows."""
         assigned = sum(place.assigned for place in self.places)
-        return len(self.places), assigned, len(self.hidden), len(self.of_ids)
+        types = (len(self.of_types), sum(map(len, self._passed.values()))) if self.symbolic else (0, 0)
+        return len(self.places), assigned, len(self.hidden), len(self.of_ids), *types
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -205,6 +217,10 @@ class ReadSet:
             self._guards.setdefault(id(scope), weakref.ref(function))
         if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
             self.of_ids.setdefault(id(scope), scope)
+        if "type" in names.loaded and "type" not in scope:
+            self.of_types.setdefault(id(scope), scope)
+        if classes := _STOOD_IN.intersection(names.loaded):
+            self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
         if users:
             self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
@@ -225,6 +241,31 @@ class ReadSet:
                 self._add_place(Place(function, None))
             else:
                 self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
+
+    def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        """Code asks a symbol for its value in C, as `float(x)` does.
+
+        Raises:
+            NewReads: where it is to find a function there that takes symbols.
+        """
+        scope = self.originals.get(id(scope), scope)
+        if is_never_asked(code.co_filename) or id(scope) in self.of_numbers:
+            return
+        if stand_ins(scope, _STOOD_IN.intersection(names_of(code).loaded) - self._passed.get(id(scope), set())):
+            self.of_numbers[id(scope)] = scope
+            raise NewReads
+
+    @property
+    def tells_types(self) -> bool:
+        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else."""
+        return not any("type" in self._passed.get(i, ()) for i in self.of_types)
+
+    def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
+        for scope in self.of_types.values():
+            yield scope, {"type": TYPE}
+        for i, scope in self.of_numbers.items():
+            yield scope, stand_ins(scope, {"float", "int"} - self._passed.get(i, set()))
 
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool

@@ -11,6 +11,7 @@ from . import _core
 from ._advice import Advice
 from ._errors import GraftaxError
 from ._explain import History
+from ._numbers import Numbers
 from ._options import Options
 from ._reads import Overheard, Place, ReadSet
 from ._ship import digest
@@ -46,6 +47,7 @@ class FunctionTable(_core.Table):
         self.shipped: dict[tuple[str, Any], Any] = {}  # what was loaded of a file, by digest and context
         self.shipped_for: _core.Reads | None = None  # the bindings that it depends on
         self.frozen = False  # a call that would compile raises instead
+        self.numbers = Numbers()
         self.reads = ReadSet() if options.captured else None
         self.heard = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
@@ -105,6 +107,13 @@ class FunctionTable(_core.Table):
             self.drop((graphdef, context, number), TOO_MANY_VARIANTS)
         return None, (graphdef, context, 1)
 
+    def knows(self, recording: _core.Recording, context: Any) -> bool:
+        """Is there an entry that serves it? An error of a static's own `__eq__` is for `find` to raise."""
+        try:
+            return self.find(recording, context)[0] is not None
+        except Exception:
+            return True
+
     def drop(self, key: tuple[Any, ...], why: str = "") -> None:
         entry = self.entries.pop(key, None)
         if entry is not None:
@@ -122,6 +131,7 @@ class FunctionTable(_core.Table):
         self.advice = Advice()
         self.history = self.history.anew()
         self.shipped, self.shipped_for = {}, None
+        self.numbers = Numbers()
         self.misses = self.found = self.traces = 0
 
 

@@ -30,6 +30,7 @@ from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
 from ._hosts import give_own, warn_of_copies
+from ._numbers import SymbolicNumbers
 from ._plan import Layout, Plan
 from ._reads import NewReads
 from ._signature import GlobalAssigned
@@ -81,27 +82,39 @@ def flat_function(
     outcomes: list[_core.Outcome],
     by_value: bool,
     shapes: bool = False,
+    numbers: SymbolicNumbers | None = None,
 ) -> Callable[..., Flat]:
     """The function that JAX sees: arrays to (result leaves, write-back leaves, number of the Outcome).
 
-    With `shapes` nothing will run, and the roots may hold `jax.ShapeDtypeStruct` in place of arrays.
+    With `shapes` nothing will run, and the roots may hold `jax.ShapeDtypeStruct` in place of arrays. With `numbers` two
+    vectors of what the host has computed come after the leaves.
     """
 
     def flat(*leaves: Any) -> Flat:
         active = _core.active_call(outcomes)
         if active is None:
             raise GraftaxError(f"{plan.name} was traced outside of a call")
-        caller, roots, recording = active
-        recording = recording or plan.record(roots, layout, shapes)
+        caller, roots, recording, computed = active
+        recording = recording or plan.record(roots, layout, shapes, symbolic=numbers.places.keys() if numbers else ())
         if caller._table.frozen and not shapes:
             _frozen.refuse(caller._table, plan.name, recording)
-        outcome, out = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
+        if numbers is None:
+            outcome, out = trace(plan, caller, roots, recording, layout, leaves, donated, by_value)
+        else:
+            around = (plan, caller, roots, recording, layout)
+            outcome, out = numbers.run(
+                caller._table.reads,
+                recording,
+                leaves,
+                computed,
+                lambda given: trace(*around, given, donated, by_value, True),
+            )
         with _NUMBERING:  # two threads may trace one entry at once
             number = len(outcomes)
             outcomes.append(outcome)
         if not shapes:
             _compiling.traced(caller._table, plan.name, recording, outcomes)
-        n = outcome.result_leaves
+        n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
         return tuple(out[:n]), tuple(out[n:]), encode(number)
 
     flat.__name__ = flat.__qualname__ = plan.name
@@ -118,15 +131,18 @@ def trace(
     leaves: Sequence[Any],
     donated: Sequence[bool],
     by_value: bool,
+    numbers: bool = False,
 ) -> tuple[_core.Outcome, list[Any]]:
     """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
-    graph, before = Rebuilt(), len(equations())
+    graph, before = Rebuilt(numbers), len(equations())
 
     def call(values: list[Any]) -> Any:
         reads, since, heard = caller._table.reads, len(equations()), caller._table.heard
+        if reads is not None:
+            reads.symbolic = numbers
         given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         with (reads or heard).impure.named(plan.name, options.warns_impure):
             if reads is not None or _core.is_watched() or not options.warns_impure:
@@ -152,6 +168,7 @@ def trace(
         by_value=by_value,
         forward=forward,
         donated=donated,
+        numbers=numbers,
         graph=graph,
     )
     if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
@@ -180,14 +197,15 @@ def run_trace(
     forward: bool,
     donated: Sequence[bool] = (),
     arrays: bool = False,
+    numbers: bool = False,
     graph: Rebuilt | None = None,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots, as they were recorded, rebuilt around `leaves`.
 
     Whatever happens leaves the caller's objects as they were.
 
-    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants. `graph` is told of the trace
-    that `call` runs in.
+    With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants; with `numbers`, symbols are.
+    `graph` is told of the trace that `call` runs in.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -205,7 +223,7 @@ def run_trace(
                 text = changes()
                 if text:
                     raise MutationError(text)
-            outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays)
+            outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers)
             _refuse_ended(name, recording, outcome, out, inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)

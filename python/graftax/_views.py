@@ -92,7 +92,8 @@ _PATCHING = threading.RLock()  # one trace at a time puts what it sees into clas
 class Rebuilt:
     """What code under a trace may ask of the rebuilt graph: which functions are in it, and whose copy an object is."""
 
-    def __init__(self) -> None:
+    def __init__(self, symbolic: bool = False) -> None:
+        self.symbolic = symbolic  # are there symbols in it?
         self.functions: set[int] = set()  # their ids
         # Of the traced function, by id: rebuilt cell -> (root, the caller's); globals that frames see -> (the caller's,
         # name -> root).
@@ -157,6 +158,8 @@ class Views:
             self._see_modules(reads, [place for place, _ in self._shown if isinstance(place.holder, dict)])
             for scope in reads.of_ids.values():
                 self.scope(scope)["id"] = self._rebuilt.id
+            for scope, names in reads.seen_by_symbols() if self._rebuilt.symbolic else ():
+                self.scope(scope).update(names)
 
     def _see_modules(self, reads: ReadSet, places: list[Place]) -> None:
         names: dict[int, dict[str, Any]] = {}
@@ -200,7 +203,9 @@ class Views:
         reads.begin({place.key for place, _ in self._shown})
         self._patch()
         try:
-            result = _core.run_watched(function, enter, reads.known, list(self._scopes.values()), self.functions)
+            scopes = list(self._scopes.values())
+            reads.originals = {id(seen): scope for scope, seen in scopes}
+            result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
         finally:
             replaced = self._unpatch()
             for place in replaced:

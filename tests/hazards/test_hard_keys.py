@@ -450,7 +450,7 @@ def test_thousands_of_statics_keep_as_many_entries_as_the_table_holds():
         def use(self):
             return self.n
 
-    f = graftax.jit(lambda config, w: config.n, cache_size=64)
+    f = graftax.jit(lambda config, w: config.n, cache_size=64, numbers="static")
     sizes = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -470,7 +470,7 @@ class Wide:
 
 
 def test_the_number_of_entries_is_bounded_by_default_and_reported():
-    f = graftax.jit(lambda x: x)
+    f = graftax.jit(lambda x: x, numbers="static")
     assert f.cache_info().maxsize == 512
     for x in itertools.chain.from_iterable([Wide((n,)), {n}, [n]] for n in range(3)):
         f(x)

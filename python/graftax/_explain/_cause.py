@@ -25,6 +25,8 @@ class Cause(NamedTuple):
     def __str__(self) -> str:
         if self.kind in SAID:
             return SAID[self.kind].format(path=self.path, before=self.before, now=self.now)
+        if self.kind == "symbol":
+            return f"{self.path} was {self.before}, is {self.now}: from now on any value of it is served"
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
         what = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
@@ -52,8 +54,8 @@ SAID = {
 REMEDIES = {
     # ---- a value that is no array
     "number": (
-        "Python numbers are static: to compile once, trace it with jit(..., dynamic={path!r}), pass "
-        "graftax.Dynamic(value), or make it a jax.Array."
+        "The code asks for its value (a shape, an index, a text), or numbers='static' says so: to compile once, trace "
+        "it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or make it a jax.Array."
     ),
     "packed number": (
         "Python numbers are static, in packed state too: to compile once, pack a jax.Array or graftax.Dynamic(value) "

@@ -8,6 +8,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ._cause import Cause
 from ._log import because, headline, record
 from ._variant import Variant
@@ -109,14 +110,21 @@ def explain(function: Jitted[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallExplanation:
-    recording = caller._recorded(args, kwargs)
-    plan = caller._plan
-    variant = Variant.of(plan.name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    recording, explanations = caller._recorded(args, kwargs), []
+    for found in (recording, caller._recorded_symbolic(args, kwargs)):
+        if found is not None:
+            explanations.append(_of_recording(caller._plan.name, table, found))
+    hits = [explanation for explanation in explanations if explanation.hit]
+    return (hits or explanations[-1:])[0]
+
+
+def _of_recording(name: str, table: Any, recording: _core.Recording) -> CallExplanation:
+    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
     for known in reversed(table.history.variants):
         entry = known.entry()
         if not known.is_live or entry is None or known.graphdef != variant.graphdef:
             continue
         if entry.serves(recording) and not known.differences_to(variant):
-            return CallExplanation(plan.name, True, known.number, ())
+            return CallExplanation(name, True, known.number, ())
     number, causes = table.history.explain(variant)
-    return CallExplanation(plan.name, False, number, causes)
+    return CallExplanation(name, False, number, causes)

@@ -44,6 +44,8 @@ def looks(leaves: Sequence[Any]) -> tuple[Look, ...]:
 
 
 def _look(leaf: Any) -> Look:
+    if type(leaf) in (int, float):  # a traced number, which may be more than JAX can take
+        leaf = type(leaf)()
     aval: Any = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     weak = bool(getattr(aval, "weak_type", False))
     if not hasattr(aval, "dtype"):  # a type that somebody else made, such as a Variable of NNX that is one value
@@ -52,6 +54,8 @@ def _look(leaf: Any) -> Look:
         return Look(aval.shape, aval.dtype, weak, None, None)
     if isinstance(leaf, jax.Array) and hasattr(leaf, "sharding"):
         return Look(aval.shape, aval.dtype, weak, leaf.sharding, bool(getattr(leaf, "committed", False)))
+    if not hasattr(aval, "dtype"):  # a value of a type that a library has told JAX of
+        return Look((), aval, weak, None, None)
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
     dtype = aval.dtype
     if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(dtype, np.dtype):

@@ -44,6 +44,7 @@ class Variant:
     packed: dict[str, _core.GraphDef]  # by place
     functions: dict[str, tuple[str, int]]  # by place: how it reads, and the hash of its code
     looks: tuple[Look, ...]
+    numbers: dict[int, int | float]  # leaves that are Python numbers
     settings: dict[str, Any]
     reads: Seen
     where: tuple[str, int]
@@ -76,7 +77,9 @@ class Variant:
     ) -> Variant:
         """A call that is going on, to be compared with what was compiled."""
         weak, settings = _core.weaken(graphdef), _compat.settings_of_traces()
-        return cls(name, weak, names, *_held(graphdef, names), looks(leaves), settings, bindings(reads), call_site())
+        numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
+        held = _held(graphdef, names)
+        return cls(name, weak, names, *held, looks(leaves), numbers, settings, bindings(reads), call_site())
 
     def differences_to(self, now: Variant) -> list[Cause]:
         """Everything in which a call is not as this one was; empty where this program would have served."""
@@ -90,6 +93,7 @@ class Variant:
     def _differences_to(self, now: Variant) -> Iterator[Cause]:
         if self.graphdef == now.graphdef and self.names == now.names:
             yield from self._arrays(now, enumerate(now.looks), None)
+            yield from self._guards(now)
         else:
             found, pairs = differences_by_name(self.graphdef, now.graphdef, self.names, now.names)
             became_roots = set(now.names).difference(self.names)
@@ -99,7 +103,7 @@ class Variant:
                 elif difference.path in became_roots:
                     yield Cause("read", difference.path, "not known to change", caused(difference).now)
                 else:
-                    yield caused(difference)
+                    yield now.symbolic(caused(difference))
             for path, (text, code) in self.functions.items():
                 other, other_code = now.functions.get(path, (text, code))
                 if code != other_code:
@@ -110,6 +114,25 @@ class Variant:
             yield from self._arrays(now, there, paths, looked)
         yield from settings_changes(self.settings, now.settings)
         yield from changes(self.reads, now.reads)
+
+    def _guards(self, now: Variant) -> Iterator[Cause]:
+        """What the program is for, besides its structure."""
+        entry = self.entry()
+        program = entry.host if entry is not None else None
+        if program is not None and all(leaf in now.numbers for leaf in program.leaves):
+            places = now.graphdef.leaf_places()
+            names = [place_name(places[leaf], now.names) for leaf in program.leaves]
+            numbers = [now.numbers[leaf] for leaf in program.leaves]
+            yield from (Cause("guard", *broken) for broken in program.broken(numbers, names))
+
+    def symbolic(self, cause: Cause) -> Cause:
+        """Where a number of a call, static before, is a symbol of this one, the same with its value."""
+        if self.numbers and cause.kind == "type":
+            places = self.graphdef.leaf_places()
+            for leaf, value in self.numbers.items():
+                if place_name(places[leaf], self.names) == cause.path:
+                    return Cause("symbol", cause.path, cause.before, repr(value))
+        return cause
 
     def _arrays(
         self,

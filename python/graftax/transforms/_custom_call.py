@@ -18,6 +18,7 @@ from .._compat import is_of_differentiated_callback, is_of_symbolic_zeros
 from .._difference import differences_text, like_but_for_jaxprs
 from .._errors import MutationError, StructureError
 from .._structure import place_name
+from .._symbols import NUMBERS, FloatSymbol
 from ._dce import without_dead_code
 from ._lift import Output, call_first, named
 from ._program import Program
@@ -91,8 +92,8 @@ class TangentSpace(NamedTuple):
         zeros: list[Any] = []
         wanted: list[tuple[int, int, TangentType]] = []
         for at, (leaf, place) in enumerate(zip(found, graphdef.leaf_places(), strict=True)):
-            zeros.append(type(leaf)(0) if type(leaf) in (float, complex) else None)
-            if type(leaf) in (bool, int, float, complex):
+            zeros.append(leaf.__class__(0) if type(leaf) in (float, complex, FloatSymbol) else None)
+            if type(leaf) in NUMBERS:
                 continue
             number, array = leaf_of(leaf)
             if is_inexact(array):

@@ -15,6 +15,7 @@ from .. import _core
 from .._difference import only_order
 from .._errors import StructureError
 from .._structure import Place, Structure, place_name
+from .._symbols import NUMBERS
 from ._program import Program
 
 UNSEEN = (
@@ -24,9 +25,6 @@ UNSEEN = (
 
 
 R = TypeVar("R")
-
-
-_NUMBERS = (bool, int, float, complex)
 
 
 class Provenance(NamedTuple):
@@ -172,9 +170,9 @@ def refuse_unseen(after: StateAfter) -> None:
 
 def with_arrays(value: Any) -> Any:
     """`value` with an array in place of a Python number that stands by itself, or in a tuple: so does JAX."""
-    if type(value) in _NUMBERS:
+    if type(value) in NUMBERS:
         return jnp.asarray(value)
-    if type(value) is tuple and any(type(x) in (*_NUMBERS, tuple) for x in cast("tuple[Any, ...]", value)):
+    if type(value) is tuple and any(type(x) in (*NUMBERS, tuple) for x in cast("tuple[Any, ...]", value)):
         return tuple(with_arrays(x) for x in cast("tuple[Any, ...]", value))
     return value
 
@@ -182,7 +180,7 @@ def with_arrays(value: Any) -> Any:
 def numbers_in(program: Program, root: int) -> set[str]:
     """The key paths of the static Python numbers that are recorded below a root."""
     structure = Structure(program.graphdef)
-    found = (row for row, value in structure.statics() if row.root == root and type(value) in _NUMBERS)
+    found = (row for row, value in structure.statics() if row.root == root and type(value) in NUMBERS)
     return {place_name(structure.place(row), program.names) for row in found}
 
 

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one compiled function computes on the host from the numbers of a call, in Python's own arithmetic."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+# How an operation is spelled in the program that is made of it. {0} and {1} are its operands.
+OPERATIONS = {
+    "+": "{0} + {1}",
+    "-": "{0} - {1}",
+    "*": "{0} * {1}",
+    "/": "{0} / {1}",
+    "//": "{0} // {1}",
+    "%": "{0} % {1}",
+    "**": "{0} ** {1}",
+    "<<": "{0} << {1}",
+    ">>": "{0} >> {1}",
+    "&": "{0} & {1}",
+    "|": "{0} | {1}",
+    "^": "{0} ^ {1}",
+    "<": "{0} < {1}",
+    "<=": "{0} <= {1}",
+    "==": "{0} == {1}",
+    "!=": "{0} != {1}",
+    ">": "{0} > {1}",
+    ">=": "{0} >= {1}",
+    "neg": "-{0}",
+    "pos": "+{0}",
+    "invert": "~{0}",
+    "abs": "abs({0})",
+    "round": "round({0})",
+    "round to": "round({0}, {1})",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "trunc": "trunc({0})",
+    "not": "not {0}",
+    "type": "type({0})",
+    "float": "float({0})",
+    "int": "int({0})",
+}
+_KNOWN = {"math": math, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "sign": math.copysign}
+_COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
+# An operation with a step between its operand and the number of the caller that takes each value once.
+_ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
+_MOST = 3.4028235677973366e38  # what is not below it is infinite in 32 bits
+_CAPACITY = 16  # inputs of one type; a trace that needs more begins anew with more
+
+
+class HostProgram:
+    """Nodes of arithmetic over the symbolic numbers of one entry, which all its traces share.
+
+    A node is a number: the first ones are the numbers of the call. Equal operations on equal nodes are one node.
+
+    Args:
+        kinds: `int` or `float`, of each symbolic number.
+        capacity: how many inputs of each type the executable has at least.
+    """
+
+    def __init__(self, kinds: tuple[type, ...], capacity: dict[type, int] | None = None) -> None:
+        self.kinds = kinds
+        self.capacity = {kind: max(_CAPACITY, (capacity or {}).get(kind, 0)) for kind in (int, float)}
+        self.guards: dict[tuple[int, str], Any] = {}  # (node, what is compared) -> what it was
+        self.leaves: list[int] = []  # which leaves of a call its numbers are
+        self.inputs: dict[type, dict[int, int]] = {int: {}, float: {}}  # node -> which input it is
+        self.outputs: dict[int, int] = {}
+        self._nodes: list[tuple[Any, ...]] = [("number", i) for i in range(len(kinds))]
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self.lock = threading.RLock()  # held while a call may trace
+
+    # ---- written while a function is traced
+
+    def constant(self, value: bool | int | float) -> int:
+        key: Any = value.hex() if isinstance(value, float) else value  # -0.0 is not 0.0
+        return self._node("constant", type(value), key, value)
+
+    def operation(self, name: str, *operands: int) -> int:
+        return self._node(name, *operands)
+
+    def _node(self, *node: Any) -> int:
+        with self.lock:
+            key = node[:3] if node[0] == "constant" else node
+            number = self._numbers.setdefault(key, len(self._nodes))
+            if number == len(self._nodes):
+                self._nodes.append(node)
+            return number
+
+    def guard(self, node: int, what: str, expected: Any) -> None:
+        """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type)."""
+        with self.lock:
+            self.guards.setdefault((node, what), expected)
+
+    def input(self, node: int, kind: type) -> int:
+        with self.lock:
+            return self.inputs[kind].setdefault(node, len(self.inputs[kind]))
+
+    def output(self, node: int) -> int:
+        with self.lock:
+            return self.outputs.setdefault(node, len(self.outputs))
+
+    # ---- read afterwards
+
+    def pinned(self) -> set[int]:
+        """The numbers of the call that the traces have asked for the value of, as good as by themselves."""
+        found: set[int] = set()
+        for node, what in self.guards:
+            if what == "value":
+                at: Any = node
+                while self._nodes[at][0] in _ONE_TO_ONE:
+                    free = [n for n in self._nodes[at][1:] if self._nodes[n][0] != "constant"]
+                    if len(free) != 1:
+                        break
+                    at = free[0]
+                if self._nodes[at][0] == "number":
+                    found.add(at)
+        return found
+
+    def compiled(self, outcomes: int) -> Callable[..., Any]:
+        """What computes, of the numbers of a call, (integer inputs, floating inputs, outcomes, output, ...).
+
+        It returns None where a guard fails. `outcomes` says how many traces it knows of.
+        """
+        with self.lock:
+            return _Source(self).function(outcomes)
+
+    def broken(self, numbers: Sequence[int | float], names: Sequence[str]) -> list[tuple[str, str, str]]:
+        """(what is compared, as it was, as it is) of each guard that does not hold for these numbers.
+
+        Args:
+            names: of the numbers, for the text.
+        """
+        values: dict[int, Any] = {}
+        found: list[tuple[str, str, str]] = []
+        for (node, _), expected in self.guards.items():
+            try:
+                value = self._value(node, numbers, values)
+            except ArithmeticError as error:
+                value = error
+            if type(value) is not type(expected) or repr(value) != repr(expected):
+                found.append((self.text(node, names), repr(expected), repr(value)))
+        return found
+
+    def text(self, node: int, names: Sequence[str]) -> str:
+        """An operation as Python code."""
+        name, *operands = self._nodes[node]
+        if name == "number":
+            return names[node]
+        if name == "constant":
+            return repr(operands[-1])
+        texts = [self.text(operand, names) for operand in operands]
+        if "{1}" in OPERATIONS.get(name, "") and name not in _COMPARISONS:
+            inner = [self._nodes[operand][0] for operand in operands]
+            texts = [f"({t})" if "{1}" in OPERATIONS.get(n, "") else t for t, n in zip(texts, inner, strict=True)]
+        return _spelled(name, texts)
+
+    def _value(self, node: int, numbers: Sequence[int | float], known: dict[int, Any]) -> Any:
+        if node not in known:
+            name, *operands = self._nodes[node]
+            if name == "number":
+                known[node] = numbers[node]
+            elif name == "constant":
+                known[node] = operands[-1]
+            else:
+                scope = {f"n{n}": self._value(n, numbers, known) for n in operands}
+                known[node] = eval(_spelled(name, [f"n{n}" for n in operands]), dict(_KNOWN), scope)
+        return known[node]
+
+    def nodes(self) -> list[tuple[Any, ...]]:
+        return self._nodes
+
+
+def _spelled(name: str, operands: Sequence[str]) -> str:
+    if name in OPERATIONS:
+        return OPERATIONS[name].format(*operands)
+    return f"{name}({', '.join(operands)})"  # a function of `math`
+
+
+class _Source:
+    """The text of a HostProgram, as a Python function."""
+
+    def __init__(self, program: HostProgram) -> None:
+        self._program, self._nodes = program, program.nodes()
+        self._scope: dict[str, Any] = {**_KNOWN, "is_wide": _is_wide, "as_jax": as_jax}
+        self._lines: list[str] = []
+        self._needed = self._reached()
+
+    def _reached(self) -> set[int]:
+        program = self._program
+        todo = [node for node, _ in program.guards] + list(program.outputs)
+        todo += [node for nodes in program.inputs.values() for node in nodes]
+        found: set[int] = set()
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                if self._nodes[node][0] not in ("number", "constant"):
+                    todo += self._nodes[node][1:]
+        return found
+
+    def function(self, outcomes: int) -> Callable[..., Any]:
+        guards: dict[int, list[tuple[str, Any]]] = {}
+        for (node, what), expected in self._program.guards.items():
+            guards.setdefault(node, []).append((what, expected))
+        for number, node in enumerate(self._nodes):
+            if number not in self._needed:
+                continue
+            self._compute(number, node)
+            for what, expected in guards.get(number, ()):
+                self._guard(number, what, expected)
+        results = [self._vector("ints", int, np.int64), self._vector("floats", float, np.float64)]
+        results.append(str(outcomes))
+        results += [f"n{node}" for node in self._program.outputs]
+        names = ", ".join(f"n{i}" for i in range(len(self._program.kinds)))
+        text = f"def compute({names}):\n  " + "\n  ".join([*self._lines, f"return ({', '.join(results)},)"])
+        exec(text, self._scope)
+        return self._scope["compute"]
+
+    def _compute(self, number: int, node: tuple[Any, ...]) -> None:
+        if node[0] == "constant":
+            self._scope[f"n{number}"] = node[-1]
+        elif node[0] != "number":
+            self._lines.append(f"n{number} = " + _spelled(node[0], [f"n{operand}" for operand in node[1:]]))
+
+    def _guard(self, number: int, what: str, expected: Any) -> None:
+        name, constant = f"n{number}", f"g{number}_{what}"
+        self._scope[constant] = expected
+        differs = f"{name} is not {constant}"
+        if what == "value":
+            differs = f"{name} != {constant}"
+            if expected != expected:
+                differs = f"{name} == {name}"
+            elif isinstance(expected, float) and not expected:
+                differs += f" or sign(1.0, {name}) != {math.copysign(1.0, expected)}"
+        self._lines.append(f"if {differs}: return None")
+
+    def _vector(self, name: str, kind: type, dtype: Any) -> str:
+        """An array of its own for each call: the executable may read it after the call has returned."""
+        nodes = self._program.inputs[kind]
+        if not nodes:
+            self._scope[f"no_{name}"] = np.zeros(self._program.capacity[kind], dtype)
+            return f"no_{name}"
+        self._scope[f"new_{name}"] = np.zeros(self._program.capacity[kind], dtype).copy
+        self._lines.append(f"{name} = new_{name}()")
+        for node, at in nodes.items():
+            if at < self._program.capacity[kind]:
+                value = f"n{node}"
+                if kind is int:
+                    self._lines.append(
+                        f"if not {-(1 << 31)} <= {value} < {1 << 31} and not is_wide({value}): return None"
+                    )
+                else:
+                    value = f"{value} if {-_MOST} < {value} < {_MOST} else as_jax({value})"
+                self._lines.append(f"{name}[{at}] = {value}")
+        return name
+
+
+def as_jax(value: float) -> float:
+    """What JAX makes of a number, with the settings of now: beyond 32 bits it is infinite, without a warning here."""
+    too_large = not -_MOST < value < _MOST and not jax.config.jax_enable_x64
+    return math.copysign(math.inf, value) if too_large and value == value else value
+
+
+def _is_wide(value: int) -> bool:
+    return jax.config.jax_enable_x64 and -(1 << 63) <= value < 1 << 63
+
+
+def fits(value: int) -> bool:
+    """Can JAX take this integer, with the settings of now?"""
+    return -(1 << 31) <= value < 1 << 31 or _is_wide(value)

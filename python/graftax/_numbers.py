@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Python numbers of a call are symbolic: those that were seen to change while everything else stayed the same."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._host_program import HostProgram
+from ._reads import NewReads, ReadSet
+from ._structure import Op, Place, Structure
+from ._symbols import SymbolTrace, is_symbol
+
+if TYPE_CHECKING:
+    from ._table import FunctionTable
+
+_MOST_FAMILIES = 64  # of one function
+_MOST_PINS = 4  # variants for single values of one number, before it is static again
+
+Number = int | float
+
+
+class Family:
+    """Structures of one function that differ in Python numbers alone.
+
+    Numbers go by their order in the structure. The first values are static; one that differs from its first value later
+    is symbolic, unless it was seen that it cannot be.
+    """
+
+    def __init__(self, values: tuple[Number, ...]) -> None:
+        self._first = values
+        self._symbolic: set[int] = set()
+        self._static: set[int] = set()  # for good
+        self._failed: tuple[Number, ...] | None = None  # a trace with symbols has raised for these
+        self._pins: collections.Counter[int] = collections.Counter()
+        self.capacity: dict[type, int] = {}
+
+    def symbolic(self, values: tuple[Number, ...]) -> list[int]:
+        """Which of these numbers are symbolic in a call that has them."""
+        for i, (value, first) in enumerate(zip(values, self._first, strict=True)):
+            if not _same(value, first):
+                self._symbolic.add(i)
+        if self._failed is not None and all(map(_same, values, self._failed)):
+            return []
+        return sorted(self._symbolic - self._static)
+
+    def make_static(self, numbers: Sequence[int]) -> None:
+        self._static.update(numbers)
+
+    def fail(self, values: tuple[Number, ...]) -> None:
+        """A trace with symbols has raised. Is it because of them? A static one for the same values will tell."""
+        self._failed = values
+
+    def settle(self) -> None:
+        """A static trace has succeeded: where one with symbols had not, there will be no other."""
+        if self._failed is not None:
+            self.make_static(list(self._symbolic))
+            self._failed = None
+
+    def pin(self, numbers: Sequence[int]) -> None:
+        """A variant was made for single values of these numbers."""
+        self._pins.update(numbers)
+        self.make_static([number for number in numbers if self._pins[number] >= _MOST_PINS])
+
+
+def _same(one: Number, other: Number) -> bool:
+    return one is other or (repr(one) == repr(other))
+
+
+class Numbers:
+    """The families of one function's table."""
+
+    def __init__(self) -> None:
+        self._families: collections.OrderedDict[Any, Family] = collections.OrderedDict()
+        self._last: Family | None = None
+
+    def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
+        """The same for a call that is only asked about."""
+        key = self._key(recording, None)
+        families = [family for known, family in self._families.items() if known[::2] == key[::2]]
+        looking = Numbers()
+        if families:
+            looking._families[key] = copy.deepcopy(families[-1])
+        return looking.symbolic(recording, None)
+
+    @staticmethod
+    def _key(recording: _core.Recording, context: Any) -> tuple[Any, ...]:
+        graphdef = recording.graphdef
+        return graphdef.without_numbers(), context, tuple(type(value) for _, value in graphdef.numbers())
+
+    def symbolic(self, recording: _core.Recording, context: Any) -> SymbolicNumbers | None:
+        """What is symbolic in a call of this structure, which has no static entry. None where nothing is."""
+        found = recording.graphdef.numbers()
+        if not found:
+            return None
+        values = tuple(value for _, value in found)
+        key = self._key(recording, context)
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = Family(values)
+            while len(self._families) > _MOST_FAMILIES:
+                self._families.popitem(last=False)
+        self._families.move_to_end(key)
+        self._last = family
+        chosen = family.symbolic(values)
+        if not chosen:
+            return None
+        structure = Structure(recording.graphdef)
+        repeated = [structure.target(row) for row in structure.rows if row.op is Op.same]
+        rows = {i: found[i][0] for i in chosen}
+        again = [i for i, row in rows.items() if any(r.number <= row < r.end for r in repeated)]
+        family.make_static(again)  # an equal immutable value elsewhere is one with it
+        places = {structure.place(structure.rows[row]): i for i, row in rows.items() if i not in again}
+        return SymbolicNumbers(family, places, values) if places else None
+
+    def settle(self) -> None:
+        if self._last is not None:
+            self._last.settle()
+
+
+class NotSymbolic(NewReads):
+    """Raised out of a trace with symbols: the call begins anew, without them or with more room for them."""
+
+
+class SymbolicNumbers:
+    """The symbolic numbers of one entry.
+
+    Args:
+        places: of the numbers, with the number of each in its family.
+        values: all numbers of the call that it is made for.
+    """
+
+    def __init__(self, family: Family, places: dict[Place, int], values: tuple[Number, ...]) -> None:
+        self.places = places
+        self._family, self._values = family, values
+        self._forget: Callable[[], None] = lambda: None
+        self._numbers: list[int] = []  # in the family, by symbol
+        self.leaves: list[int] = []  # which leaves they are
+
+    def found_in(self, recording: _core.Recording) -> bool:
+        """Finds the leaves that they are in a recording with them. False where one cannot be a leaf."""
+        structure = Structure(recording.graphdef)
+        self.leaves, self._numbers = [], []
+        for leaf, row in enumerate(structure.leaves):
+            number = self.places.get(structure.place(row)) if row.is_number else None
+            if number is not None:
+                self.leaves.append(leaf)
+                self._numbers.append(number)
+        left_out = set(self.places.values()) - set(self._numbers)
+        self._family.make_static(sorted(left_out))
+        return not left_out
+
+    def refuse(self) -> None:
+        """Objects that hold them cannot be rebuilt around symbols."""
+        self._family.make_static(list(self.places.values()))
+
+    def begin(self) -> HostProgram:
+        kinds = tuple(type(self._values[number]) for number in self._numbers)
+        self.program = HostProgram(kinds, self._family.capacity)
+        self.program.leaves = self.leaves
+        return self.program
+
+    def stored(self, table: FunctionTable, key: tuple[Any, ...]) -> None:
+        alive = weakref.ref(table)
+
+        def forget() -> None:
+            here = alive()
+            if here is not None:
+                here.drop(key)
+
+        self._forget = forget
+
+    def run(
+        self,
+        reads: ReadSet,
+        recording: _core.Recording,
+        leaves: Sequence[Any],
+        computed: tuple[Any, ...] | None,
+        trace: Callable[[list[Any]], tuple[_core.Outcome, list[Any]]],
+    ) -> tuple[_core.Outcome, list[Any]]:
+        """A trace with symbols in place of the numbers. Its Outcome knows which output leaves are numbers.
+
+        Raises:
+            NotSymbolic: where it raises, or has too little room for what it has to be given.
+        """
+        given, vectors = list(leaves[:-2]), {int: leaves[-2], float: leaves[-1]}
+        values = [recording.leaves[leaf] for leaf in self.leaves]
+        arrays = None if computed is None else {int: computed[0], float: computed[1]}
+        symbols = SymbolTrace(self.program, values, vectors, arrays, reads)
+        while symbols.roots:  # nothing here holds one when the trace ends
+            symbol = symbols.roots.pop()
+            given[self.leaves[len(symbols.roots)]] = symbol
+            del symbol
+        try:
+            outcome, out = trace(given)
+        except NewReads:
+            raise
+        except Exception as error:
+            self._family.fail(self._values)
+            self._forget()
+            raise NotSymbolic from error
+        finally:
+            given.clear()
+        outcome.numbers = [
+            (leaf, self.program.output(symbols.node(value))) for leaf, value in enumerate(out) if is_symbol(value)
+        ]
+        out = [value for value in out if not is_symbol(value)]
+        symbols.close()
+        if symbols.lacks:
+            for kind in symbols.lacks:
+                self._family.capacity[kind] = 2 * len(self.program.inputs[kind])
+            self._forget()
+            raise NotSymbolic
+        self._family.pin([self._numbers[symbol] for symbol in self.program.pinned()])
+        return outcome, out

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code of a trace with symbols finds under the names of Python's own functions of numbers.
+
+`float(x)`, `int(x)` and `math.cos(x)` ask a number for its value, in C; `type(x)` looks at its class. For the time of a
+trace with symbols the globals of code that calls them on one lead to these, which keep it a symbol.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Set
+from typing import Any
+
+import numpy as np
+
+from ._symbols import is_symbol, operation
+
+_FUNCTIONS = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "degrees"),
+    *("erf", "erfc", "exp", "exp2", "expm1", "fabs", "floor", "fmod", "gamma", "hypot", "isfinite", "isinf", "isnan"),
+    *("ldexp", "lgamma", "log", "log10", "log1p", "log2", "pow", "radians", "remainder", "sin", "sinh", "sqrt", "tan"),
+    *("tanh", "trunc"),
+)
+
+
+def _on_symbols(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not any(map(is_symbol, args)):
+            return f(*args, **kwargs)
+        found = operation(name, f, *args)
+        return f(*args) if found is NotImplemented else found
+
+    function.__name__ = function.__qualname__ = f.__name__
+    function.__doc__ = f.__doc__
+    return function
+
+
+class _ClassStandIn:
+    """Stands for a builtin class. Whatever is asked of it but a call is answered by that class."""
+
+    def __init__(self, cls: Any, call: Callable[..., Any]) -> None:
+        self.__dict__.update({"_cls": cls, "_call": call})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._cls)
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._cls)
+
+    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+        return (self._cls,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dtype" and self._cls is not type:  # NumPy reads it, where a class is given as a dtype
+            return np.dtype(self._cls)
+        return getattr(self._cls, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._cls[item]
+
+    def __or__(self, other: Any) -> Any:
+        return self._cls | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._cls
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._cls
+
+    def __hash__(self) -> int:
+        return hash(self._cls)
+
+    def __repr__(self) -> str:
+        return repr(self._cls)
+
+
+class _Math(types.ModuleType):
+    """The module `math` for symbols."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(math, name)
+
+
+def _class_of(*args: Any, **kwargs: Any) -> Any:
+    return args[0].__class__ if len(args) == 1 and is_symbol(args[0]) and not kwargs else type(*args, **kwargs)
+
+
+_MATH = _Math("math", math.__doc__)
+_IN_MATH = {name: _on_symbols(f"math.{name}", getattr(math, name)) for name in _FUNCTIONS if hasattr(math, name)}
+vars(_MATH).update(_IN_MATH)
+TYPE = _ClassStandIn(type, _class_of)
+_CLASSES = {cls.__name__: _ClassStandIn(cls, _on_symbols(cls.__name__, cls)) for cls in (float, int)}
+_VALUES: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
+
+
+def stand_ins(scope: dict[str, Any], classes: Set[str]) -> dict[str, Any]:
+    """What stands in these globals for `math`, its functions, and for these classes among `float` and `int`."""
+    out = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
+    out.update({name: _CLASSES[name] for name in classes & _CLASSES.keys() if name not in scope})
+    return out

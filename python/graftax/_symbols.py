@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for Python numbers in a trace: they compute on the host, and are inputs where they meet arrays."""
+
+from __future__ import annotations
+
+import gc
+import math
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._compat import know_symbols, only_tries, wants_exponent, weak_scalar
+from ._host_program import HostProgram, as_jax, fits
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+}
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+_OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
+
+
+class SymbolTrace:
+    """The symbolic numbers of one trace.
+
+    Args:
+        program: of the entry that is traced.
+        values: the numbers of this call.
+        vectors: by type, the tracer of its inputs.
+        arrays: by type, what this call gives for that tracer once it runs: it is filled in here.
+        reads: a ReadSet, which may find another way for code that asks for a value.
+    """
+
+    def __init__(
+        self,
+        program: HostProgram,
+        values: Sequence[int | float],
+        vectors: dict[type, Any],
+        arrays: dict[type, np.ndarray[Any, Any]] | None,
+        reads: Any = None,
+    ) -> None:
+        self.program = program
+        self.is_open = True
+        self.lacks: set[type] = set()  # types that have more inputs than the executable
+        self._vectors, self._arrays, self._reads = vectors, arrays, reads
+        self._pinned: set[int] = set()
+        self._alive: list[weakref.ref[Symbol]] = []
+        self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
+
+    def symbol(self, node: int, value: int | float) -> Any:
+        """The number, as a symbol where something can still be different in another call."""
+        if node in self._pinned or not self.is_open:
+            return value
+        out = (IntSymbol if type(value) is int else FloatSymbol)(self, node, value)
+        self._alive.append(weakref.ref(out))
+        return out
+
+    def value(self, symbol: Symbol) -> Any:
+        """Its value: from now on the entry is for this one alone."""
+        if self.is_open and symbol._node not in self._pinned:
+            self._pinned.add(symbol._node)
+            self.program.guard(symbol._node, "value", symbol._value)
+        return symbol._value
+
+    def value_for(self, symbol: Symbol, frame: types.FrameType) -> Any:
+        """The same for a function in C that this frame calls.
+
+        Raises:
+            NewReads: where the code is to find one that takes symbols.
+        """
+        if not self.is_pinned(symbol) and self._reads is not None:
+            self._reads.look_at_call(frame.f_code, frame.f_globals)
+        return self.value(symbol)
+
+    def is_pinned(self, symbol: Symbol) -> bool:
+        return not self.is_open or symbol._node in self._pinned
+
+    def node(self, operand: Any) -> int:
+        return operand._node if is_symbol(operand) else self.program.constant(operand)
+
+    def array(self, symbol: Symbol) -> Any:
+        """What an array meets: an input of the program, with the weak type of a Python number."""
+        if self.is_pinned(symbol):
+            return jax.numpy.asarray(symbol._value)
+        kind = type(symbol._value)
+        if isinstance(symbol._value, int) and not fits(symbol._value):
+            raise OverflowError(f"Python int {symbol._value} too large to convert to {_widest()}")
+        at = self.program.input(symbol._node, kind)
+        if at >= len(self._vectors[kind]):
+            self.lacks.add(kind)
+            at = 0
+        elif self._arrays is not None:
+            self._arrays[kind][at] = symbol._value if kind is int else as_jax(symbol._value)
+        return weak_scalar(self._vectors[kind], at)
+
+    def close(self) -> None:
+        """Ends the trace. A symbol that something still holds is its value from now on, in this entry alone."""
+        if any(ref() is not None for ref in self._alive):
+            gc.collect()  # of objects in circles
+        for ref in self._alive:
+            left = ref()
+            if left is not None:
+                self.value(left)
+        self.is_open = False
+        self._vectors, self._arrays, self._alive = {}, None, []
+
+
+def _widest() -> str:
+    return "int64" if jax.config.jax_enable_x64 else "int32"
+
+
+def is_symbol(value: Any) -> bool:
+    return type(value) is IntSymbol or type(value) is FloatSymbol
+
+
+def _operand(value: Any) -> Any:
+    """What Python's arithmetic sees: a symbol as it is or, where it is pinned, its value. MISSING for what is none."""
+    if is_symbol(value):
+        return value._value if value._trace.is_pinned(value) else value
+    return value if type(value) in (int, float, bool) else NotImplemented
+
+
+def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
+    """A function of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
+    return _apply(name, f, *given)
+
+
+def _plain(value: Any) -> Any:
+    return value._value if is_symbol(value) else value
+
+
+def _apply(name: str, f: Callable[..., Any], *given: Any) -> Any:
+    """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
+    operands = [_operand(value) for value in given]
+    if any(operand is NotImplemented for operand in operands):
+        if any(type(value) is complex or isinstance(value, np.generic) for value in given):
+            return f(*[value._trace.value(value) if is_symbol(value) else value for value in given])
+        return NotImplemented
+    symbols = [operand for operand in operands if is_symbol(operand)]
+    plain = [_plain(operand) for operand in operands]
+    if not symbols:
+        return f(*plain)
+    trace = symbols[0]._trace
+    try:
+        value = f(*plain)
+    except Exception:
+        for symbol in symbols:  # another value may not raise
+            trace.value(symbol)
+        raise
+    if type(value) not in (int, float, bool):
+        return f(*[trace.value(operand) if is_symbol(operand) else operand for operand in operands])
+    node = trace.program.operation(name, *map(trace.node, operands))
+    if type(value) is bool:
+        trace.program.guard(node, "is", value)
+        return value
+    if name == "**":  # an integer or not, by the sign of the exponent
+        trace.program.guard(trace.program.operation("type", node), "is", type(value))
+    return trace.symbol(node, value)
+
+
+def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    f = _BINARY.get(name) or _COMPARED[name]
+
+    def method(self: Any, other: Any) -> Any:
+        return _apply(name, f, other, self) if reflected else _apply(name, f, self, other)
+
+    return method
+
+
+def _unary(name: str, f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        return _apply(name, f, self)
+
+    return method
+
+
+class Symbol:
+    """A number of the caller's while a function is traced. It is an `int` or a `float` for `isinstance`.
+
+    With numbers it computes on the host. Where it meets an array, it is an input of the program. What asks for its
+    value gets it, and is a guard of the entry.
+    """
+
+    __slots__ = ("__weakref__", "_node", "_trace", "_value")
+    __array_priority__ = -1000
+
+    def __init__(self, trace: SymbolTrace, node: int, value: int | float) -> None:
+        self._trace, self._node, self._value = trace, node, value
+
+    # ---- arithmetic on the host
+
+    __add__, __radd__ = _binary("+"), _binary("+", True)
+    __sub__, __rsub__ = _binary("-"), _binary("-", True)
+    __mul__, __rmul__ = _binary("*"), _binary("*", True)
+    __truediv__, __rtruediv__ = _binary("/"), _binary("/", True)
+    __floordiv__, __rfloordiv__ = _binary("//"), _binary("//", True)
+    __mod__, __rmod__ = _binary("%"), _binary("%", True)
+    __lshift__, __rlshift__ = _binary("<<"), _binary("<<", True)
+    __rshift__, __rrshift__ = _binary(">>"), _binary(">>", True)
+    __and__, __rand__ = _binary("&"), _binary("&", True)
+    __or__, __ror__ = _binary("|"), _binary("|", True)
+    __xor__, __rxor__ = _binary("^"), _binary("^", True)
+    __lt__, __le__, __gt__, __ge__ = _binary("<"), _binary("<="), _binary(">"), _binary(">=")
+    __eq__, __ne__ = _binary("=="), _binary("!=")
+    __neg__, __pos__ = _unary("neg", operator.neg), _unary("pos", operator.pos)
+    __invert__, __abs__ = _unary("invert", operator.invert), _unary("abs", operator.abs)
+    __floor__, __ceil__, __trunc__ = _unary("floor", math.floor), _unary("ceil", math.ceil), _unary("trunc", math.trunc)
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None:
+            return pow(self._asked(), _asked(other), _asked(modulus))
+        return _apply("**", operator.pow, self, other)
+
+    def __rpow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None:
+            return pow(_asked(other), self._asked(), _asked(modulus))
+        if type(other) in (int, float, bool) or is_symbol(other):
+            return _apply("**", operator.pow, other, self)
+        return other ** self._asked()  # an array: JAX makes another program for each exponent
+
+    def __divmod__(self, other: Any) -> Any:
+        first, second = self // other, self % other
+        return NotImplemented if first is NotImplemented else (first, second)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __round__(self, digits: Any = None) -> Any:
+        if digits is None:
+            return _apply("round", round, self)
+        return _apply("round to", round, self, digits)
+
+    def __bool__(self) -> bool:
+        return not _apply("not", operator.not_, self)
+
+    # ---- what asks for the value
+
+    def _asked(self) -> Any:
+        return self._trace.value(self)
+
+    def __hash__(self) -> int:
+        return hash(self._asked())
+
+    def __int__(self) -> int:
+        return int(self._trace.value_for(self, sys._getframe(1)))
+
+    def __float__(self) -> float:
+        return float(self._trace.value_for(self, sys._getframe(1)))
+
+    def __complex__(self) -> complex:
+        return complex(self._asked())
+
+    def __str__(self) -> str:
+        return str(self._asked())
+
+    def __repr__(self) -> str:
+        return repr(self._asked())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._asked(), spec)
+
+    def __reduce__(self) -> Any:
+        value = self._asked()
+        return (type(value), (value,))
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(type(self._value), name):
+            raise AttributeError(
+                f"{type(self._value).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        return getattr(self._asked(), name)
+
+    # ---- with arrays
+
+    def __jax_array__(self) -> Any:
+        return self._asked() if wants_exponent(sys._getframe(1)) else self._trace.array(self)
+
+    def dimension_as_value(self) -> Any:
+        """JAX asks this of what stands for a number in its own traces."""
+        return self._trace.array(self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        if dtype is not None and only_tries(sys._getframe(1)):
+            if np.issubdtype(dtype, np.integer) and type(self._value) is int:
+                limits = np.iinfo(dtype)
+                bool(int(limits.min) <= self <= int(limits.max))  # a guard
+            return np.asarray(self._value, dtype)
+        return np.asarray(self._asked(), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*map(_asked, inputs), **{k: _asked(v) for k, v in options.items()})
+
+    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if f in _OF_SCALARS and len(args) == 1 and args[0] is self and not kwargs:
+            return _OF_SCALARS[f]
+        return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
+
+
+def _asked(value: Any) -> Any:
+    return value._trace.value(value) if is_symbol(value) else value
+
+
+class IntSymbol(Symbol):
+    """A symbolic `int`."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return int
+
+    def __index__(self) -> int:
+        return self._asked()
+
+
+class FloatSymbol(Symbol):
+    """A symbolic `float`."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return float
+
+
+NUMBERS = (bool, int, float, complex, IntSymbol, FloatSymbol)  # types of what is a number, in a trace too
+
+know_symbols({IntSymbol: int, FloatSymbol: float}, Symbol.dimension_as_value)
