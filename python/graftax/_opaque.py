@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
 import types
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -25,7 +28,8 @@ def check_opaque(obj: Any, is_output: bool) -> None:
             f"this {type(obj).__qualname__} holds a traced array and would outlive its trace. "
             "Return the array by itself, and build the rest from it outside."
         )
-    if is_output and (type(obj) is object or isinstance(obj, MUTABLE_OPAQUE)) and not is_module_level(obj):
+    is_mark = type(obj) is object and not getattr(_MADE, "kept", False)
+    if is_output and (is_mark or isinstance(obj, MUTABLE_OPAQUE)) and not is_module_level(obj):
         raise UnsupportedValueError(
             f"this {type(obj).__qualname__} was made inside the function, where it would be one object for all calls. "
             "Make it outside, and pass it or put it into the result there."
@@ -38,6 +42,20 @@ def check_opaque(obj: Any, is_output: bool) -> None:
                     f"{type(obj).__qualname__} cannot be opened, but its attribute {name!r} is an array. "
                     "Register the class with jax.tree_util.register_pytree_node, or pass the array by itself."
                 )
+
+
+_MADE = threading.local()
+
+
+@contextlib.contextmanager
+def keeping_made(kept: bool) -> Generator[None]:
+    """Within it an `object()` that a function makes may be returned."""
+    before = getattr(_MADE, "kept", False)
+    _MADE.kept = kept
+    try:
+        yield
+    finally:
+        _MADE.kept = before
 
 
 def is_module_level(obj: Any) -> bool:

@@ -31,6 +31,7 @@ from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
 from ._hosts import give_own, warn_of_copies
 from ._numbers import SymbolicNumbers
+from ._opaque import keeping_made
 from ._plan import Layout, Plan
 from ._reads import NewReads
 from ._signature import GlobalAssigned
@@ -170,6 +171,7 @@ def trace(
         donated=donated,
         numbers=numbers,
         graph=graph,
+        keeps=not options.captured,
     )
     if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
         caller._table.waiting.add(id(outcome))
@@ -199,6 +201,7 @@ def run_trace(
     arrays: bool = False,
     numbers: bool = False,
     graph: Rebuilt | None = None,
+    keeps: bool = False,
 ) -> tuple[_core.Outcome, list[Any], list[str], bool]:
     """Runs `call` on the roots, as they were recorded, rebuilt around `leaves`.
 
@@ -206,6 +209,7 @@ def run_trace(
 
     With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants; with `numbers`, symbols are.
     `graph` is told of the trace that `call` runs in.
+    With `keeps`, an `object()` that `call` makes is one object for as long as the trace is used, as in Equinox.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -223,7 +227,8 @@ def run_trace(
                 text = changes()
                 if text:
                     raise MutationError(text)
-            outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers)
+            with keeping_made(keeps):
+                outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers)
             _refuse_ended(name, recording, outcome, out, inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)

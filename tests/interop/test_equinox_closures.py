@@ -141,3 +141,20 @@ def test_a_rule_may_return_symbolic_zeros_and_functions_of_its_own_trace():
         return (2 * x, rest), (3 * rate, zeros)
 
     np.testing.assert_array_equal(jax.grad(lambda x: double(x)[0].sum() + double(x)[1]["seen"].sum())(V), [3, 3, 3])
+
+
+MADE = {
+    "filter_jit": lambda lib: lib.filter_jit(lambda x: (x, object()))(V)[1],
+    "filter_eval_shape": lambda lib: lib.filter_eval_shape(lambda x: (x, object()), V)[1],
+    "filter_jvp": lambda lib: lib.filter_jvp(lambda x: (x, object()), (V,), (V,))[0][1],
+    "filter_vjp": lambda lib: lib.filter_vjp(lambda x: (x, object()), V)[0][1],
+    "filter_make_jaxpr": lambda lib: lib.filter_make_jaxpr(lambda x: (x, object()))(V)[2][1],
+    "filter_vmap": lambda lib: lib.filter_vmap(lambda x: (x, object()))(V)[1],
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_a_mark_that_a_function_makes_is_returned_as_by_equinox(make: Any):
+    assert type(make(eqx)) is type(make(graftax)) is object
+    with pytest.raises(graftax.UnsupportedValueError, match="made inside the function"):
+        graftax.jit(lambda x: (x, object()))(V)

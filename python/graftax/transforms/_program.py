@@ -88,7 +88,7 @@ class Program:
         self.roots: tuple[Any, ...] = (*operands, *keywords.values())
         self.operands, self.positional = len(self.roots), len(operands)
         self.names = ("",) * self.operands
-        self._keywords, self._traced = tuple(keywords), dynamic
+        self._keywords, self._traced, self._keeps = tuple(keywords), dynamic, not captured
         declared = {i % self.positional for i in static if -self.positional <= i < self.positional}
         self._flags = [int(i in declared) for i in range(self.operands)]
         self._parts = [self._part(function, captured) for function in functions]
@@ -193,7 +193,7 @@ class Program:
             return body(functions, values[: self.operands])
 
         mutation = mutation or self.mutation
-        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False, arrays=arrays)
+        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False, arrays=arrays, keeps=self._keeps)
         given = (self.name, recording, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
         outcome, out, changed, lost = _core.run_active(None, self.roots, [], None, run, *given)
