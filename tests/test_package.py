@@ -83,6 +83,7 @@ LAYERS = [
         "_trace",
         "_donation",
         "_dispatch",
+        "_shardings",
         "_aot",
         "_advice",
         "_explain",

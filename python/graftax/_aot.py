@@ -239,7 +239,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         roots, layout, recording = self._prepare(args, kwargs)
         leaves, graphdef = recording.leaves, recording.graphdef
         outcomes: list[_core.Outcome] = []
-        donated, _ = leaf_options(self._plan, roots, layout, graphdef)
+        donated, _ = leaf_options(self._plan, roots, layout, graphdef, recording.leaves)
         flat = flat_function(self._plan, layout, donated, outcomes, by_value=True, shapes=True)
         shapes, _, code = _core.run_active(self, roots, outcomes, recording, jax.eval_shape, flat, *leaves)
         walked = _core.walk(graphdef, roots)

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import logging
 import operator
+import re
 import sys
 import types
 import weakref
@@ -507,6 +508,11 @@ DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begi
 def is_of_a_traced_value(error: BaseException) -> bool:
     """Had a traced value to be known? Its message names flat arguments."""
     return isinstance(error, jax.errors.JAXTypeError) or "The error occurred while tracing the function" in str(error)
+
+
+def is_of_shardings(error: BaseException) -> bool:
+    """Is it JAX's word on the devices or the sharding of a flat argument?"""
+    return isinstance(error, ValueError) and bool(re.search(r"(key path|Got argument) leaves\[", str(error)))
 
 
 def is_of_a_deleted_array(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,17 +12,10 @@ from jax.tree_util import SequenceKey
 from . import _core
 from ._donation import DonationWarnings, donated_leaves
 from ._numbers import SymbolicNumbers
+from ._patterns import root_entries
 from ._plan import Layout, Plan, covered_places
-from ._prefix import entry_at, is_prefix
+from ._shardings import Shardings, has_parts
 from ._trace import Flat, definition_of, flat_function
-
-NO_SHARDING = (
-    "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
-    "entry for each part: None leaves a part to JAX."
-)
-SHARDING_TOO_DEEP = (
-    "the sharding prefix has {spec!r} for {path} of {of}, which is an array. Give one sharding, or None, there."
-)
 
 _MANY = 32  # leaves
 
@@ -44,17 +37,19 @@ def build_entry(
     """
     options, graphdef, leaves = plan.options, recording.graphdef, recording.leaves
     outcomes: list[_core.Outcome] = []
-    donated, jit_options = leaf_options(plan, roots, layout, graphdef)
+    donated, jit_options = leaf_options(plan, roots, layout, graphdef, leaves)
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged, numbers)
     if options.out_shardings is not None:
         spec = options.out_shardings
-        if is_prefix(spec):
+        if has_parts(spec):
             probed: list[_core.Outcome] = []
             probe = flat_function(plan, layout, donated, probed, options.by_value, staged)
             _core.run_active(caller, roots, probed, recording, jax.eval_shape, probe, *leaves)
             outcome = probed[-1]
-            places = outcome.leaf_places()[: outcome.result_leaves]
-            spec = tuple(entry_at(spec, path, "the result") for _, path in places)
+            places = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
+            read = Shardings(plan.name, "out_shardings", spec, "the result", None, ())
+            spec = tuple(read.of_leaf(i, path, path) for i, path in enumerate(places))
+            read.check()
         jit_options["out_shardings"] = (spec, None, None)
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
@@ -86,7 +81,7 @@ def taking_tuple(flat: Callable[..., Flat]) -> Callable[[tuple[Any, ...]], Flat]
 
 
 def leaf_options(
-    plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef
+    plan: Plan, roots: tuple[Any, ...], layout: Layout, graphdef: _core.GraphDef, leaves: Sequence[Any]
 ) -> tuple[list[bool], dict[str, Any]]:
     """jit's options, spelled for the flat leaves: (which leaves are donated, keyword arguments of `jax.jit`)."""
     options, out = plan.options, dict[str, Any]()
@@ -101,10 +96,14 @@ def leaf_options(
             out["donate_argnums"] = tuple(i for i, d in enumerate(donated) if d)
         if options.in_shardings is not None:
             numbers = argument_numbers(plan, layout, [root for root, _ in where])
+            names = plan.signature.root_names(layout)
+            given = "the arguments", graphdef, leaves
+            read = Shardings(plan.name, "in_shardings", options.in_shardings, *given)
             out["in_shardings"] = tuple(
-                None if i is None else entry_at(options.in_shardings, (SequenceKey(i), *path), "the arguments")
-                for i, (_, path) in zip(numbers, where, strict=True)
+                None if i is None else read.of_leaf(k, (SequenceKey(i), *path), (*root_entries(names[root]), *path))
+                for k, (i, (root, path)) in enumerate(zip(numbers, where, strict=True))
             )
+            read.check()
     if options.keep_unused:
         out["keep_unused"] = True
     if options.inline:

@@ -70,7 +70,10 @@ def jit(
         donate_argnums, donate_argnames: the same, in JAX's spelling.
         dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
             `graftax.Dynamic` does the same for a value wherever it stands.
-        in_shardings, out_shardings: one sharding for all leaves, or a prefix tree of shardings.
+        in_shardings, out_shardings: one sharding for all leaves; a container, or an object of the class, with an entry
+            for each part (a module of shardings, what `eval_shape` returns); or a dict of patterns of key paths and
+            types (`{"model.**.kernel": sharding, "**": None}`, the first that covers a path counts), or
+            `nnx.StateSharding`. None leaves a part to JAX.
         keep_unused, inline, compiler_options: as in `jax.jit`.
         check: runs the plain function beside each call, on a copy of the arguments and of what it captures, and raises
             a `CheckError` that names the first difference in result, arguments, exception, print or warnings. For
@@ -129,6 +132,8 @@ def filter_jit(
     donate: Any = "none",
     dynamic: Any = None,
     cache_size: int = 512,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     keep_unused: bool = False,
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
@@ -141,7 +146,8 @@ def filter_jit(
 
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
-        donate, dynamic, cache_size, keep_unused, inline, compiler_options, warn_impure: as in `jit`.
+        donate, dynamic, cache_size, in_shardings, out_shardings: as in `jit`.
+        keep_unused, inline, compiler_options, warn_impure: as in `jit`.
     """
     options = Options(
         mutation="discard",
@@ -150,6 +156,8 @@ def filter_jit(
         warn_impure=warn_impure,
         cache_size=cache_size,
         dynamic=one_or_more(dynamic),
+        in_shardings=freeze(in_shardings),
+        out_shardings=freeze(out_shardings),
         keep_unused=keep_unused,
         inline=inline,
         compiler_options=tuple(sorted((compiler_options or {}).items())),

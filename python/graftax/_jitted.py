@@ -24,9 +24,9 @@ import jax.core
 from . import _core, _ship
 from ._advice import caller_level, note_comparison
 from ._aot import Stageable
-from ._compat import is_of_a_deleted_array
+from ._compat import is_of_a_deleted_array, is_of_shardings
 from ._dispatch import build_entry
-from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError
+from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
 from ._explain import _compiling, _frozen
 from ._handles import is_handle
 from ._options import DONATE, Options, split_patterns
@@ -276,6 +276,9 @@ class Jitted(Stageable[P, R]):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break
+        elif is_of_shardings(error):
+            recording = self._plan.record(roots, layout)
+            rename_leaves(error, leaf_names(recording.graphdef, recording.names))
         return error
 
     # ---- asked for by name

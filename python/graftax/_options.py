@@ -14,6 +14,8 @@ class FilterJitOptions(TypedDict, total=False):
     donate: str | int | Sequence[str | int] | None
     dynamic: str | int | Sequence[str | int] | None
     cache_size: int
+    in_shardings: Any
+    out_shardings: Any
     keep_unused: bool
     inline: bool
     compiler_options: dict[str, Any] | None
@@ -28,8 +30,6 @@ class JitOptions(FilterJitOptions, total=False):
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
     donate_argnames: str | Iterable[str] | None
-    in_shardings: Any
-    out_shardings: Any
     check: bool
     progress: bool | Callable[[str, float], Any]
     numbers: Literal["symbolic", "static"]
@@ -126,14 +126,25 @@ def split_patterns(chosen: Sequence[int | str]) -> tuple[tuple[int | str, ...], 
 
 
 def freeze(value: Any) -> Any:
-    """A hashable twin of a sharding prefix: lists become tuples, dicts become `FrozenDict`s."""
+    """A hashable twin of a sharding prefix: lists become tuples, dicts become `FrozenDict`s; others are `Held`."""
     if isinstance(value, dict):
         return FrozenDict((k, freeze(v)) for k, v in value.items())
     if isinstance(value, list):
         return tuple(freeze(v) for v in value)
     if type(value) is tuple:
         return tuple(freeze(v) for v in value)
+    try:
+        hash(value)
+    except TypeError:
+        return Held(value)
     return value
+
+
+class Held:
+    """An object of shardings that does not hash, as a part of the options of a jitted function."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
 
 
 class FrozenDict(dict[Any, Any]):

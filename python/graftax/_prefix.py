@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from jax.sharding import PartitionSpec
-from jax.tree_util import keystr
 
 from ._difference import Way, lockstep, short_text
 from ._errors import StructureError
 from ._structure import plain_key
 from .path import Graph, open_node
 
-NO_SHARDING = (
-    "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
-    "entry for each part: None leaves a part to JAX."
-)
-SHARDING_TOO_DEEP = (
-    "the sharding prefix has {spec!r} for {path} of {of}, which is an array. Give one sharding, or None, there."
-)
 NOT_SELECTED = "{spec} at {path!r} does not say whether a leaf is selected: give a bool, or a tree of bools."
 NO_BOOL = "the tree of bools has nothing for {path!r}: give True or False for it, or one for all that contains it."
 NO_SUCH_BOOL = "the tree of bools has an entry for {path!r}, and there is no such place."
@@ -38,31 +30,13 @@ def part_of(spec: Any, key: Any) -> Any:
     """The part of a prefix for the child at a key entry; ABSENT where it has none."""
     plain = plain_key(key)
     try:
-        if isinstance(spec, dict):
-            return cast("dict[Any, Any]", spec)[plain]
+        if isinstance(spec, Mapping):
+            return cast("Mapping[Any, Any]", spec)[plain]
         if isinstance(spec, (tuple, list)) and (isinstance(plain, int) or plain not in getattr(spec, "_fields", ())):
             return cast("Sequence[Any]", spec)[plain]
         return getattr(spec, plain)
     except (LookupError, AttributeError, TypeError):
         return ABSENT
-
-
-def entry_at(spec: Any, path: Sequence[Any], of: str) -> Any:
-    """The entry of a prefix that covers the leaf at `path`.
-
-    Raises:
-        ValueError: where it has none, or is deeper than what it is for.
-    """
-    whole = spec
-    for i, key in enumerate(path):
-        if not is_prefix(spec):
-            return spec
-        spec = part_of(spec, key)
-        if spec is ABSENT:
-            raise ValueError(NO_SHARDING.format(spec=whole, of=of, path=keystr(tuple(path[: i + 1]))))
-    if is_prefix(spec):
-        raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=of, path=keystr(tuple(path))))
-    return spec
 
 
 def chosen(graph: Graph, bools: Any) -> list[int]:

@@ -193,7 +193,9 @@ class Program:
             return body(functions, values[: self.operands])
 
         mutation = mutation or self.mutation
-        run = functools.partial(run_trace, by_value=mutation == "discard", forward=False, arrays=arrays, keeps=self._keeps)
+        run = functools.partial(
+            run_trace, by_value=mutation == "discard", forward=False, arrays=arrays, keeps=self._keeps
+        )
         given = (self.name, recording, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
         outcome, out, changed, lost = _core.run_active(None, self.roots, [], None, run, *given)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""in_shardings and out_shardings: objects of shardings, patterns, types; errors name the key path."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx, struct
+from jax.sharding import NamedSharding, PartitionSpec
+
+import graftax
+
+COUNT = len(jax.devices())
+MESH = jax.make_mesh((COUNT,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+two_devices = pytest.mark.skipif(COUNT < 2, reason="runs in a process with two devices")
+ROWS, ALL = NamedSharding(MESH, PartitionSpec("d")), NamedSharding(MESH, PartitionSpec())
+
+
+class Module(eqx.Module):
+    w: Any
+    b: Any
+    name: str = eqx.field(static=True, default="net")
+
+
+@dataclasses.dataclass
+class Plain:
+    w: Any
+    b: Any
+
+
+@struct.dataclass
+class State:
+    w: Any
+    b: Any
+
+
+def arrays(cls: Any) -> Any:
+    return cls(jnp.ones((4, 2)), jnp.ones(2))
+
+
+def specs(model: Any) -> list[Any]:
+    return [x.sharding.spec for x in (model.w, model.b)]
+
+
+SHARDINGS = {
+    "an object": lambda cls: cls(ROWS, ALL),
+    "shapes": lambda cls: cls(
+        jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=ROWS), jax.ShapeDtypeStruct((2,), jnp.float32, sharding=ALL)
+    ),
+    "patterns": lambda cls: {"w": ROWS, "**": ALL},
+    "types": lambda cls: {"**.w": ROWS, cls: ALL},
+}
+
+
+@two_devices
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+@pytest.mark.parametrize("cls", [Module, Plain, State])
+@pytest.mark.parametrize("of", SHARDINGS.values(), ids=SHARDINGS)
+def test_what_says_where_arrays_are(of: Any, cls: Any, jit: Any):
+    def double(model: Any) -> Any:
+        return cls(model.w * 2, model.b * 2)
+
+    assert specs(jit(double, in_shardings=(of(cls),))(arrays(cls))) == [PartitionSpec("d"), PartitionSpec()]
+    if of is not SHARDINGS["types"]:
+        run = jit(double, out_shardings=of(cls))
+        assert specs(run(arrays(cls))) == specs(run(arrays(cls))) == [PartitionSpec("d"), PartitionSpec()]
+
+
+@two_devices
+def test_patterns_begin_with_the_names_of_arguments():
+    run = graftax.jit(lambda model, x: (model.w * 2, x * 2), in_shardings={"model.w": ROWS, "**": ALL})
+    assert [x.sharding.spec for x in run(arrays(Plain), jnp.ones(2))] == [PartitionSpec("d"), PartitionSpec()]
+    with pytest.raises(ValueError, match=r"pattern 'model\.weight' of in_shardings decides about no array"):
+        graftax.jit(lambda model: model.w, in_shardings={"model.weight": ROWS, "**": ALL})(arrays(Plain))
+    with pytest.raises(ValueError, match=r"no entry for \[0\]\.b"):
+        graftax.jit(lambda model: model.w, in_shardings=({"w": ROWS},))(arrays(Plain))
+
+
+@two_devices
+def test_the_state_of_an_optimizer_and_of_nnx():
+    state = optax.adam(1e-3).init({"w": jnp.ones((4, 2))})
+    of = jax.tree.map(lambda x: ROWS if x.ndim else ALL, state)
+    new = graftax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), in_shardings=(of,), out_shardings=of)(state)
+    assert new[0].mu["w"].sharding.spec == PartitionSpec("d")
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    by_filter = nnx.StateSharding({nnx.PathContains("kernel"): ROWS, ...: ALL})
+    for sharding in (by_filter, {nnx.PathContains("kernel"): ROWS, ...: ALL}, {"kernel": ROWS, nnx.Param: ALL}):
+        kernel, bias = graftax.jit(lambda m: (m.kernel[...] * 2, m.bias[...] * 2), in_shardings=(sharding,))(model)
+        assert kernel.sharding.spec == PartitionSpec("d") and bias.sharding.spec == PartitionSpec()
+
+
+@two_devices
+def test_a_size_that_does_not_divide_is_named_by_its_path():
+    with pytest.raises(ValueError, match=r"d\['a'\]"):
+        graftax.jit(lambda d: d["a"] * 2, in_shardings=({"a": ROWS},))({"a": jnp.ones(3)})
+
+
+@pytest.mark.skipif(COUNT > 1, reason="has them")
+def test_all_of_this_on_two_devices():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    root = Path(__file__).parents[1]
+    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-3000:]
