@@ -90,6 +90,7 @@ LAYERS = [
         "_hosts",
         "_table",
         "_warm",
+        "_leaf_names",
         "_ship",
     },
     {"_jitted"},

@@ -11,6 +11,7 @@ from jax.tree_util import SequenceKey
 
 from . import _core
 from ._donation import DonationWarnings, donated_leaves
+from ._leaf_names import LeafNames
 from ._numbers import SymbolicNumbers
 from ._patterns import root_entries
 from ._plan import Layout, Plan, covered_places
@@ -58,7 +59,9 @@ def build_entry(
     )
     if donation_warnings is not None:
         flat = donation_warnings.around(flat)
-    compiled: Any = jax.jit(taking_tuple(flat) if tupled else flat, **jit_options)
+    given: Any = taking_tuple(flat) if tupled else flat
+    given.__signature__ = LeafNames(graphdef, recording.names, tupled)
+    compiled: Any = jax.jit(given, **jit_options)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
     entry = _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat leaves under their key paths: what JAX calls them in programs, profiles, logs and errors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from . import _core
+from ._plan import leaf_names
+
+
+class LeafNames(inspect.Signature):
+    """The signature of a flat function, as JAX asks it which argument a leaf is: while it traces, and never in a call.
+
+    A name such as `model.enc['w']` is none that a parameter may have, so it is the binding that names the leaves.
+    """
+
+    def __init__(self, graphdef: _core.GraphDef, names: tuple[str, ...], tupled: bool) -> None:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if tupled else inspect.Parameter.VAR_POSITIONAL
+        super().__init__([inspect.Parameter("leaves", kind)])
+        self._of, self._tupled = (_core.weaken(graphdef), names), tupled
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """One a leaf; an array that is a leaf again under another donated name would else take its place."""
+        names = leaf_names(*self._of)
+        return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names)]
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        (leaves,) = args if self._tupled and len(args) == 1 else (args,)
+        bound = super().bind(*args, **kwargs)
+        if isinstance(leaves, tuple) and len(leaves) == len(self.names):
+            bound.arguments = dict(zip(self.names, leaves, strict=True))
+        return bound

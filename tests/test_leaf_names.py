@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX calls leaves by their key paths: in compiled programs, in its log of cache misses, in errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+
+class Model:
+    def __init__(self, extra=0):
+        self.enc = {"w": jnp.ones((2, 2))}
+        self.rest = [jnp.ones((2, 2)) for _ in range(extra)]
+
+
+def apply(model, x):
+    return model.enc["w"] @ x + sum(r.sum() for r in model.rest)
+
+
+EXTRA = pytest.mark.parametrize("extra", [0, 40], ids=["few leaves", "many leaves"])
+
+
+@EXTRA
+@pytest.mark.parametrize("donate", [None, "model"])
+def test_a_compiled_program_names_its_parameters(extra, donate):
+    f = graftax.jit(lambda model, x: apply(model, x), donate=donate, keep_unused=True)
+    text = f.lower(Model(extra), jnp.ones((2, 2))).compile().as_text()
+    named = re.findall(r"parameter\(\d+\).*?metadata=\{op_name=\"([^\"]+)", text)
+    assert {"model.enc['w']", "x"} <= {name.replace("\\", "") for name in named}
+
+
+@EXTRA
+def test_the_log_of_cache_misses_names_them(extra, caplog):
+    f = graftax.jit(lambda model, x: apply(model, x))
+    f(Model(extra), jnp.ones((2, 2)))
+    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING, "jax"):
+        f(Model(extra), jnp.ones((2, 3)))
+    assert re.search(r"\bx\b.*f32\[2,3\]|f32\[2,3\].*\bx\b|x.*float32\[2,3\]", caplog.text.replace("\n", " "))
+    assert "leaves[" not in caplog.text
+
+
+@EXTRA
+def test_an_error_names_the_leaf(extra):
+    f = graftax.jit(lambda model, x: bool(model.enc["w"].sum() > 0))
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"argument model\.enc\['w'\]"):
+        f(Model(extra), jnp.ones(2))
+
+
+def test_the_jaxpr_names_them():
+    traced = graftax.jit(lambda model, x: apply(model, x)).trace(Model(), jnp.ones((2, 2)))
+    assert traced.jaxpr.jaxpr.debug_info.arg_names == ("model.enc['w']", "x")
+
+
+def test_an_array_in_two_places_is_two_leaves():
+    x = jnp.ones(2)
+    assert graftax.jit(lambda a, b: a + b["x"])(x, {"x": x}).tolist() == [2, 2]
+    assert graftax.jit(lambda a: a[0] + a[1], donate="all")([x, x]).tolist() == [2, 2]
