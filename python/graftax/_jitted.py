@@ -198,6 +198,8 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry, recording
         table.misses += 1
+        if table.frozen:
+            _frozen.refuse(table, self._plan.name, recording)
         _compiling.listen()
         entry = build_entry(self._plan, self, roots, layout, recording, context, numbers=numbers)
         key = (_core.weaken(recording.graphdef), *key[1:])

@@ -56,8 +56,10 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     settings, why = settings_tokens(), "nothing was compiled"
     saved: list[tuple[str, Any, Saved]] = []
     for (graphdef, context, *others), entry in list(table.entries.items()):
-        if others or not entry.holds():
-            continue  # of bindings that had other values
+        if entry.host is not None:
+            why = "it computes with symbolic numbers, on the host too"
+        if others or entry.host is not None or not entry.holds():
+            continue  # others: of bindings that had other values
         programs: list[Program] = []
         names: tuple[str, ...] = ()
         for variant in cast("list[Variant]", table.history.variants):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 
 from .. import _compat, _core
 from .._explain import Look, looks, settings_texts

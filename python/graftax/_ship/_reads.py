@@ -108,8 +108,7 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     return None
 
 
-def _note(reads: ReadSet, bindings: Any, functions: Any, cells: Any, classes: Any) -> None:
-    # pyright: reportPrivateUsage=false
+def _note(reads: Any, bindings: Any, functions: Any, cells: Any, classes: Any) -> None:
     for holder, name, _ in bindings:
         if (id(holder), name) not in reads._seen:
             reads._seen.add((id(holder), name))
@@ -133,7 +132,10 @@ def found(holder: Holder) -> Any:
         __import__(module)
     if not name:
         return vars(sys.modules[module])
-    return functools.reduce(lambda at, part: vars(at)[part], name.split("."), sys.modules[module])
+    at: Any = sys.modules[module]
+    for part in name.split("."):
+        at = vars(at)[part]
+    return at
 
 
 def _is_users(holder: Any) -> bool:
