@@ -379,6 +379,19 @@ def test_an_error_of_the_function_is_its_error_and_no_reason_to_be_static():
         assert same(jitted(x(), n), f(x(), n))
 
 
+def test_what_nobody_needs_raises_as_in_plain_python():
+    def f(state: Any, x: Any) -> Any:
+        state["n"] = state["m"] / state["r"]
+        state["n"] = state["m"]
+        return x
+
+    jitted = graftax.jit(f)
+    for r in (1.0, 2.0, 3.0):
+        jitted({"n": 0, "m": 1, "r": r}, x())
+    with pytest.raises(ZeroDivisionError):
+        jitted({"n": 0, "m": 1, "r": 0.0}, x())
+
+
 def test_a_number_whose_value_is_asked_for_again_and_again_is_static():
     f = graftax.jit(lambda x, n: [x] * n, cache_size=50)
     for n in range(1, 12):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs with numbers over random sequences of values: equal to plain Python, and traced a bounded number of times."""
+"""Random programs with numbers over random values: equal to plain Python, and traced a bounded number of times."""
 
 from __future__ import annotations
 

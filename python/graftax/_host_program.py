@@ -188,28 +188,12 @@ class _Source:
         self._program, self._nodes = program, program.nodes()
         self._scope: dict[str, Any] = {**_KNOWN, "is_wide": _is_wide, "as_jax": as_jax}
         self._lines: list[str] = []
-        self._needed = self._reached()
-
-    def _reached(self) -> set[int]:
-        program = self._program
-        todo = [node for node, _ in program.guards] + list(program.outputs)
-        todo += [node for nodes in program.inputs.values() for node in nodes]
-        found: set[int] = set()
-        while todo:
-            node = todo.pop()
-            if node not in found:
-                found.add(node)
-                if self._nodes[node][0] not in ("number", "constant"):
-                    todo += self._nodes[node][1:]
-        return found
 
     def function(self, outcomes: int) -> Callable[..., Any]:
         guards: dict[int, list[tuple[str, Any]]] = {}
         for (node, what), expected in self._program.guards.items():
             guards.setdefault(node, []).append((what, expected))
-        for number, node in enumerate(self._nodes):
-            if number not in self._needed:
-                continue
+        for number, node in enumerate(self._nodes):  # all: what nobody needs may raise, in plain Python too
             self._compute(number, node)
             for what, expected in guards.get(number, ()):
                 self._guard(number, what, expected)
