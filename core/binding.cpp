@@ -8,6 +8,16 @@ namespace graftax {
 namespace {
 
 PyObject* no_layout = nullptr;  // ()
+PyObject* shown = nullptr;      // the type of what a trace of another thread shows in a class; kept for ever
+
+// What stands under the name of a place, or null.
+Owned value_at(PyObject* holder, PyObject* name) {
+  if (!PyType_Check(holder)) return Owned::borrow(dict_get(holder, name));
+  PyObject* value = dict_get(reinterpret_cast<PyTypeObject*>(holder)->tp_dict, name);
+  if (!value || !shown || !PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(shown)))
+    return Owned::borrow(value);
+  return own(PyObject_GetAttrString(value, "original"));
+}
 
 bool same_name(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && PyUnicode_Compare(a, b) == 0);
@@ -99,14 +109,15 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
       out.values.push(holder);
       continue;
     }
-    PyObject* dict = PyType_Check(holder) ? reinterpret_cast<PyTypeObject*>(holder)->tp_dict : holder;
-    PyObject* value = dict_get(dict, name);
+    Owned value = value_at(holder, name);
+    if (!value || value.get() == b.missing.ptr()) value = Owned();
+    PyObject* found = value ? value.get() : b.missing.ptr();
     if (PyTuple_GET_ITEM(place, 2) == Py_True) {
-      out.assigned.push(value ? value : b.missing.ptr());
-      out.values.push_stolen(own(PyCell_New(value)));
+      out.assigned.push(found);
+      out.values.push_stolen(own(PyCell_New(value.get())));
       continue;
     }
-    out.values.push(value ? value : b.missing.ptr());
+    out.values.push(found);
   }
   return true;
 }
@@ -133,6 +144,10 @@ void give_back(const Binding& b, const Roots& roots) {
 }
 
 void bind_binding(nb::module_& m) {
+  m.def(
+      "use_shown", [](nb::object type) { shown = type.release().ptr(); }, nb::arg("type"),
+      nb::sig("def use_shown(type: type[Any]) -> None"),
+      "What stands in a class while a trace shows something else there: its `original` is the class's own.");
   no_layout = PyTuple_New(0);
   nb::class_<Binding>(m, "Binding", nb::type_slots(binding_slots), "How the arguments of a signature become roots.")
       .def(

@@ -205,3 +205,21 @@ def test_a_value_of_a_transform_that_a_helper_keeps_is_an_error_that_names_the_p
         with pytest.raises(graftax.MutationError, match=r"users\.S\['w'\]"):
             graftax.jit(getattr(m, transform))(ONE)
         assert m.S["w"].tolist() == jnp.zeros(2).tolist()
+
+
+def test_threads_that_trace_at_once_leave_a_class_as_it_was() -> None:
+    m = module(
+        "class A: w, n = jnp.ones(2), 0\nclass B: n = 0\n"
+        "def helper(x):\n    b = B()\n    b.n = 1\n    y = x * A.w\n    for _ in range(50): y = y + b.n\n    return y"
+    )
+
+    def trace() -> None:
+        for _ in range(3):
+            assert graftax.jit(lambda x: m.helper(x))(ONE).tolist() == [51, 51]
+
+    threads = [threading.Thread(target=trace) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert vars(m.A)["w"].tolist() == [1, 1] and vars(m.B)["n"] == 0

@@ -371,8 +371,20 @@ def cells_of(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in pairs if not is_empty(cell)}
 
 
+class Shown:
+    """What a trace puts into a class in the place of an attribute, for as long as it runs. Others keep the original."""
+
+    original: Any
+
+
+def own_value(cls: type, name: str) -> Any:
+    """What stands in a class itself, whatever traces of other threads show there."""
+    value = vars(cls).get(name, MISSING)
+    return value.original if isinstance(value, Shown) else value
+
+
 def in_class(cls: type, name: str) -> tuple[type | None, Any]:
     for base in cls.__mro__:
         if name in vars(base):
-            return base, vars(base)[name]
+            return base, own_value(base, name)
     return None, MISSING

@@ -568,6 +568,11 @@ def tree_all_leaves(iterable: Iterable[Any]) -> bool: ...
 def with_attributes(function: Callable[..., Any], attributes: dict[str, Any]) -> Any:
     """The function, as one that has these attributes."""
 
+def use_shown(type: type[Any]) -> None:
+    """
+    What stands in a class while a trace shows something else there: its `original` is the class's own.
+    """
+
 class Binding:
     """How the arguments of a signature become roots."""
 

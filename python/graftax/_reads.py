@@ -19,6 +19,7 @@ from ._code import (
     ASKED_ANY_TIME,
     MISSING,
     Names,
+    Shown,
     can_be_equal,
     cells_of,
     has_state,
@@ -31,6 +32,7 @@ from ._code import (
     is_users_scope,
     names_of,
     only_in,
+    own_value,
     passed_on,
 )
 from ._impure import ImpureCalls
@@ -67,12 +69,17 @@ class Place(NamedTuple):
     def value(self) -> Any:
         if self.name is None:
             return self.holder
-        return (vars(self.holder) if isinstance(self.holder, type) else self.holder).get(self.name, MISSING)
+        if isinstance(self.holder, type):
+            return own_value(self.holder, self.name)
+        return self.holder.get(self.name, MISSING)
 
     def put(self, value: Any) -> None:
         """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
         if isinstance(self.holder, type):
-            if value is not MISSING:
+            shown = vars(self.holder).get(self.name or "")
+            if isinstance(shown, Shown) and value is not shown.original and not isinstance(value, Shown):
+                shown.original = value  # a trace of another thread shows something here
+            elif value is not MISSING:
                 type.__setattr__(self.holder, self.name or "", value)
             elif self.name in vars(self.holder):
                 type.__delattr__(self.holder, self.name or "")
@@ -383,11 +390,14 @@ class ReadSet:
         self._noted = size
         modules = [vars(module) for module in self.modules.values() if is_users_scope(vars(module))]
         for holder in [*self._classes, *modules]:
-            own = vars(holder) if isinstance(holder, type) else holder
             for name in self._stored_attributes:
                 place = Place(holder, name, True)
-                if (isinstance(holder, type) or name in own) and place.key not in shown:
-                    self._before.setdefault(place.key, (place, own.get(name, MISSING)))
+                if (isinstance(holder, type) or name in holder) and place.key not in shown:
+                    self._before.setdefault(place.key, (place, place.value()))
+
+    def sets(self, name: str | None) -> bool:
+        """Has code of the trace set an attribute of this name?"""
+        return name in self._stored_attributes
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""

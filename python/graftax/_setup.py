@@ -9,6 +9,7 @@ from types import ModuleType
 from jax import tree_util
 
 from . import _compat, _core, _direct, _hooks, _tracebacks
+from ._code import Shown
 from ._reads import NewReads
 
 
@@ -21,6 +22,7 @@ def setup() -> None:
         others=(_compat.config_state("enable_custom_prng", False),),  # decides what `jax.random.PRNGKey` makes
     )
     _core.use_new_reads(NewReads)
+    _core.use_shown(Shown)
     _direct.setup()
     _tracebacks.setup()
 

@@ -11,16 +11,25 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from jax.core import Tracer
+
 from . import _core
-from ._code import MISSING, content, fill
+from ._code import MISSING, Shown, content, fill
 from ._reads import NewReads, Place, ReadSet
 
 
-class _SeenAttribute:
+class _SeenAttribute(Shown):
     """Stands in a class for a rebuilt attribute: the thread that traces sees the rebuilt one, others their own."""
 
     def __init__(self, place: Place, value: Any) -> None:
         self.place, self.value, self.original, self.thread = place, value, place.value(), threading.get_ident()
+
+    def uncover(self) -> None:
+        """The class has its own value again."""
+        if self.original is not MISSING:
+            type.__setattr__(self.place.holder, self.place.name or "", self.original)
+        elif (self.place.name or "") in vars(self.place.holder):
+            type.__delattr__(self.place.holder, self.place.name or "")
 
     def get(self) -> Any:
         return self.value if threading.get_ident() == self.thread else self.original
@@ -207,7 +216,7 @@ class Views:
             reads.originals = {id(seen): scope for scope, seen in scopes}
             result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
         finally:
-            replaced = self._unpatch()
+            replaced = self._unpatch(reads)
             for place in replaced:
                 reads.assign(place)
             is_new = reads.end()
@@ -229,19 +238,23 @@ class Views:
 
     def _patch(self) -> None:
         for seen in self._classes.values():
-            seen.place.put(seen)
+            seen.original = seen.place.value()
+            type.__setattr__(seen.place.holder, seen.place.name or "", seen)
         for module, _, seen_class in self._modules:
             module.__class__ = seen_class
 
-    def _unpatch(self) -> list[Place]:
+    def _unpatch(self, reads: ReadSet) -> list[Place]:
         """Everything as it was. Gives the places that the trace has assigned, although that was not known of them."""
         for module, own_class, _ in self._modules:
             module.__class__ = own_class
         for seen in self._classes.values():
-            value = seen.place.value()
-            if value is not seen:
-                seen.value = value
-            seen.place.put(seen.original)
+            now = vars(seen.place.holder).get(seen.place.name or "", MISSING)
+            if now is not seen:
+                ours = seen.place.assigned or reads.sets(seen.place.name) or isinstance(now, Tracer)
+                if not ours:  # another thread has assigned it
+                    continue
+                seen.value = now
+            seen.uncover()
         return [
             place._replace(assigned=True)
             for place, value in self._shown
