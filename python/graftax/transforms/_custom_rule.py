@@ -18,7 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._advice import caller_level
 from .._errors import MutationError
 from ._custom_call import CustomCall
-from ._lift import Make, name_of
+from ._lift import LATER, Make, name_of
 from ._program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
 from ._snapshot import Snapshot
 from ._state import type_text
@@ -44,9 +44,14 @@ class CustomRule:
     _make: Make = Program
     _title = ""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # Without a function it is a decorator, of which `nondiff_argnums` is known.
+        is_later = kwargs and not args and "fun" not in kwargs
+        return functools.partial(cls, **kwargs) if is_later else super().__new__(cls)
+
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[..., Any] = LATER,
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> None:

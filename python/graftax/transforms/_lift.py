@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from .. import _core
 from .._jitted import Jitted
@@ -52,6 +52,23 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
         return wrapper
 
     return wrap
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LATER: Any = None  # the function of a transform that is written as a decorator with options
+
+
+def decorator(transform: F) -> F:
+    """Without a function, the transform is a decorator: `@graftax.vmap(in_axes=1)`."""
+
+    @functools.wraps(transform)
+    def given(*args: Any, **kwargs: Any) -> Any:
+        if args or "fun" in kwargs:
+            return transform(*args, **kwargs)
+        return functools.partial(given, **kwargs)
+
+    return cast("F", given)
 
 
 def name_of(fun: Any, title: str) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 import jax
 
 from .._tracebacks import boundary
-from ._lift import Make, by_value, flat_of, name_of, wraps
+from ._lift import LATER, Make, by_value, decorator, flat_of, name_of, wraps
 from ._program import Program
 
 
 @boundary
+@decorator
 def checkpoint(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     *,
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,

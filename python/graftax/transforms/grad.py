@@ -11,7 +11,7 @@ import jax
 
 from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, split_aux
-from ._lift import Make, by_value, name_of, named, wraps
+from ._lift import LATER, Make, by_value, decorator, name_of, named, wraps
 from ._program import Program
 from ._wrt import Wrt, choose, chosen_by, program_by
 
@@ -22,8 +22,9 @@ NOT_SCALAR = (
 
 
 @boundary
+@decorator
 def grad(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -42,8 +43,9 @@ def grad(
 
 
 @boundary
+@decorator
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,

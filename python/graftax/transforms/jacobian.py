@@ -10,14 +10,15 @@ import jax
 
 from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, traced_output
-from ._lift import Make, Output, by_value, name_of, named, wraps
+from ._lift import LATER, Make, Output, by_value, decorator, name_of, named, wraps
 from ._program import Program
 from ._wrt import Wrt, choose, chosen_by, program_by
 
 
 @boundary
+@decorator
 def jacfwd(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -36,8 +37,9 @@ def jacfwd(
 
 
 @boundary
+@decorator
 def jacrev(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -51,8 +53,9 @@ def jacrev(
 
 
 @boundary
+@decorator
 def hessian(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,

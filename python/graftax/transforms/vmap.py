@@ -19,7 +19,7 @@ from .._compat import ref_types
 from .._errors import MutationError
 from .._tracebacks import boundary
 from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
-from ._lift import by_value, name_of, named, wraps
+from ._lift import LATER, by_value, decorator, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
 from ._specs import Broadcast, SpecOption
 
@@ -48,8 +48,9 @@ NO_ROOM_FOR_AXIS = (
 
 
 @boundary
+@decorator
 def vmap(
-    fun: Callable[..., Any],
+    fun: Callable[..., Any] = LATER,
     in_axes: Any = 0,
     out_axes: Any = 0,
     axis_name: Hashable | None = None,
