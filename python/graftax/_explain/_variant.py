@@ -183,10 +183,11 @@ def _held(
     functions: dict[str, tuple[str, int]] = {}
     for row in structure.rows:
         if row.op is Op.node and row.type is types.FunctionType:
-            function: types.FunctionType = row.value
-            code = function.__code__  # before 3.12 its hash leaves the instructions out
-            token = hash((code, code.co_code))
-            functions[place_name(structure.place(row), names)] = function_text(function), token
+            function: types.FunctionType | types.CodeType = row.value  # of a weak structure, the code is left
+            code = function if isinstance(function, types.CodeType) else function.__code__
+            token = hash((code, code.co_code))  # before 3.12 its hash leaves the instructions out
+            text = code.co_qualname if isinstance(function, types.CodeType) else function_text(function)
+            functions[place_name(structure.place(row), names)] = text, token
         elif row.op is Op.static and isinstance(value := row.value, HandleLayout):
             packed[place_name(structure.place(row), names)] = _core.weaken(value.graphdef)
     return packed, functions
