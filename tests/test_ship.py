@@ -177,3 +177,27 @@ def test_code_is_told_by_what_it_does():
 
     assert code_digest(one.__code__) != code_digest(other.__code__)
     assert code_digest(one.__code__) == code_digest(one.__code__.replace(co_firstlineno=99))
+
+
+CACHED = """
+import collections, sys
+import jax, jax.monitoring
+counts = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **about: counts.update([event.rsplit("/", 1)[-1]]))
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+import shipped_functions
+for name in ("step", "donating", "wide", "with_closure"):
+    shipped_functions.result(name)
+print(counts["cache_hits"], counts["cache_misses"])
+"""
+
+
+def test_jaxs_own_cache_on_disk_is_hit_by_every_program(tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", CACHED, str(tmp_path)]
+    done = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
+    (hits, misses), (again, missed) = (map(int, run.stdout.split()) for run in done)
+    assert hits == 0 and misses >= 4
+    assert (again, missed) == (misses, 0)
