@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from ._compat import is_jaxpr, with_constants, without_constants
 
 # Of a Jaxpr with constants, the same without: one for all that are alike.
 _BARE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# The one that was opened last: with the same constants it is the one that is put together.
+_OPENED: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 _KNOWN: dict[Any, list[weakref.ref[Any]]] = {}
 
 
@@ -26,12 +29,18 @@ def open_jaxpr(jaxpr: Any) -> tuple[tuple[Any, ...], Any]:
     bare = _BARE.get(jaxpr)
     if bare is None:
         bare = _BARE[jaxpr] = one_of_alike(without_constants(jaxpr))
+    _OPENED[bare] = weakref.ref(jaxpr)
     return constants, bare
 
 
 def closed_jaxpr(cls: Any, bare: Any, constants: Iterable[Any]) -> Any:
     """A Jaxpr of this class with these constants: `open_jaxpr` undone."""
-    made = with_constants(cls, bare, tuple(constants))
+    values = tuple(constants)
+    opened = _OPENED.get(bare)
+    last = None if opened is None else opened()
+    if last is not None and len(last.consts) == len(values) and all(map(operator.is_, last.consts, values)):
+        return last
+    made = with_constants(cls, bare, values)
     _BARE[made] = bare
     return made
 
