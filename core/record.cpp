@@ -188,6 +188,8 @@ void Recorder::visit(PyObject* obj, Below below) {
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
       if (kind.symbolic && options_.inputs && options_.inputs->numbers && !below.in_static)
         return add_leaf(obj, kind, false);
+      if (kind.symbolic && options_.inputs && options_.inputs->numbers)
+        raise_graftax("UnsupportedValueError", "a number that may change, in aux data or a static field");
       if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT))
         return add_leaf(obj, kind, false);
       if ((kind.how == How::identity || options_.inputs) && !kind.immortal_value && kind.how != How::context &&

@@ -166,7 +166,25 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
   return static_cast<uint32_t>(program.statics.size() - 1);
 }
 
-uint32_t add_key(Program& program, PyObject* key, int depth) {
+static Owned value_of_symbol(PyObject* symbol) { return own(PyObject_CallMethod(symbol, "pinned", nullptr)); }
+
+// A key without symbols: it leaves the trace with its dict or its set.
+static Owned plain_key(PyObject* key, int depth) {
+  if (!PyTuple_CheckExact(key)) return kind_of(key).symbolic ? value_of_symbol(key) : Owned::borrow(key);
+  if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a dict key is nested too deeply");
+  Owned out = Owned::borrow(key);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+    Owned element = plain_key(PyTuple_GET_ITEM(key, i), depth + 1);
+    if (element.get() == PyTuple_GET_ITEM(key, i)) continue;
+    if (out.get() == key) out = own(PySequence_Tuple(own(PySequence_List(key)).get()));
+    PyTuple_SetItem(out.get(), i, element.release());
+  }
+  return out;
+}
+
+uint32_t add_key(Program& program, PyObject* given, int depth) {
+  Owned plain = depth || PyUnicode_CheckExact(given) ? Owned::borrow(given) : plain_key(given, 0);
+  PyObject* key = plain.get();
   if (PyTuple_CheckExact(key)) {
     if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a dict key is nested too deeply");
     std::vector<uint32_t> ids;
@@ -198,6 +216,10 @@ uint32_t add_key(Program& program, PyObject* key, int depth) {
   s.type = program.keep_type(Py_TYPE(key));
   s.obj = program.keep(Owned::borrow(key));
   s.contents = kind.handed && !defines_eq(s.type) ? nullptr : contents_of(key);  // by identity: recorded as a node
+  if (s.contents)
+    for (const Static& below : s.contents->statics)
+      if (below.how == How::identity && !below.weak && kind_of(below.obj).symbolic)
+        raise_graftax("UnsupportedValueError", "a number that may change, in an object that is a key");
   s.hash = s.contents ? s.contents->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
   program.statics.push_back(s);
   return static_cast<uint32_t>(program.statics.size() - 1);

@@ -17,7 +17,7 @@ Owned contents_root(PyObject* key);
 bool is_identity_key(const Static& s);
 [[noreturn]] void refuse_key_with_arrays(PyObject* key, const std::string& path = {});
 uint32_t add_identity(Program& program, PyObject* obj);
-uint32_t add_key(Program& program, PyObject* key, int depth = 0);
+uint32_t add_key(Program& program, PyObject* given, int depth = 0);
 
 // Does `obj` equal static `id`? May run a registry function or an extension type's own ==.
 bool static_matches(const Program& program, uint32_t id, PyObject* obj);

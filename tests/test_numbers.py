@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
+import decimal
+import enum
+import fractions
+import functools
 import json
 import math
 import pickle
+import random
 import threading
 from math import exp
 from typing import Any
@@ -526,3 +533,109 @@ def test_schedules_of_optax_take_a_counter():
     for n in range(0, 60, 7):
         assert np.allclose(f(n), [schedule(n) for schedule in schedules], rtol=1e-5)
     assert traces(f) == 3  # in Python, one of them compares the counter with the end of its first part
+
+
+# ---- what reads a number in C
+
+
+class Level(enum.IntEnum):
+    low = 1
+    high = 2
+
+
+class Count(int):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    n: int
+
+
+def with_other_numbers(x: Any, n: Any) -> Any:
+    return n == Level.high, Level.low != n, n in (Level.low, Level.high), n + Count(2), Count(3) * n, n >= Count(3)
+
+
+def with_decimals(x: Any, n: Any) -> Any:
+    return decimal.Decimal("1.5") == n, n == decimal.Decimal("2.25"), n != fractions.Fraction(1, 2)
+
+
+def with_a_match(x: Any, n: Any) -> Any:
+    match n:
+        case Level.high:
+            return "high", x * n
+        case int() | float():
+            return "other", x + n
+
+
+def as_keys(x: Any, n: Any) -> Any:
+    counter = collections.Counter([n, 1, n])
+    return {n: x}, {n}, {(n, (1, n)): 2}, frozenset([n + 1]), counter, {Key(n): 1}, {n > 2: n, n // 2: x}
+
+
+def added_by_sum(x: Any, n: Any) -> Any:
+    tenths = [0.1] * 10
+    mixed = sum([1e16, n, -1e16, 1.0]), sum([n, 0.1, 0.2, 0.3]), sum(tenths, n), sum(n * k for k in tenths)
+    return *mixed, sum([n, *tenths, x]), sum([x, n]), sum([]), sum([(n,), (1,)], ())
+
+
+def as_a_seed(x: Any, n: Any) -> Any:
+    return random.Random(-n).random()
+
+
+def in_messages(x: Any, n: Any) -> Any:
+    found: list[str] = []
+    for wrong in (lambda: n + "a", lambda: list(n), lambda: n(), lambda: "a" + n):
+        try:
+            wrong()
+        except TypeError as error:
+            found.append(str(error))
+    return found, x * n
+
+
+def types_below(value: Any) -> Any:
+    """The types of what is in containers and keys."""
+    if isinstance(value, dict):
+        return type(value), [(types_below(k), types_below(v)) for k, v in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value), [types_below(v) for v in value]
+    return type(value), types_below(value.n) if isinstance(value, Key) else None
+
+
+OTHERS = (with_other_numbers, with_decimals, with_a_match, as_keys, added_by_sum, as_a_seed, in_messages)
+
+
+@pytest.mark.parametrize("values", [INTEGERS, FLOATS], ids=["int", "float"])
+@pytest.mark.parametrize("program", OTHERS)
+def test_what_reads_a_number_in_c_finds_what_it_finds_in_plain_python(program: Any, values: Any):
+    f = graftax.jit(program)
+    for value in values:
+        found, expected = f(x(), value), program(x(), value)
+        assert repr(found).replace("-0.", "0.") == repr(expected).replace("-0.", "0.")
+        assert types_below(found) == types_below(expected)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=["n"])
+@dataclasses.dataclass
+class WithMeta:
+    a: Any
+    n: int
+
+
+def test_a_static_field_gets_a_number_and_no_symbol():
+    f = graftax.jit(lambda x, n: WithMeta(x * n, n + 1))
+    for n in INTEGERS:
+        out = f(x(), n)
+        assert type(out.n) is int
+        assert out.n == n + 1
+
+
+def test_a_float_becomes_an_integer_as_jax_makes_it_one():
+    f = graftax.jit(lambda n: jnp.asarray(n, jnp.int32))
+    for value in (1.0, 2.5, 4.5, 3.9, -2.5):
+        assert int(f(value)) == int(value)
+    assert traces(f) == 2
+    for value in (1900000001.0, 3.0 * (1 - 1e-15)):
+        assert int(f(value)) == int(value)
+    with pytest.raises(OverflowError):
+        f(1e12)

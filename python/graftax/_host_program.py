@@ -45,7 +45,33 @@ OPERATIONS = {
     "float": "float({0})",
     "int": "int({0})",
 }
-_KNOWN = {"math": math, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "sign": math.copysign}
+
+
+def total(*numbers: float) -> float:
+    """As `sum` adds them, which is not as `+` does."""
+    return sum(numbers[1:], numbers[0])
+
+
+def as_jax(value: float) -> float:
+    """What JAX makes of a number, with the settings of now: beyond 32 bits it is infinite, without a warning here."""
+    too_large = not -_MOST < value < _MOST and not jax.config.jax_enable_x64
+    return math.copysign(math.inf, value) if too_large and value == value else value
+
+
+def narrow(value: float) -> float:
+    """The float that an executable is given for it, with the settings of now."""
+    return value if jax.config.jax_enable_x64 else float(np.float32(as_jax(value)))
+
+
+_KNOWN = {
+    "math": math,
+    "total": total,
+    "narrow": narrow,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "sign": math.copysign,
+}
 _COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
 # An operation with a step between its operand and the number of the caller that takes each value once.
 _ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
@@ -242,12 +268,6 @@ class _Source:
                     value = f"{value} if {-_MOST} < {value} < {_MOST} else as_jax({value})"
                 self._lines.append(f"{name}[{at}] = {value}")
         return name
-
-
-def as_jax(value: float) -> float:
-    """What JAX makes of a number, with the settings of now: beyond 32 bits it is infinite, without a warning here."""
-    too_large = not -_MOST < value < _MOST and not jax.config.jax_enable_x64
-    return math.copysign(math.inf, value) if too_large and value == value else value
 
 
 def _is_wide(value: int) -> bool:

@@ -92,7 +92,7 @@ class Place(NamedTuple):
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 
-_STOOD_IN = frozenset({"float", "int", "type"})
+_STOOD_IN = frozenset({"float", "int", "sum", "type"})
 
 
 class NewReads(BaseException):
@@ -272,7 +272,7 @@ class ReadSet:
         for scope in self.of_types.values():
             yield scope, {"type": TYPE}
         for i, scope in self.of_numbers.items():
-            yield scope, stand_ins(scope, {"float", "int"} - self._passed.get(i, set()))
+            yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))
 
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool

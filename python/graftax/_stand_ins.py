@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import numpy as np
 
+from ._host_program import total
 from ._symbols import is_symbol, operation
 
 _FUNCTIONS = (
@@ -89,16 +90,30 @@ def _class_of(*args: Any, **kwargs: Any) -> Any:
     return args[0].__class__ if len(args) == 1 and is_symbol(args[0]) and not kwargs else type(*args, **kwargs)
 
 
+def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    items = [start, *iterable]
+    if not any(map(is_symbol, items)):
+        return sum(items[1:], start)
+    rest = next(
+        (i for i, item in enumerate(items) if not is_symbol(item) and type(item) not in (int, float, bool)), None
+    )
+    out = operation("total", total, *items[:rest]) if rest != 0 else items[0]
+    for item in items[max(rest, 1) :] if rest is not None else ():
+        out = out + item
+    return out
+
+
 _MATH = _Math("math", math.__doc__)
 _IN_MATH = {name: _on_symbols(f"math.{name}", getattr(math, name)) for name in _FUNCTIONS if hasattr(math, name)}
 vars(_MATH).update(_IN_MATH)
 TYPE = _ClassStandIn(type, _class_of)
-_CLASSES = {cls.__name__: _ClassStandIn(cls, _on_symbols(cls.__name__, cls)) for cls in (float, int)}
+_BUILTINS: dict[str, Any] = {cls.__name__: _ClassStandIn(cls, _on_symbols(cls.__name__, cls)) for cls in (float, int)}
+_BUILTINS["sum"] = _sum
 _VALUES: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
 
 
-def stand_ins(scope: dict[str, Any], classes: Set[str]) -> dict[str, Any]:
-    """What stands in these globals for `math`, its functions, and for these classes among `float` and `int`."""
+def stand_ins(scope: dict[str, Any], builtins: Set[str]) -> dict[str, Any]:
+    """What stands in these globals for `math`, its functions, and for these builtins among `float`, `int` and `sum`."""
     out = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
-    out.update({name: _CLASSES[name] for name in classes & _CLASSES.keys() if name not in scope})
+    out.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() if name not in scope})
     return out

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import math
+import numbers
 import operator
 import sys
 import types
@@ -16,7 +18,7 @@ import jax
 import numpy as np
 
 from ._compat import know_symbols, only_tries, wants_exponent, weak_scalar
-from ._host_program import HostProgram, as_jax, fits
+from ._host_program import HostProgram, as_jax, fits, narrow
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -42,6 +44,7 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+_BINARY_OP = dis.opmap["BINARY_OP"]
 _OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
 
 
@@ -96,6 +99,13 @@ class SymbolTrace:
         if not self.is_pinned(symbol) and self._reads is not None:
             self._reads.look_at_call(frame.f_code, frame.f_globals)
         return self.value(symbol)
+
+    def look_at_sum(self, frame: types.FrameType) -> None:
+        """`sum` adds floats more exactly than `+` does: code that calls it is to find one that takes symbols."""
+        code = frame.f_code
+        in_c = self.is_open and "sum" in code.co_names and code.co_code[frame.f_lasti] != _BINARY_OP
+        if in_c and self._reads is not None:
+            self._reads.look_at_call(code, frame.f_globals)
 
     def is_pinned(self, symbol: Symbol) -> bool:
         return not self.is_open or symbol._node in self._pinned
@@ -158,8 +168,8 @@ def _apply(name: str, f: Callable[..., Any], *given: Any) -> Any:
     """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
     operands = [_operand(value) for value in given]
     if any(operand is NotImplemented for operand in operands):
-        if any(type(value) is complex or isinstance(value, np.generic) for value in given):
-            return f(*[value._trace.value(value) if is_symbol(value) else value for value in given])
+        if all(isinstance(value, numbers.Number) for value in given):  # a Decimal, a member of an IntEnum
+            return f(*map(_asked, given))
         return NotImplemented
     symbols = [operand for operand in operands if is_symbol(operand)]
     plain = [_plain(operand) for operand in operands]
@@ -214,7 +224,6 @@ class Symbol:
 
     # ---- arithmetic on the host
 
-    __add__, __radd__ = _binary("+"), _binary("+", True)
     __sub__, __rsub__ = _binary("-"), _binary("-", True)
     __mul__, __rmul__ = _binary("*"), _binary("*", True)
     __truediv__, __rtruediv__ = _binary("/"), _binary("/", True)
@@ -230,6 +239,14 @@ class Symbol:
     __neg__, __pos__ = _unary("neg", operator.neg), _unary("pos", operator.pos)
     __invert__, __abs__ = _unary("invert", operator.invert), _unary("abs", operator.abs)
     __floor__, __ceil__, __trunc__ = _unary("floor", math.floor), _unary("ceil", math.ceil), _unary("trunc", math.trunc)
+
+    def __add__(self, other: Any) -> Any:
+        self._trace.look_at_sum(sys._getframe(1))
+        return _apply("+", operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        self._trace.look_at_sum(sys._getframe(1))
+        return _apply("+", operator.add, other, self)
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
@@ -263,7 +280,11 @@ class Symbol:
     def _asked(self) -> Any:
         return self._trace.value(self)
 
+    pinned = _asked  # for the core
+
     def __hash__(self) -> int:
+        if type(self._value) is int and sys._getframe(1).f_globals.get("__name__") == "random":
+            raise TypeError("a seed is its bits where it is an int, and its hash where it only says so")
         return hash(self._asked())
 
     def __int__(self) -> int:
@@ -312,9 +333,12 @@ class Symbol:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         if dtype is not None and only_tries(sys._getframe(1)):
-            if np.issubdtype(dtype, np.integer) and type(self._value) is int:
+            if np.issubdtype(dtype, np.integer):
                 limits = np.iinfo(dtype)
-                bool(int(limits.min) <= self <= int(limits.max))  # a guard
+                whole: Any = math.trunc(self)  # each comparison is a guard
+                fits_in = int(limits.min) <= whole <= int(limits.max)
+                if fits_in and type(self._value) is float and whole != math.trunc(_apply("narrow", narrow, self)):
+                    raise TypeError("the executable would make another integer of it")
             return np.asarray(self._value, dtype)
         return np.asarray(self._asked(), dtype)
 
@@ -353,6 +377,8 @@ class FloatSymbol(Symbol):
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         return float
 
+
+IntSymbol.__name__, FloatSymbol.__name__ = "int", "float"  # messages of Python name the class of an operand
 
 NUMBERS = (bool, int, float, complex, IntSymbol, FloatSymbol)  # types of what is a number, in a trace too
 
