@@ -14,6 +14,7 @@ import json
 import math
 import pickle
 import random
+import re
 import threading
 from math import exp
 from typing import Any
@@ -639,3 +640,20 @@ def test_a_float_becomes_an_integer_as_jax_makes_it_one():
         assert int(f(value)) == int(value)
     with pytest.raises(OverflowError):
         f(1e12)
+
+
+@pytest.mark.parametrize(
+    ("program", "value", "text"),
+    [
+        (lambda x, n: x * n, 2**40, "n was an int that JAX can take, is 1099511627776"),
+        (lambda x, n: x * (1 / n), 0, "1 / n was a float, is ZeroDivisionError"),
+        (lambda x, n: x * math.sqrt(n), -1, "math.sqrt(n) was a float, is ValueError"),
+    ],
+)
+def test_a_frozen_function_says_which_number_it_cannot_compute(program: Any, value: int, text: str):
+    f = graftax.jit(program)
+    for n in (1, 2, 3):
+        f(x(), n)
+    f.freeze()
+    with pytest.raises(graftax.GraftaxError, match=re.escape(text)):
+        f(x(), value)

@@ -164,12 +164,15 @@ class HostProgram:
         values: dict[int, Any] = {}
         found: list[tuple[str, str, str]] = []
         for (node, _), expected in self.guards.items():
-            try:
-                value = self._value(node, numbers, values)
-            except ArithmeticError as error:
-                value = error
+            value = self._value_or_error(node, numbers, values)
             if type(value) is not type(expected) or repr(value) != repr(expected):
                 found.append((self.text(node, names), repr(expected), repr(value)))
+        for kind, nodes in self.inputs.items():
+            for node in nodes:
+                value = self._value_or_error(node, numbers, values)
+                if isinstance(value, Exception) or (kind is int and not fits(value)):
+                    wanted = "an int that JAX can take" if kind is int else "a float"
+                    found.append((self.text(node, names), wanted, repr(value)))
         return found
 
     def text(self, node: int, names: Sequence[str]) -> str:
@@ -196,6 +199,12 @@ class HostProgram:
                 scope = {f"n{n}": self._value(n, numbers, known) for n in operands}
                 known[node] = eval(_spelled(name, [f"n{n}" for n in operands]), dict(_KNOWN), scope)
         return known[node]
+
+    def _value_or_error(self, node: int, numbers: Sequence[int | float], known: dict[int, Any]) -> Any:
+        try:
+            return self._value(node, numbers, known)
+        except (ArithmeticError, ValueError) as error:
+            return error
 
     def nodes(self) -> list[tuple[Any, ...]]:
         return self._nodes
