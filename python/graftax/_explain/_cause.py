@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .._difference import Difference, short_text
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_ADDRESS = re.compile(r" at 0(x[0-9a-fA-F]*|(?=\.\.\.))")  # one may be cut short
 
 
 class Cause(NamedTuple):

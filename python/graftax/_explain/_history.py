@@ -71,9 +71,9 @@ class History:
         self.count += 1
         variant.number = self.count
         self.variants.append(variant)
-        for old in [v for v in self.variants if not v.is_live][:-_MOST_DROPPED]:
-            self._seconds_before += old.all_seconds
-            self.variants.remove(old)
+        dropped = [v for v in self.variants if not v.is_live][:-_MOST_DROPPED]
+        self._seconds_before += sum(old.all_seconds for old in dropped)
+        self.variants = [v for v in self.variants if v not in dropped]  # another thread may be reading the list
         if not expected:
             self._follow(variant, calls - self._calls == 1)
         self._calls = calls
