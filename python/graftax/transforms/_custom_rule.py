@@ -44,10 +44,15 @@ class CustomRule:
     _make: Make = Program
     _title = ""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Without a function it is a decorator, of which `nondiff_argnums` is known.
-        is_later = kwargs and not args and "fun" not in kwargs
-        return functools.partial(cls, **kwargs) if is_later else super().__new__(cls)
+    def __new__(
+        cls,
+        fun: Callable[..., Any] = LATER,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> Any:
+        if fun is LATER and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
+            return functools.partial(cls, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
+        return super().__new__(cls)
 
     def __init__(
         self,
