@@ -181,7 +181,7 @@ class Jitted(Stageable[P, R]):
     ) -> tuple[_core.Entry, _core.Recording] | None:
         """One for a call that differs from others in Python numbers alone: these are symbols. None: it is static."""
         table, static = self._table, recording
-        if not self._takes_symbols:
+        if not self._takes_symbols or table.knows(recording, context):
             return None
         while (numbers := table.numbers.symbolic(static, context)) is not None:
             try:
