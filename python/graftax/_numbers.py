@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from ._symbols import SymbolTrace, is_symbol
 if TYPE_CHECKING:
     from ._table import FunctionTable
 
+_LOCK = threading.RLock()
 _MOST_FAMILIES = 64  # of one function
 _MOST_PINS = 4  # variants for single values of one number, before it is static again
 
@@ -81,7 +83,7 @@ class Numbers:
     def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)
-        families = [family for known, family in self._families.items() if known[::2] == key[::2]]
+        families = [family for known, family in list(self._families.items()) if known[::2] == key[::2]]
         looking = Numbers()
         if families:
             looking._families[key] = copy.deepcopy(families[-1])
@@ -98,13 +100,7 @@ class Numbers:
         if not found:
             return None
         values = tuple(value for _, value in found)
-        key = self._key(recording, context)
-        family = self._families.get(key)
-        if family is None:
-            family = self._families[key] = Family(values)
-            while len(self._families) > _MOST_FAMILIES:
-                self._families.popitem(last=False)
-        self._families.move_to_end(key)
+        family = self._family(self._key(recording, context), values)
         self._last = family
         chosen = family.symbolic(values)
         if not chosen:
@@ -116,6 +112,16 @@ class Numbers:
         family.make_static(again)  # an equal immutable value elsewhere is one with it
         places = {structure.place(structure.rows[row]): i for i, row in rows.items() if i not in again}
         return SymbolicNumbers(family, places, values) if places else None
+
+    def _family(self, key: Any, values: tuple[Number, ...]) -> Family:
+        with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
+            family = self._families.get(key)
+            if family is None:
+                family = self._families[key] = Family(values)
+                while len(self._families) > _MOST_FAMILIES:
+                    self._families.popitem(last=False)
+            self._families.move_to_end(key)
+            return family
 
     def settle(self) -> None:
         if self._last is not None:
