@@ -384,12 +384,13 @@ def mixture(i):
     return {"log": [], "box": Box(w=f32(*range(1 + i % 2)), k=i % 3), "list": [f32(1)] * (i % 2)}
 
 
-@pytest.mark.parametrize("by_value", [False, True])
+@pytest.mark.parametrize("kind", ["by value", "static", "symbolic"])
 @isolated()
-def test_eight_threads_mixed_structures_and_first_calls_at_once(by_value):
+def test_eight_threads_mixed_structures_and_first_calls_at_once(kind):
+    by_value = kind == "by value"
     for _ in range(sized(5, 2)):
         function = lambda g, n: mixed(g, n)
-        f = graftax.filter_jit(function) if by_value else graftax.jit(function)
+        f = graftax.filter_jit(function) if by_value else graftax.jit(function, numbers=kind)
 
         def work(number):
             for turn in range(24):
@@ -404,7 +405,8 @@ def test_eight_threads_mixed_structures_and_first_calls_at_once(by_value):
                 assert by_value or out["box"] is g["box"]
 
         together(8, work)
-        assert f.cache_info().currsize == len({(i % 4, i % 3, i % 2) for i in range(31)})
+        if kind != "symbolic":  # how many structures are static depends on which thread comes first
+            assert f.cache_info().currsize == len({(i % 4, i % 3, i % 2) for i in range(31)})
 
 
 @isolated()
