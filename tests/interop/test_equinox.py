@@ -460,7 +460,8 @@ def test_equinoxs_wrappers_as_arguments_and_as_what_is_jitted(name, jit):
     leaves, graphdef = graftax.flatten(wrapper)
     again = graftax.unflatten(graphdef, leaves)
     arrays = [id(x) for x in jax.tree.leaves(eqx.filter(wrapper, eqx.is_array))]
-    assert list(dict.fromkeys(map(id, leaves))) == list(dict.fromkeys(arrays))  # the constants of a Jaxpr are those of its function, too
+    # The constants of a Jaxpr are those of its function, too.
+    assert list(dict.fromkeys(map(id, leaves))) == list(dict.fromkeys(arrays))
     assert eqx.tree_equal(again, wrapper)
     assert jax.tree.structure(again) == jax.tree.structure(wrapper)
 
