@@ -204,8 +204,8 @@ class StaticChurn:
         if "graftax_jit" not in subjects:
             return Verdict(self.title, self.limit, None, False, "absent: graftax_jit")
 
-        def scaled(x: Any, factor: int) -> Any:
-            return x * factor
+        def scaled(x: Any, factor: str) -> Any:  # a text: a number that changes would be symbolic
+            return x * int(factor)
 
         step = subjects["graftax_jit"].jit(scaled)
         x = jax.numpy.ones(3)
@@ -218,7 +218,7 @@ class StaticChurn:
             warnings.simplefilter("ignore")  # it rightly warns about a static value that always changes
             for part in range(self._STEPS):
                 for value in range(part * size, (part + 1) * size):
-                    out = step(x, value)
+                    out = step(x, str(value))
                 equal = equal and float(out[0]) == value
                 peak = max(peak, _live_executables() - before)
                 resident.append(_resident_bytes())
