@@ -11,40 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-# How an operation is spelled in the program that is made of it. {0} and {1} are its operands.
-OPERATIONS = {
-    "+": "{0} + {1}",
-    "-": "{0} - {1}",
-    "*": "{0} * {1}",
-    "/": "{0} / {1}",
-    "//": "{0} // {1}",
-    "%": "{0} % {1}",
-    "**": "{0} ** {1}",
-    "<<": "{0} << {1}",
-    ">>": "{0} >> {1}",
-    "&": "{0} & {1}",
-    "|": "{0} | {1}",
-    "^": "{0} ^ {1}",
-    "<": "{0} < {1}",
-    "<=": "{0} <= {1}",
-    "==": "{0} == {1}",
-    "!=": "{0} != {1}",
-    ">": "{0} > {1}",
-    ">=": "{0} >= {1}",
-    "neg": "-{0}",
-    "pos": "+{0}",
-    "invert": "~{0}",
-    "abs": "abs({0})",
-    "round": "round({0})",
-    "round to": "round({0}, {1})",
-    "floor": "floor({0})",
-    "ceil": "ceil({0})",
-    "trunc": "trunc({0})",
-    "not": "not {0}",
-    "type": "type({0})",
-    "float": "float({0})",
-    "int": "int({0})",
-}
+_PREFIXES = {"neg": "-", "pos": "+", "invert": "~", "not": "not "}
+_COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
+# An operation with a step between its operand and the number of the caller that takes each value once.
+_ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
+_MOST = 3.4028235677973366e38  # what is not below it is infinite in 32 bits
+_CAPACITY = 16  # inputs of one type; a trace that needs more begins anew with more
+_LONGEST = 60  # characters of an operation in an explanation
+
+
+def _spelled(name: str, operands: Sequence[str]) -> str:
+    """An operation as Python code: of an operator, or of a function of that name."""
+    if name in _PREFIXES:
+        return _PREFIXES[name] + operands[0]
+    return f"{name}({', '.join(operands)})" if name[0].isalpha() else f" {name} ".join(operands)
 
 
 def total(*numbers: float) -> float:
@@ -63,20 +43,7 @@ def narrow(value: float) -> float:
     return value if jax.config.jax_enable_x64 else float(np.float32(as_jax(value)))
 
 
-_KNOWN = {
-    "math": math,
-    "total": total,
-    "narrow": narrow,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "trunc": math.trunc,
-    "sign": math.copysign,
-}
-_COMPARISONS = ("<", "<=", "==", "!=", ">", ">=")
-# An operation with a step between its operand and the number of the caller that takes each value once.
-_ONE_TO_ONE = ("+", "-", "*", "/", "neg", "pos")
-_MOST = 3.4028235677973366e38  # what is not below it is infinite in 32 bits
-_CAPACITY = 16  # inputs of one type; a trace that needs more begins anew with more
+_KNOWN = {"math": math, "total": total, "narrow": narrow}
 
 
 class HostProgram:
@@ -98,7 +65,7 @@ class HostProgram:
         self.outputs: dict[int, int] = {}
         self._nodes: list[tuple[Any, ...]] = [("number", i) for i in range(len(kinds))]
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self.lock = threading.RLock()  # held while a call may trace
+        self.lock = threading.RLock()  # held by a call that may trace: it alone writes
 
     # ---- written while a function is traced
 
@@ -110,25 +77,21 @@ class HostProgram:
         return self._node(name, *operands)
 
     def _node(self, *node: Any) -> int:
-        with self.lock:
-            key = node[:3] if node[0] == "constant" else node
-            number = self._numbers.setdefault(key, len(self._nodes))
-            if number == len(self._nodes):
-                self._nodes.append(node)
-            return number
+        key = node[:3] if node[0] == "constant" else node
+        number = self._numbers.setdefault(key, len(self._nodes))
+        if number == len(self._nodes):
+            self._nodes.append(node)
+        return number
 
     def guard(self, node: int, what: str, expected: Any) -> None:
         """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type)."""
-        with self.lock:
-            self.guards.setdefault((node, what), expected)
+        self.guards.setdefault((node, what), expected)
 
     def input(self, node: int, kind: type) -> int:
-        with self.lock:
-            return self.inputs[kind].setdefault(node, len(self.inputs[kind]))
+        return self.inputs[kind].setdefault(node, len(self.inputs[kind]))
 
     def output(self, node: int) -> int:
-        with self.lock:
-            return self.outputs.setdefault(node, len(self.outputs))
+        return self.outputs.setdefault(node, len(self.outputs))
 
     # ---- read afterwards
 
@@ -161,59 +124,60 @@ class HostProgram:
         Args:
             names: of the numbers, for the text.
         """
-        values: dict[int, Any] = {}
+        values, texts = self._values(numbers), self._texts(names)
         found: list[tuple[str, str, str]] = []
         for (node, _), expected in self.guards.items():
-            value = self._value_or_error(node, numbers, values)
+            value = values[node]
             if type(value) is not type(expected) or repr(value) != repr(expected):
-                found.append((self.text(node, names), repr(expected), repr(value)))
+                found.append((texts[node], repr(expected), repr(value)))
         for kind, nodes in self.inputs.items():
             for node in nodes:
-                value = self._value_or_error(node, numbers, values)
+                value = values[node]
                 if isinstance(value, Exception) or (kind is int and not fits(value)):
                     wanted = "an int that JAX can take" if kind is int else "a float"
-                    found.append((self.text(node, names), wanted, repr(value)))
+                    found.append((texts[node], wanted, repr(value)))
         return found
 
-    def text(self, node: int, names: Sequence[str]) -> str:
-        """An operation as Python code."""
-        name, *operands = self._nodes[node]
-        if name == "number":
-            return names[node]
-        if name == "constant":
-            return repr(operands[-1])
-        texts = [self.text(operand, names) for operand in operands]
-        if "{1}" in OPERATIONS.get(name, "") and name not in _COMPARISONS:
-            inner = [self._nodes[operand][0] for operand in operands]
-            texts = [f"({t})" if "{1}" in OPERATIONS.get(n, "") else t for t, n in zip(texts, inner, strict=True)]
-        return _spelled(name, texts)
-
-    def _value(self, node: int, numbers: Sequence[int | float], known: dict[int, Any]) -> Any:
-        if node not in known:
-            name, *operands = self._nodes[node]
+    def _values(self, numbers: Sequence[int | float]) -> list[Any]:
+        """Of each node; where the arithmetic raises, the error."""
+        out: list[Any] = []
+        for name, *operands in self._nodes:
             if name == "number":
-                known[node] = numbers[node]
+                out.append(numbers[operands[0]])
             elif name == "constant":
-                known[node] = operands[-1]
+                out.append(operands[-1])
             else:
-                scope = {f"n{n}": self._value(n, numbers, known) for n in operands}
-                known[node] = eval(_spelled(name, [f"n{n}" for n in operands]), dict(_KNOWN), scope)
-        return known[node]
+                given = [out[operand] for operand in operands]
+                error = next((value for value in given if isinstance(value, Exception)), None)
+                out.append(_computed(name, given) if error is None else error)
+        return out
 
-    def _value_or_error(self, node: int, numbers: Sequence[int | float], known: dict[int, Any]) -> Any:
-        try:
-            return self._value(node, numbers, known)
-        except (ArithmeticError, ValueError) as error:
-            return error
+    def _texts(self, names: Sequence[str]) -> list[str]:
+        """Each node as Python code. What is long is cut: one of a shared node is as long as its paths are many."""
+        out: list[str] = []
+        for name, *operands in self._nodes:
+            if name == "number":
+                out.append(names[operands[0]])
+            elif name == "constant":
+                out.append(repr(operands[-1]))
+            else:
+                texts = [out[operand] for operand in operands]
+                if len(operands) == 2 and not name[0].isalpha() and name not in _COMPARISONS:
+                    texts = [f"({text})" if " " in text else text for text in texts]
+                text = _spelled(name, texts)
+                out.append(text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}")
+        return out
 
     def nodes(self) -> list[tuple[Any, ...]]:
         return self._nodes
 
 
-def _spelled(name: str, operands: Sequence[str]) -> str:
-    if name in OPERATIONS:
-        return OPERATIONS[name].format(*operands)
-    return f"{name}({', '.join(operands)})"  # a function of `math`
+def _computed(name: str, operands: Sequence[Any]) -> Any:
+    names = [f"n{i}" for i in range(len(operands))]
+    try:
+        return eval(_spelled(name, names), dict(_KNOWN), dict(zip(names, operands, strict=True)))
+    except (ArithmeticError, ValueError) as error:
+        return error
 
 
 class _Source:
@@ -221,7 +185,7 @@ class _Source:
 
     def __init__(self, program: HostProgram) -> None:
         self._program, self._nodes = program, program.nodes()
-        self._scope: dict[str, Any] = {**_KNOWN, "is_wide": _is_wide, "as_jax": as_jax}
+        self._scope: dict[str, Any] = {**_KNOWN, "sign": math.copysign, "is_wide": _is_wide, "as_jax": as_jax}
         self._lines: list[str] = []
 
     def function(self, outcomes: int) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from ._dispatch import build_entry
 from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
 from ._explain import _compiling, _frozen
 from ._handles import is_handle
+from ._numbers import SymbolicNumbers
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
 from ._reads import NewReads
@@ -130,11 +131,17 @@ class Jitted(Stageable[P, R]):
                 raise NewReads from None
             raise
         self._look_at(recording)
-        symbolic = self._symbolic_entry(roots, layout, recording, context, opened)
-        return symbolic or (self._shared_entry(roots, layout, recording, context), recording)
+        numbers, symbolic = self._with_symbols(roots, layout, recording, context, opened)
+        recording = symbolic or recording
+        return self._shared_entry(roots, layout, recording, context, numbers), recording
 
     def _shared_entry(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        recording: _core.Recording,
+        context: Any,
+        numbers: SymbolicNumbers | None = None,
     ) -> _core.Entry:
         """The entry that a call with these roots runs, made where there is none."""
         table, graphdef = self._table, recording.graphdef
@@ -147,15 +154,18 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry
         table.misses += 1
-        shipped = table.shipped_of(recording, context, self._plan.name)
+        shipped = table.shipped_of(recording, context, self._plan.name) if numbers is None else None
         if table.frozen and shipped is None:
             _frozen.refuse(table, self._plan.name, recording)
         _compiling.listen()
         self._advise(recording, self._plan.signature.arguments(layout))
-        entry = self._build(roots, layout, recording, context)
+        entry = self._build(roots, layout, recording, context, numbers)
         if shipped is not None:
             entry = shipped_entry(entry, graphdef, context, self._plan.signature.arguments(layout), shipped)
-        entry = table.store((_core.weaken(graphdef), *key[1:]), entry)
+        key = (_core.weaken(graphdef), *key[1:])
+        if numbers is not None:
+            numbers.stored(table, key)
+        entry = table.store(key, entry)
         if shipped is not None and entry.compiled.stage_for(recording.leaves) is not None:
             _compiling.loaded(table, entry, self._plan.name, recording)
         return entry
@@ -167,22 +177,27 @@ class Jitted(Stageable[P, R]):
         table.advice.captured(name, recording.leaves, graphdef, names, arguments)
 
     def _build(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
-    ) -> _core.Entry:
-        return build_entry(self._plan, self, roots, layout, recording, context)
-
-    def _symbolic_entry(
         self,
         roots: tuple[Any, ...],
         layout: tuple[Any, ...],
         recording: _core.Recording,
         context: Any,
+        numbers: SymbolicNumbers | None,
+    ) -> _core.Entry:
+        return build_entry(self._plan, self, roots, layout, recording, context, numbers=numbers)
+
+    def _with_symbols(
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        static: _core.Recording,
+        context: Any,
         opened: _core.Opened,
-    ) -> tuple[_core.Entry, _core.Recording] | None:
-        """One for a call that differs from others in Python numbers alone: these are symbols. None: it is static."""
-        table, static = self._table, recording
-        if not self._takes_symbols or table.knows(recording, context):
-            return None
+    ) -> tuple[SymbolicNumbers, _core.Recording] | tuple[None, None]:
+        """What is symbolic in a call that differs from others in Python numbers alone, and its recording with that."""
+        table = self._table
+        if not self._takes_symbols or table.knows(static, context):
+            return None, None
         while (numbers := table.numbers.symbolic(static, context)) is not None:
             try:
                 recording = self._plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
@@ -190,21 +205,8 @@ class Jitted(Stageable[P, R]):
                 numbers.refuse()
                 continue
             if numbers.found_in(recording):
-                break
-        else:
-            return None
-        entry, key = table.find(recording, context)
-        if entry is not None:
-            table.found += 1
-            return entry, recording
-        table.misses += 1
-        if table.frozen:
-            _frozen.refuse(table, self._plan.name, recording)
-        _compiling.listen()
-        entry = build_entry(self._plan, self, roots, layout, recording, context, numbers=numbers)
-        key = (_core.weaken(recording.graphdef), *key[1:])
-        numbers.stored(table, key)
-        return table.store(key, entry), recording
+                return numbers, recording
+        return None, None
 
     @property
     def _takes_symbols(self) -> bool:

@@ -42,8 +42,6 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-
-
 _BINARY_OP = dis.opmap["BINARY_OP"]
 _OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
 
@@ -149,22 +147,18 @@ def is_symbol(value: Any) -> bool:
 
 
 def _operand(value: Any) -> Any:
-    """What Python's arithmetic sees: a symbol as it is or, where it is pinned, its value. MISSING for what is none."""
+    """What Python's arithmetic sees: a symbol as it is or, where it is pinned, its value. NotImplemented for
+    what is no plain number."""
     if is_symbol(value):
         return value._value if value._trace.is_pinned(value) else value
     return value if type(value) in (int, float, bool) else NotImplemented
-
-
-def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
-    """A function of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
-    return _apply(name, f, *given)
 
 
 def _plain(value: Any) -> Any:
     return value._value if is_symbol(value) else value
 
 
-def _apply(name: str, f: Callable[..., Any], *given: Any) -> Any:
+def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
     """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
     operands = [_operand(value) for value in given]
     if any(operand is NotImplemented for operand in operands):
@@ -197,14 +191,14 @@ def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
     f = _BINARY.get(name) or _COMPARED[name]
 
     def method(self: Any, other: Any) -> Any:
-        return _apply(name, f, other, self) if reflected else _apply(name, f, self, other)
+        return operation(name, f, other, self) if reflected else operation(name, f, self, other)
 
     return method
 
 
 def _unary(name: str, f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def method(self: Any) -> Any:
-        return _apply(name, f, self)
+        return operation(name, f, self)
 
     return method
 
@@ -238,26 +232,26 @@ class Symbol:
     __eq__, __ne__ = _binary("=="), _binary("!=")
     __neg__, __pos__ = _unary("neg", operator.neg), _unary("pos", operator.pos)
     __invert__, __abs__ = _unary("invert", operator.invert), _unary("abs", operator.abs)
-    __floor__, __ceil__, __trunc__ = _unary("floor", math.floor), _unary("ceil", math.ceil), _unary("trunc", math.trunc)
+    __floor__, __ceil__, __trunc__ = (_unary(f"math.{f.__name__}", f) for f in (math.floor, math.ceil, math.trunc))
 
     def __add__(self, other: Any) -> Any:
         self._trace.look_at_sum(sys._getframe(1))
-        return _apply("+", operator.add, self, other)
+        return operation("+", operator.add, self, other)
 
     def __radd__(self, other: Any) -> Any:
         self._trace.look_at_sum(sys._getframe(1))
-        return _apply("+", operator.add, other, self)
+        return operation("+", operator.add, other, self)
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
             return pow(self._asked(), _asked(other), _asked(modulus))
-        return _apply("**", operator.pow, self, other)
+        return operation("**", operator.pow, self, other)
 
     def __rpow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
             return pow(_asked(other), self._asked(), _asked(modulus))
         if type(other) in (int, float, bool) or is_symbol(other):
-            return _apply("**", operator.pow, other, self)
+            return operation("**", operator.pow, other, self)
         return other ** self._asked()  # an array: JAX makes another program for each exponent
 
     def __divmod__(self, other: Any) -> Any:
@@ -269,11 +263,11 @@ class Symbol:
 
     def __round__(self, digits: Any = None) -> Any:
         if digits is None:
-            return _apply("round", round, self)
-        return _apply("round to", round, self, digits)
+            return operation("round", round, self)
+        return operation("round", round, self, digits)
 
     def __bool__(self) -> bool:
-        return not _apply("not", operator.not_, self)
+        return not operation("not", operator.not_, self)
 
     # ---- what asks for the value
 
@@ -337,7 +331,7 @@ class Symbol:
                 limits = np.iinfo(dtype)
                 whole: Any = math.trunc(self)  # each comparison is a guard
                 fits_in = int(limits.min) <= whole <= int(limits.max)
-                if fits_in and type(self._value) is float and whole != math.trunc(_apply("narrow", narrow, self)):
+                if fits_in and type(self._value) is float and whole != math.trunc(operation("narrow", narrow, self)):
                     raise TypeError("the executable would make another integer of it")
             return np.asarray(self._value, dtype)
         return np.asarray(self._asked(), dtype)

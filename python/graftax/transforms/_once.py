@@ -16,6 +16,7 @@ from .. import _core
 from .._compat import calls_host, equations, outside_of_traces
 from .._errors import ConcurrentChangeError, MutationError
 from .._jitted import Jitted
+from .._numbers import SymbolicNumbers
 from .._options import Options
 from .._reads import NewReads, Place
 from .._signature import Signature, global_names, resolve
@@ -80,8 +81,14 @@ class _Compiled(Jitted[Any, Any]):
         """A loop has no options that advice could name."""
 
     def _build(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        recording: _core.Recording,
+        context: Any,
+        numbers: SymbolicNumbers | None,
     ) -> _core.Entry:
+        assert numbers is None  # they are static in a loop: an array carries what changes
         outcomes: list[_core.Outcome] = []
         flat = flat_function(self._plan, layout, (), outcomes, by_value=False)
         graphdef, places = _core.weaken(recording.graphdef), self._plan.signature.places
