@@ -157,7 +157,8 @@ class HostProgram:
         out: list[str] = []
         for name, *operands in self._nodes:
             if name == "number":
-                out.append(names[operands[0]])
+                place: int = operands[0]
+                out.append(names[place])
             elif name == "constant":
                 out.append(repr(operands[-1]))
             else:
