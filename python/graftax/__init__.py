@@ -42,6 +42,8 @@ from ._leaves import ema as ema
 from ._leaves import map_leaves as map_leaves
 from ._optimizer import Optimizer as Optimizer
 from ._optimizer import optimizer as optimizer
+from ._rules import Rules as Rules
+from ._rules import fsdp as fsdp
 from ._show import show as show
 from ._stacking import each as each
 from ._stacking import stack as stack
@@ -99,6 +101,7 @@ from .transforms.jvp import linearize as linearize
 from .transforms.map import map as map
 from .transforms.scan import scan as scan
 from .transforms.shard import filter_shard as filter_shard
+from .transforms.shard import shard as shard
 from .transforms.shard_map import shard_map as shard_map
 from .transforms.staging import eval_shape as eval_shape
 from .transforms.staging import filter_eval_shape as filter_eval_shape

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from .._description import Description, TreeDescription
 
-ADAPTERS = {"equinox": ".equinox", "flarejax": ".flarejax", "flax.nnx": ".nnx"}
+ADAPTERS = {"equinox": ".equinox", "flarejax": ".flarejax", "flax.core.spmd": ".linen", "flax.nnx": ".nnx"}
 
 
 class LibraryFilter(NamedTuple):
@@ -35,6 +35,11 @@ def choices(spec: Any) -> list[tuple[Any, Any]] | None:
 def differentiated(spec: Any) -> tuple[int, Any] | None:
     """(position, filter) of an object in which an imported library says what of an argument is differentiated."""
     return _first("differentiated", spec)
+
+
+def axes(node: Any) -> Any:
+    """The `PartitionSpec` that an imported library keeps in the object which holds an array; None where it has none."""
+    return _first("axes", node)
 
 
 def describe(cls: type) -> Description | None:

@@ -14,6 +14,7 @@ import inspect
 import operator
 from typing import Any
 
+from flax.core.spmd import get_logical_axis_rules
 from flax.nnx import filterlib
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
@@ -22,9 +23,11 @@ from flax.nnx.tracers import TraceState
 from flax.nnx.transforms.autodiff import DiffState
 from flax.nnx.variablelib import HijaxVariable, Variable
 from flax.typing import HashableMapping
+from jax.sharding import PartitionSpec, Sharding
 
 from .._description import Description
 from . import LibraryFilter
+from .linen import mesh_axes
 
 # Flax before 0.12.8 has a type alias where it has a class now.
 _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))
@@ -70,6 +73,17 @@ def choices(spec: Any) -> list[tuple[Any, Any]] | None:
     if filters is None or entries is None:
         return None
     return [(filterlib.All(kind), entry) for kind, entry in zip(filters, entries, strict=True)]
+
+
+def axes(node: Any) -> PartitionSpec | Sharding | None:
+    """The mesh axes that a Variable names. Flax before 0.12 calls them `sharding`."""
+    if not isinstance(node, Variable):
+        return None
+    kept: dict[str, Any] = node.get_metadata()
+    names = kept.get("out_sharding") or kept.get("sharding_names") or kept.get("sharding")
+    if not names or isinstance(names, Sharding):
+        return names or None
+    return mesh_axes(names, (*kept.get("sharding_rules", ()), *(get_logical_axis_rules() or ())))
 
 
 def differentiated(spec: Any) -> tuple[int, Any] | None:

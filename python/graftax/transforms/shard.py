@@ -1,19 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the arrays of a graph are: Equinox's `filter_shard`."""
+"""Where the arrays of a graph are: `shard`, by rules, and Equinox's `filter_shard`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jax.sharding import SingleDeviceSharding
+import jax.core
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from .. import _core
+from .._errors import at_path
 from .._prefix import is_prefix
+from .._rules import Rules, refuse
 from .._structure import Structure
 from .._tracebacks import boundary
+from ..path import Graph
 from ..tree import tree_broadcast
 from .jvp import _is_none
+
+T = TypeVar("T")
+
+
+@boundary
+def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = False) -> T:
+    """A copy of a graph whose arrays have the shardings that rules say; sharing and cycles are kept.
+
+    An array that stands in several places is placed once. `jax.ShapeDtypeStruct`s, as `eval_shape` gives them, get the
+    sharding; within a compiled function arrays get a sharding constraint. NumPy arrays go to each device in parts, and
+    with several processes each reads the parts of its own devices only.
+
+    Args:
+        obj: any object.
+        mesh: the mesh; None: that of the rules, or of `jax.set_mesh`.
+        rules: `graftax.Rules`, or what `Rules` takes.
+        default: the spec of arrays that no rule means. Without it, there must be none.
+        local: arrays on this process hold its part of the whole array, as a data loader reads it.
+
+    Raises:
+        StructureError: where the rules do not fit. It has a line for each array that no rule means, rule that decides
+            about no array, unknown axis and size that does not divide; nothing has been moved then.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> model = {"w": np.ones((4, 2)), "step": 3}
+        >>> graftax.shard(model, mesh, [("w", P("data"))])["w"].sharding.spec
+        P('data',)
+    """
+    rules = rules if isinstance(rules, Rules) else Rules(rules)
+    graph = Graph(obj)
+    assignment = rules.assign(graph, mesh, default)
+    refuse(assignment.cls, assignment.lines())
+    placed: dict[int, Any] = {}
+    for array, sharding in assignment.shardings():
+        try:
+            placed[id(array.leaf)] = _placed(array.leaf, sharding, local)
+        except Exception as error:
+            raise at_path(error, repr(array.path))  # noqa: B904 - it is the same one
+    changes = {n: placed[id(row.value)] for n, row in enumerate(graph.rows) if not row.aux and id(row.value) in placed}
+    return graph.core.build(changes, all=True)
+
+
+def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
+    """An array under a sharding. A bare spec means the mesh of the context."""
+    if isinstance(leaf, jax.core.Tracer):
+        return _constrained(leaf, sharding)
+    if isinstance(sharding, PartitionSpec):
+        sharding = NamedSharding(jax.sharding.get_mesh(), sharding)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+    if isinstance(leaf, jax.Array) and (sharding.is_fully_addressable or not leaf.is_fully_addressable):
+        return leaf if leaf.sharding == sharding else jax.device_put(leaf, sharding)
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = _placed(jax.random.key_data(leaf), sharding, local)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    if local and not sharding.is_fully_addressable:
+        return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    whole = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(whole.dtype)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda part: np.asarray(whole[part], dtype))
+
+
+def _constrained(leaf: Any, sharding: PartitionSpec | Sharding) -> Any:
+    mesh: Any = sharding.mesh if isinstance(sharding, NamedSharding) else jax.sharding.get_abstract_mesh()
+    if AxisType.Explicit in getattr(mesh, "axis_types", ()):
+        return jax.sharding.reshard(leaf, sharding)
+    return jax.lax.with_sharding_constraint(leaf, sharding)
 
 
 @boundary

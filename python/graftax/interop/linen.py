@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flax linen: the boxes that keep the names of axes beside an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax.core.meta import Partitioned
+from flax.core.spmd import get_logical_axis_rules
+from jax.sharding import PartitionSpec
+
+
+def axes(node: Any) -> PartitionSpec | None:
+    """The mesh axes that are named in the box of an array."""
+    if not isinstance(node, Partitioned):
+        return None
+    return mesh_axes(node.names, (*(getattr(node, "rules", None) or ()), *(get_logical_axis_rules() or ())))
+
+
+def mesh_axes(names: Any, rules: Any) -> PartitionSpec:
+    """Names of axes, through the rules for logical ones: the first rule of a name counts."""
+    known: dict[str, Any] = {}
+    for name, axis in rules:
+        known.setdefault(name, axis)
+    return PartitionSpec(*(known.get(name, name) if isinstance(name, str) else name for name in names))
