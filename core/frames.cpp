@@ -46,6 +46,15 @@ struct Frame {
 
 constexpr char owned_by_generator = 1;
 
+// What a frame of some code and globals does, where nobody has to be told of it: JAX's own frames are thousands a trace,
+// and a lookup in each table of the session costs as much as many of them do.
+struct Met {
+  PyObject* code = nullptr;
+  PyObject* globals = nullptr;
+  PyObject* shadow = nullptr;
+  bool replaced = false;  // some function with this code runs with the parts of another one
+};
+
 // A trace that is running in this thread.
 struct Session {
   PyObject* enter;                      // (code, globals, function, first argument) -> what to do
@@ -55,6 +64,8 @@ struct Session {
   std::unordered_map<PyObject*, PyObject*> shadows;    // globals -> what its frames see; both borrowed from the caller
   std::unordered_map<PyObject*, PyObject*> originals;  // a copy of a function or of globals -> what it stands for
   std::unordered_set<PyObject*> made;                  // functions that this thread has made since; not owned
+  std::unordered_set<PyObject*> replaced;              // code of `functions`
+  std::vector<Met> met = std::vector<Met>(1024);       // by the code's address; what is met holds its code and globals
   bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
 
@@ -142,28 +153,48 @@ void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
   }
 }
 
+// Tells the session of a frame, where it has to be told. Null with an exception set, which is to be raised in its place.
+const Met* meet(Session& session, const Frame& frame) {
+  PyObject* code = frame.code;
+  Met& met = session.met[(reinterpret_cast<uintptr_t>(code) >> 5) % session.met.size()];
+  if (met.code == code && met.globals == frame.globals) return &met;
+  met.code = nullptr;
+  bool known = session.known.count(code) || ignored().count(code);
+  if (!known && !announce(session, frame)) return nullptr;
+  met = {session.known.count(code) || ignored().count(code) ? code : nullptr, frame.globals,
+         session.shadow(frame.globals), session.replaced.count(code) > 0};
+  return &met;
+}
+
+// The function of a frame, and what it reads of its parts, become those of the rebuilt one.
+void replace_function(Session& session, Frame& frame, bool starts) {
+  auto* own = reinterpret_cast<PyObject*>(frame.function);
+  PyObject* twin = session.twin(own);
+  if (twin == own) return;
+  if (starts) replace_defaults(frame, own, twin);
+  frame.function = reinterpret_cast<decltype(frame.function)>(Py_NewRef(twin));
+  Py_DECREF(own);
+}
+
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
-  if (sessions.empty() || sessions.back()->busy) return evaluate(state, raw, thrown);
-  Session& session = *sessions.back();
+  Session* session = sessions.empty() ? nullptr : sessions.back();
+  if (!session || session->busy) return evaluate(state, raw, thrown);
   auto* frame = reinterpret_cast<Frame*>(raw);
-  if (!thrown && !session.known.count(frame->code) && !ignored().count(frame->code)) {
+  Met again;
+  const Met* met = &again;
+  if (thrown) {
+    again = {nullptr, frame->globals, session->shadow(frame->globals), session->replaced.count(frame->code) > 0};
+  } else {
     try {
-      if (!announce(session, *frame)) thrown = 1;
+      met = meet(*session, *frame);
     } catch (const std::exception&) {
       PyErr_NoMemory();
-      thrown = 1;
+      met = nullptr;
     }
+    if (!met) return evaluate(state, raw, 1);
   }
-  if (!session.functions.empty() && frame->function) {
-    auto* own = reinterpret_cast<PyObject*>(frame->function);
-    PyObject* twin = session.twin(own);
-    if (twin != own) {
-      if (!thrown) replace_defaults(*frame, own, twin);
-      frame->function = reinterpret_cast<decltype(frame->function)>(Py_NewRef(twin));
-      Py_DECREF(own);
-    }
-  }
-  PyObject *own_globals = frame->globals, *shadow = session.shadow(own_globals);
+  if (met->replaced && frame->function) replace_function(*session, *frame, !thrown);
+  PyObject *own_globals = frame->globals, *shadow = met->shadow;
   if (shadow == own_globals) return evaluate(state, raw, thrown);
   bool stays = frame->owner == owned_by_generator;  // other frames are gone when they have returned
   Owned hold = Owned::borrow(frame->code);
@@ -216,6 +247,7 @@ void bind_frames(nb::module_& m) {
         for (nb::handle pair : functions) {
           PyObject *function = nb::object(pair[0]).ptr(), *twin = nb::object(pair[1]).ptr();
           session.functions[function] = twin;
+          if (PyFunction_Check(function)) session.replaced.insert(PyFunction_GET_CODE(function));
           session.stands_for(twin, function);
         }
         Scope scope(session);

@@ -143,6 +143,24 @@ void bind_recording(nb::module_& m) {
   m.def(
       "is_opaque", [](nb::handle obj) { return kind_of(obj.ptr()).leaf == Leaf::statics; }, nb::arg("obj").none(),
       nb::sig("def is_opaque(obj: object) -> bool"), "Is this value one static leaf?");
+  m.def(
+      "holds_only",
+      [](nb::handle items, nb::handle types) {
+        if (!PyTuple_Check(items.ptr())) raise_error(PyExc_TypeError, "expected a tuple");
+        PyTypeObject* last = nullptr;  // most have one type
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.ptr()); ++i) {
+          PyTypeObject* type = Py_TYPE(PyTuple_GET_ITEM(items.ptr(), i));
+          if (type == last) continue;
+          int held = PySet_Contains(types.ptr(), reinterpret_cast<PyObject*>(type));
+          if (held < 0) throw nb::python_error();
+          if (held == 0) return false;
+          last = type;
+        }
+        return true;
+      },
+      nb::arg("items"), nb::arg("types"),
+      nb::sig("def holds_only(items: tuple[Any, ...], types: frozenset[type]) -> bool"),
+      "Is each item of a tuple of one of these types?");
   nb::enum_<RootFlag>(m, "RootFlag", nb::is_arithmetic(), "What a root is besides an argument; several are added.")
       .value("static", STATIC_ROOT, "No array may be below it.")
       .value("global_", GLOBAL_ROOT, "A function in it counts by identity.")

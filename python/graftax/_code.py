@@ -295,7 +295,8 @@ def is_constant(value: Any) -> bool:
     if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
         return True
     if cls in (tuple, frozenset):
-        return _PLAIN_TYPES.issuperset(map(type, value)) or all(map(is_constant, value))
+        items = tuple(value)
+        return _core.holds_only(items, _PLAIN_TYPES) or all(map(is_constant, items))
     if cls is types.MethodType:
         return is_constant(value.__self__)
     if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):

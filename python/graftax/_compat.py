@@ -415,9 +415,14 @@ def calls_host(since: int) -> bool:
     return False
 
 
+# Jaxprs that call no function on the host, those within them included: one of jax.numpy comes in many programs.
+_HOSTLESS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def host_functions(since: int, pure: bool = False) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
     found: list[Any] = []
+    seen: set[Any] = set()
     new = [at for at in equations()[since:] if pure or type(at) is not weakref.ref]
     todo: list[Any] = [at() if isinstance(at, weakref.ref | types.FunctionType) else at for at in new]
     while todo:
@@ -431,8 +436,11 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
         for value in equation.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
                 jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
-                if isinstance(jaxpr, _jax_core.Jaxpr):
+                if isinstance(jaxpr, _jax_core.Jaxpr) and jaxpr not in seen and jaxpr not in _HOSTLESS:
+                    seen.add(jaxpr)
                     todo += jaxpr.eqns
+    if pure and not found:
+        _HOSTLESS.update(seen)
     return found
 
 

@@ -224,6 +224,9 @@ class Recording:
 def is_opaque(obj: object) -> bool:
     """Is this value one static leaf?"""
 
+def holds_only(items: tuple[Any, ...], types: frozenset[type]) -> bool:
+    """Is each item of a tuple of one of these types?"""
+
 class RootFlag(enum.IntEnum):
     """What a root is besides an argument; several are added."""
 

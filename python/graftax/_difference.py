@@ -361,10 +361,20 @@ def _packed(expected: HandleLayout, given: HandleLayout) -> tuple[str, str]:
 def short_text(value: Any) -> str:
     """The repr of a value, cut short, whatever its class does."""
     try:
-        text = repr(value)
+        text = repr(_head(value))
     except Exception:
         text = object.__repr__(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _head(value: Any) -> Any:
+    """So much of a container or text as is shown: the repr of a long one costs more than the call that it explains."""
+    cls: Any = type(value)
+    if cls not in (str, bytes, tuple, list, dict, set, frozenset) or len(value) <= _SHOWN:
+        return value
+    if cls is dict:
+        return dict(itertools.islice(value.items(), _SHOWN))
+    return cls(itertools.islice(value, _SHOWN)) if cls in (set, frozenset) else value[:_SHOWN]
 
 
 def function_text(function: types.FunctionType) -> str:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import enum
 import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from .._code import MISSING, in_class, is_users_class, is_users_scope
 from .._difference import function_text, short_text
@@ -14,6 +17,7 @@ from .._reads import Place, ReadSet
 from ._cause import Cause, plain_text
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+_NAMED = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, np.dtype, tuple, frozenset, range, slice)
 
 Seen = dict[str, tuple[str, object]]  # by name: how it reads, and what tells it from another that reads alike
 
@@ -70,4 +74,7 @@ def _seen(value: Any) -> tuple[str, object]:
         return short_text(value), type(value)
     if isinstance(value, types.FunctionType):
         return function_text(value), (id(value), id(value.__code__))
-    return plain_text(value), id(value)
+    if isinstance(value, _NAMED):
+        return plain_text(value), id(value)
+    # A user's `__repr__` may take long, wait for a device or print.
+    return f"an object of the class {type(value).__qualname__}", id(value)

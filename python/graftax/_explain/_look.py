@@ -54,8 +54,6 @@ def _look(leaf: Any) -> Look:
         return Look(aval.shape, aval.dtype, weak, None, None)
     if isinstance(leaf, jax.Array) and hasattr(leaf, "sharding"):
         return Look(aval.shape, aval.dtype, weak, leaf.sharding, bool(getattr(leaf, "committed", False)))
-    if not hasattr(aval, "dtype"):  # a value of a type that a library has told JAX of
-        return Look((), aval, weak, None, None)
     sharding = leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
     dtype = aval.dtype
     if isinstance(leaf, jax.ShapeDtypeStruct) and isinstance(dtype, np.dtype):
