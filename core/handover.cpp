@@ -44,12 +44,13 @@ void Recorder::hand_over() {
                             [](const auto& a, const auto& b) { return a.first < b.first; });
   };
   // Which nodes have an array below: upwards from the leaves, and through references. A context value counts as an
-  // array: inside the trace the caller's would be wrong.
+  // array: inside the trace the caller's would be wrong. So does what is ignored.
   std::vector<bool> has_array(n, false);
   std::vector<uint32_t> work;
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    if ((in.op == Op::leaf && !in.items) || (in.op == Op::stat && p.statics[in.arg].how == How::context))
+    if ((in.op == Op::leaf && !in.items) || (in.op == Op::stat && p.statics[in.arg].how == How::context) ||
+        (in.op == Op::node && in.kind->node->is_ignored))
       work.push_back(pc);
   }
   while (!work.empty()) {

@@ -171,7 +171,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
       (items ? kind.item_names : kind.order).push_back(name);
     }
     kind.absent = answer.kept("absent");
-    collect_slots(kind);
+    if (!node->is_ignored) collect_slots(kind);
     bool fields_alone = node->items == Items::none && !node->has_content;
     kind.by_name = answer.is_true("by_name") && fields_alone && kind.has_dict && kind.slots.empty();
     kind.arrays_only = kind.by_name || answer.is_true("arrays_only");

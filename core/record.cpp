@@ -169,6 +169,10 @@ void Recorder::check_opaque(PyObject* obj) {
 }
 
 void Recorder::visit(PyObject* obj, Below below) {
+  if (is_ignored(obj)) return add_ignored(obj);
+  if (Py_TYPE(obj) == reinterpret_cast<PyTypeObject*>(hooks::ignored.get()) &&
+      !(options_.inputs && options_.inputs->nodes->find(obj)))
+    return emit(Op::stat, add_identity(out_.program, obj), obj);  // of the trace around this one
   const Kind& kind = kind_of(obj);
   if (options_.everything) {
     below.in_static = false;

@@ -35,6 +35,7 @@ struct RecordOptions {
   bool aliases = false;                              // one array in two places is one leaf
   bool shapes = false;                               // a ShapeDtypeStruct is a leaf
   PyObject* dynamic = nullptr;                       // key path -> is the Python number there traced?
+  PyObject* ignored = nullptr;                       // key path, value -> does no call look at it?
   bool everything = false;                           // every value that is no node is a leaf, refused ones too
   Opened* opened = nullptr;                          // what walks before have asked registered classes
 };
@@ -81,6 +82,8 @@ class Recorder {
 
   void check_opaque(PyObject* obj);
   void visit(PyObject* obj, Below below);
+  bool is_ignored(PyObject* obj);
+  void add_ignored(PyObject* obj);
   void open(PyObject* obj, const Kind& kind, Below below, bool with_identity);
   void step();
   void close();

@@ -98,9 +98,15 @@ class Replayer {
     }
   }
 
+  bool match_ignored(PyObject* obj, const Instr& in) {
+    if (obj == Py_None) return false;
+    walk_.nodes.set(in.track, obj);
+    return true;
+  }
+
   bool match_node(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
-    if (Py_TYPE(obj) != in.type || in.kind->stale) return false;
+    if (Py_TYPE(obj) != in.type || in.kind->stale) return in.kind->node->is_ignored && match_ignored(obj, in);
     if (in.whole == obj) return true;
     const Kind& kind = *in.kind;
     if (in.flags & TARGET) {

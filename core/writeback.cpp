@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "hooks.h"
 #include "kinds/function.h"
 #include "path.h"
 #include "static_key.h"
@@ -42,7 +43,17 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   for (nb::handle leaf : leaves) tracers_.push(leaf.ptr());
   if (tracers_.size() != p.leaves)
     raise_graftax("StructureError", "the arguments changed between the call and its trace");
-  Builder builder(p, {tracers_.data(), nullptr, nullptr, recording_->live.data()});
+  OwnedList stand_ins;
+  std::unordered_map<uint32_t, PyObject*> replaced;  // borrowed from `stand_ins`
+  for (uint32_t pc : p.track_pc) {
+    if (!p.code[pc].kind->node->is_ignored) continue;
+    Owned path = own(PyUnicode_FromString(path_text(p, pc, root_names()).c_str()));
+    stand_ins.push_stolen(hooks::ignored(path.get()));
+    replaced[pc] = stand_ins.back();
+  }
+  Sources sources{tracers_.data(), nullptr, nullptr, recording_->live.data()};
+  if (!replaced.empty()) sources.replaced = &replaced;
+  Builder builder(p, sources);
   builder.record_built();
   nb::list out;
   uint32_t pc = 0;
@@ -137,7 +148,8 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
   std::vector<uint32_t> rebuilt;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
-    if (!(n.flags & HANDED_OVER) && !n.kind->node->is_function && !n.kind->node->is_cell) rebuilt.push_back(t);
+    const NodeKind& node = *n.kind->node;
+    if (!(n.flags & HANDED_OVER) && !node.is_function && !node.is_cell && !node.is_ignored) rebuilt.push_back(t);
   }
   for (;;) {
     std::vector<bool> out = reaches_changed(rebuilt);
@@ -201,7 +213,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   std::vector<bool> leads_to_new = by_value ? leads_to_rebuilt() : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
-    bool handed = p.code[pc].flags & HANDED_OVER;
+    bool handed = p.code[pc].flags & HANDED_OVER || p.code[pc].kind->node->is_ignored;
     // By value, too, a function stays the caller's own, unless it leads to something that does not.
     bool itself = handed || (p.code[pc].kind->node->is_function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
@@ -265,7 +277,8 @@ bool Trace::verify(nb::tuple roots) {
   for (size_t t = 0; t < walk.nodes.size(); ++t) {
     uint32_t pc = recording_->program().track_pc[t];
     const Instr& n = recording_->program().code[pc];
-    if (walk.nodes[t] && walk.nodes[t] != recording_->live[pc] && pc >= made_until) return false;
+    bool other = walk.nodes[t] && walk.nodes[t] != recording_->live[pc] && !n.kind->node->is_ignored;
+    if (other && pc >= made_until) return false;
     if (n.kind->node->is_registered) made_until = std::max(made_until, n.next);
   }
   return true;

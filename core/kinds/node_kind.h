@@ -55,6 +55,7 @@ class NodeKind {
   bool is_weak = false;               // refers to its item without holding it
   bool begins_with_its_call = false;  // its first item is called, or names what is called: None would not do
   bool is_leaf_for_jax = false;       // a leaf without arrays, whatever its content
+  bool is_ignored = false;            // stands for whatever the caller has there but None
   Keys keys = Keys::none;
   const char* extra = nullptr;              // the name of one child before the items
   const char* const* item_names = nullptr;  // attributes that the items are; ends with null

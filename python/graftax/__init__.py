@@ -15,6 +15,7 @@ from ._errors import CapturedArrayWarning as CapturedArrayWarning
 from ._errors import CheckError as CheckError
 from ._errors import ConcurrentChangeError as ConcurrentChangeError
 from ._errors import GraftaxError as GraftaxError
+from ._errors import IgnoredValueError as IgnoredValueError
 from ._errors import ImpureCallWarning as ImpureCallWarning
 from ._errors import LostChangeWarning as LostChangeWarning
 from ._errors import MutationError as MutationError

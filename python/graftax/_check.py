@@ -111,15 +111,18 @@ class Checked(Jitted[P, R]):
         flags = [0, *plan.signature.root_flags(layout, (), plan.dynamic)][:count]
 
         def flat(roots: tuple[Any, ...]) -> tuple[list[Any], _core.GraphDef]:
-            dynamic = dynamic_in(plan.dynamic_patterns, roots[:count], names, flags, False)
-            return _core.record(roots[:count], names, flags, dynamic=dynamic)
+            ignored = plan.ignoring.test(names)
+            dynamic = dynamic_in(plan.dynamic_patterns, roots[:count], names, flags, False, ignored=ignored)
+            return _core.record(roots[:count], names, flags, dynamic=dynamic, ignored=ignored)
 
         (one, first), (other, second) = flat(expected), flat(given)
         if first != second:
             # A traced number is an array in the plain run; one that nobody touched comes back as the caller's number.
             traced, numbers = ("an array", "a traced number"), bool(self._options.dynamic)
             found = [
-                d for d in differences(first, second, names) if d[1:3] != traced and not (numbers and _is_forwarded(d))
+                d
+                for d in differences(first, second, names)
+                if d[1:3] != traced and not (numbers and _is_forwarded(d)) and d.one != "Ignored"  # of `ignore=`
             ]
             if found:
                 self._fail(f"  {found[0].line()}")

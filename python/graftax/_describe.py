@@ -35,6 +35,7 @@ from . import _core, _statics, interop
 from ._compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
 from ._description import Description
 from ._handles import HandleLayout, handle_classes
+from ._ignored import Ignored
 from ._refused import IN_C, ITERATOR, hides_state, why_refused
 from ._symbols import Symbol
 from .marks import Dynamic, Static
@@ -105,6 +106,8 @@ def describe(obj: Any, solid: type) -> Description:
         solid: the nearest base class that no class statement made.
     """
     cls = type(obj)
+    if cls is Ignored:
+        return Description("ignored")
     if cls in static_classes:
         by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
         return Description("equal" if by_value else "identity")

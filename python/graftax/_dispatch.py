@@ -14,7 +14,7 @@ from ._donation import DonationWarnings, donated_leaves
 from ._leaf_names import LeafNames
 from ._numbers import SymbolicNumbers
 from ._patterns import root_entries
-from ._plan import Layout, Plan, covered_places
+from ._plan import Layout, Plan, covered_places, refuse_vain_patterns
 from ._shardings import Shardings, has_parts
 from ._trace import Flat, definition_of, flat_function
 
@@ -91,6 +91,7 @@ def leaf_options(
     donated: list[bool] = []
     if plan.dynamic_patterns:
         covered_places(plan, graphdef, plan.signature.root_names(layout), "dynamic=")
+    refuse_vain_patterns(plan, graphdef, plan.signature.root_names(layout))
     donates = plan.donates(roots, layout)
     if donates or options.in_shardings is not None:
         where = graphdef.leaf_places()

@@ -33,6 +33,10 @@ class MutationError(GraftaxError, RuntimeError):
     """A change that the options forbid, or that cannot be brought back to the caller."""
 
 
+class IgnoredValueError(GraftaxError, RuntimeError):
+    """A compiled function looked at a value that `ignore=` says it does not read."""
+
+
 class CheckError(GraftaxError, AssertionError):
     """jit(check=True): the compiled function did something else than the plain one."""
 

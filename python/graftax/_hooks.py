@@ -12,6 +12,7 @@ from ._errors import at_path
 from ._functions import named_function, writes_its_cells
 from ._graphdef import children as graphdef_children
 from ._graphdef import fingerprint
+from ._ignored import Ignored
 from ._jax_nodes import dict_key, is_leaf, one_level_treedef
 from ._jaxprs import open_jaxpr
 from ._opaque import check_opaque, is_module_level
@@ -32,6 +33,7 @@ from ._trees import describe as describe_tree
 __all__ = [
     "FlattenedIndexKey",
     "GetAttrKey",
+    "Ignored",
     "Mark",
     "SequenceKey",
     "at_path",

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from ._check import Checked
 from ._jitted import Jitted
-from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more
+from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more, several
 from ._progress import Reported, ReportedCheck
 from ._tracebacks import boundary
 
@@ -38,6 +38,7 @@ def jit(
     cache_size: int = 512,
     donate: Any = None,
     dynamic: Any = None,
+    ignore: Any = None,
     static_argnums: Any = None,
     static_argnames: Any = None,
     donate_argnums: Any = None,
@@ -70,6 +71,10 @@ def jit(
         donate_argnums, donate_argnames: the same, in JAX's spelling.
         dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
             `graftax.Dynamic` does the same for a value wherever it stands.
+        ignore: what the function does not read: patterns of key paths (`"**.history"`), types, filters, predicates of
+            values. It is not compared and not walked, so that whatever is behind it (an iterator, a file, a logger) is
+            refused nothing. The caller keeps it; the function may move it and assign it anew, and looking at it raises
+            an `IgnoredValueError`. None counts as None.
         in_shardings, out_shardings: one sharding for all leaves; a container, or an object of the class, with an entry
             for each part (a module of shardings, what `eval_shape` returns); or a dict of patterns of key paths and
             types (`{"model.**.kernel": sharding, "**": None}`, the first that covers a path counts), or
@@ -108,6 +113,7 @@ def jit(
         cache_size=cache_size,
         static=names_and_numbers(static_argnums, static_argnames),
         dynamic=one_or_more(dynamic),
+        ignore=several(ignore),
         **donation(donate, donate_argnums, donate_argnames),
         in_shardings=freeze(in_shardings),
         out_shardings=freeze(out_shardings),
@@ -131,6 +137,7 @@ def filter_jit(
     *,
     donate: Any = "none",
     dynamic: Any = None,
+    ignore: Any = None,
     cache_size: int = 512,
     in_shardings: Any = None,
     out_shardings: Any = None,
@@ -146,7 +153,7 @@ def filter_jit(
 
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
-        donate, dynamic, cache_size, in_shardings, out_shardings: as in `jit`.
+        donate, dynamic, ignore, cache_size, in_shardings, out_shardings: as in `jit`.
         keep_unused, inline, compiler_options, warn_impure: as in `jit`.
     """
     options = Options(
@@ -156,6 +163,7 @@ def filter_jit(
         warn_impure=warn_impure,
         cache_size=cache_size,
         dynamic=one_or_more(dynamic),
+        ignore=several(ignore),
         in_shardings=freeze(in_shardings),
         out_shardings=freeze(out_shardings),
         keep_unused=keep_unused,

@@ -13,6 +13,7 @@ class FilterJitOptions(TypedDict, total=False):
 
     donate: str | int | Sequence[str | int] | None
     dynamic: str | int | Sequence[str | int] | None
+    ignore: Any
     cache_size: int
     in_shardings: Any
     out_shardings: Any
@@ -56,6 +57,7 @@ class Options:
     donate: tuple[int | str, ...] = ()
     donate_word: str = "none"
     dynamic: tuple[int | str, ...] = ()
+    ignore: tuple[Any, ...] = ()  # patterns, types, filters, predicates
     in_shardings: Any = None
     out_shardings: Any = None
     keep_unused: bool = False
@@ -102,6 +104,13 @@ def one_or_more(chosen: Any) -> tuple[int | str, ...]:
     if chosen is None:
         return ()
     return (chosen,) if isinstance(chosen, (int, str)) else tuple(chosen)
+
+
+def several(chosen: Any) -> tuple[Any, ...]:
+    """An option that takes one specification, or a tuple or a list of them, as a tuple."""
+    if chosen is None:
+        return ()
+    return tuple(chosen) if type(chosen) in (tuple, list) else (chosen,)
 
 
 def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:

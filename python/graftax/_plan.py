@@ -10,10 +10,11 @@ from typing import Any
 from . import _core
 from ._errors import StructureError
 from ._handles import is_donated
+from ._ignored import Ignoring, Test, covering
 from ._options import Options, split_patterns
 from ._patterns import Covering, Pattern, nearest, of_arguments, tester
 from ._signature import Signature
-from ._structure import Place, place_name
+from ._structure import Place, Structure, place_name
 
 NOWHERE = (
     "{name}: the pattern {pattern!r} of {option} means nothing that is there. There is: {paths}. Name one of these, or "
@@ -46,6 +47,7 @@ class Plan:
         self.donate_patterns = [of_arguments(text, name, "donate=") for text in patterns]
         self.dynamic, patterns = split_patterns(options.dynamic)
         self.dynamic_patterns = [of_arguments(text, name, "dynamic=") for text in patterns]
+        self.ignoring = Ignoring(options.ignore, name)
         self._layouts: dict[Layout, tuple[tuple[str, ...], list[int]]] = {}
 
     def record(
@@ -64,13 +66,15 @@ class Plan:
         """
         opened = opened or _core.Opened()
         names, flags = self._spelled(layout)
-        named = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened)
+        ignored = self.ignoring.test(names)
+        named = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
 
         def is_leaf(place: Place) -> bool:
             return place in symbolic or (named is not None and named(place))
 
         dynamic = is_leaf if symbolic else named
-        return _core.Recording(roots, names, flags, layout, self.donates(roots, layout), shapes, dynamic, opened)
+        donates = self.donates(roots, layout)
+        return _core.Recording(roots, names, flags, layout, donates, shapes, dynamic, opened, ignored)
 
     def _spelled(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
         """(names, flags) of the roots of calls with this layout."""
@@ -98,6 +102,7 @@ def dynamic_in(
     flags: Sequence[int],
     shapes: bool,
     opened: _core.Opened | None = None,
+    ignored: Test | None = None,
 ) -> Callable[[Place], bool] | None:
     """A test of places: do patterns cover the Python number there?
 
@@ -106,7 +111,7 @@ def dynamic_in(
     test = tester(patterns, names)
     if test is None:
         return None
-    graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened).graphdef
+    graphdef = _core.Recording(roots, names, flags, None, False, shapes, test, opened, ignored).graphdef
     if not graphdef._shares:  # pyright: ignore[reportPrivateUsage]
         return test
     covering = Covering(graphdef, names)
@@ -138,6 +143,21 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
             raise StructureError(NOWHERE.format(name=plan.name, option=option, pattern=pattern.text, paths=paths))
         covered |= cover.leaves
     return [pc in covered for pc in covering.leaves]
+
+
+def refuse_vain_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
+    """Raises where a pattern of `ignore=` names an argument and means nothing that is there, not even a None.
+
+    What helpers read is not known yet, so that any other pattern may mean something in the next trace.
+    """
+    wanted = [pattern for pattern in plan.ignoring.patterns if pattern.root in names]
+    rows = Structure(graphdef) if wanted else None
+    places = [rows.place(row) for row in rows.rows] if rows else []
+    for pattern in wanted:
+        covers = covering([pattern], names)
+        if covers is None or not any(map(covers, places)):
+            paths = nearest(pattern.text, (place_name(place, names) for place in places)) or "nothing"
+            raise StructureError(NOWHERE.format(name=plan.name, option="ignore=", pattern=pattern.text, paths=paths))
 
 
 def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
