@@ -44,6 +44,7 @@ LAYERS = [
         "_impure",
         "_escaped",
         "_reads",
+        "_root_place",
         "_views",
         "_host_program",
         "_symbols",

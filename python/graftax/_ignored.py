@@ -24,8 +24,10 @@ NO_SPEC = (
 
 Test = Callable[[Place, Any], bool]
 
-_UNARY = "abs aiter anext await bool bytes ceil complex copy del enter aenter exit aexit float floor hash index int "
-_UNARY += "invert iter len length_hint neg next pos repr reversed round str trunc jax_array array fspath reduce dir"
+_UNARY = (
+    "abs aiter anext await bool bytes ceil complex copy del enter aenter exit aexit float floor hash index int "
+    "invert iter len length_hint neg next pos repr reversed round str trunc jax_array array fspath reduce dir"
+)
 _BINARY = "add and divmod floordiv lshift matmul mod mul or pow rshift sub truediv xor"
 _COMPARED = "call contains delitem eq format ge getitem gt le lt missing ne reduce_ex setitem"
 

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from ._code import MISSING, Names
+from ._code import MISSING, Names, cells_of, is_never_asked, is_users_code, names_of
 from ._errors import ImpureCallWarning
 
 IMPURE = (
@@ -441,3 +441,19 @@ else:
             return at
 
         return at
+
+
+class Overheard:
+    """The calls that cannot be repeated, of a function whose reads are as in JAX."""
+
+    def __init__(self) -> None:
+        self.impure = ImpureCalls()
+        self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+
+    def enter(self, code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+        if is_never_asked(code.co_filename):
+            return NotImplemented
+        if is_users_code(code, scope):
+            self.impure.note(code, scope, cells_of(function), names_of(code))
+        self.known.add(code)
+        return None

@@ -12,14 +12,13 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _core
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
     Names,
-    Shown,
     can_be_equal,
     cells_of,
     has_state,
@@ -32,62 +31,11 @@ from ._code import (
     is_users_scope,
     names_of,
     only_in,
-    own_value,
     passed_on,
 )
 from ._impure import ImpureCalls
+from ._root_place import Place
 from ._stand_ins import TYPE, stand_ins
-
-
-class Place(NamedTuple):
-    """Where a root is found that is no argument: a name of a module's dict or of a class; without one, a function.
-
-    One that the code assigns has a cell with the value as its root: the binding itself is what changes.
-    """
-
-    holder: Any
-    name: str | None
-    assigned: bool = False
-
-    @property
-    def key(self) -> tuple[int, str | None]:
-        return id(self.holder), self.name
-
-    @property
-    def what(self) -> tuple[int, str | None, bool]:
-        """Equal for equal places, whose holders are not compared by what they hold."""
-        return id(self.holder), self.name, self.assigned
-
-    def text(self) -> str:
-        """How messages call it."""
-        if self.name is None:
-            return f"function {self.holder.__qualname__}"
-        if isinstance(self.holder, type):
-            return f"class attribute {self.holder.__qualname__}.{self.name}"
-        return f"global {self.holder.get('__name__', '?')}.{self.name}"
-
-    def value(self) -> Any:
-        if self.name is None:
-            return self.holder
-        if isinstance(self.holder, type):
-            return own_value(self.holder, self.name)
-        return self.holder.get(self.name, MISSING)
-
-    def put(self, value: Any) -> None:
-        """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
-        if isinstance(self.holder, type):
-            shown = vars(self.holder).get(self.name or "")
-            if isinstance(shown, Shown) and value is not shown.original and not isinstance(value, Shown):
-                shown.original = value  # a trace of another thread shows something here
-            elif value is not MISSING:
-                type.__setattr__(self.holder, self.name or "", value)
-            elif self.name in vars(self.holder):
-                type.__delattr__(self.holder, self.name or "")
-        elif value is not MISSING:
-            self.holder[self.name] = value
-        else:
-            self.holder.pop(self.name, None)
-
 
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
@@ -108,22 +56,6 @@ _MOST_BINDINGS = 50_000
 def _stays(scope: dict[str, Any]) -> bool:
     """Is this the dict of a module? Another one goes with its functions."""
     return "__name__" in scope
-
-
-class Overheard:
-    """The calls that cannot be repeated, of a function whose reads are as in JAX."""
-
-    def __init__(self) -> None:
-        self.impure = ImpureCalls()
-        self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
-
-    def enter(self, code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
-        if is_never_asked(code.co_filename):
-            return NotImplemented
-        if is_users_code(code, scope):
-            self.impure.note(code, scope, cells_of(function), names_of(code))
-        self.known.add(code)
-        return None
 
 
 class ReadSet:
@@ -346,7 +278,7 @@ class ReadSet:
             self._own.discard((id(place.holder), place.name or ""))
             self.assigned_own.add(place.name or "")
         self.places = [p for p in self.places if p.key != place.key]
-        self._bindings = [b for b in self._bindings if b[1] != place.name or not _reads_from(b[0], place)]
+        self._bindings = [b for b in self._bindings if b[1] != place.name or not place.feeds(b[0])]
         self._reads = None
         self._seen.add(place.key)
         self.places.append(place)
@@ -531,16 +463,6 @@ class ReadSet:
             return False
         self._reads = None
         return True
-
-
-def _reads_from(holder: Any, place: Place) -> bool:
-    """Does a binding of the place's name, in this dict or class, have its value from that place?"""
-    if isinstance(holder, weakref.ref):
-        function = holder()
-        return function is not None and function.__globals__ is place.holder
-    if isinstance(holder, type) and isinstance(place.holder, type):
-        return place.holder in holder.__mro__
-    return holder is place.holder
 
 
 def _is_bound_by(value: Any) -> bool:

@@ -15,7 +15,8 @@ from . import _core
 from ._code import MISSING, content, fill, globals_in
 from ._handles import with_handles
 from ._patterns import of_arguments
-from ._reads import Place, ReadSet
+from ._reads import ReadSet
+from ._root_place import Place
 from ._views import Rebuilt, Views, with_parts
 
 GENERATOR = (

@@ -11,9 +11,11 @@ from . import _core
 from ._advice import Advice
 from ._errors import GraftaxError
 from ._explain import History
+from ._impure import Overheard
 from ._numbers import Numbers
 from ._options import Options
-from ._reads import Overheard, Place, ReadSet
+from ._reads import ReadSet
+from ._root_place import Place
 from ._ship import digest
 
 SOMETHING_GONE = "an object that it counted by identity is gone"

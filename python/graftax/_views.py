@@ -15,7 +15,8 @@ from jax.core import Tracer
 
 from . import _core
 from ._code import MISSING, Shown, content, fill
-from ._reads import NewReads, Place, ReadSet
+from ._reads import NewReads, ReadSet
+from ._root_place import Place
 
 
 class _SeenAttribute(Shown):

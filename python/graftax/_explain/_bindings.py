@@ -13,7 +13,8 @@ import numpy as np
 
 from .._code import MISSING, in_class, is_users_class, is_users_scope
 from .._difference import function_text, short_text
-from .._reads import Place, ReadSet
+from .._reads import ReadSet
+from .._root_place import Place
 from ._cause import Cause, plain_text
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))

@@ -17,7 +17,8 @@ from typing import Any
 
 from .._code import MISSING, in_class, is_users_class, is_users_scope
 from .._errors import GraftaxError
-from .._reads import Place, ReadSet
+from .._reads import ReadSet
+from .._root_place import Place
 from ._digest import Nameless, token
 
 NOT_FOUND_ELSEWHERE = (

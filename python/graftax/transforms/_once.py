@@ -18,7 +18,8 @@ from .._errors import ConcurrentChangeError, MutationError
 from .._jitted import Jitted
 from .._numbers import SymbolicNumbers
 from .._options import Options
-from .._reads import NewReads, Place
+from .._reads import NewReads
+from .._root_place import Place
 from .._signature import Signature, global_names, resolve
 from .._table import FunctionTable
 from .._trace import Flat, definition_of, flat_function
