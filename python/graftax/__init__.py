@@ -23,6 +23,7 @@ from ._errors import RecompileWarning as RecompileWarning
 from ._errors import StructureError as StructureError
 from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
+from ._errors import UntiedWarning as UntiedWarning
 from ._explain import CallExplanation as CallExplanation
 from ._explain import Explanation as Explanation
 from ._explain import RecompileError as RecompileError

@@ -388,14 +388,6 @@ def current_trace() -> Any:
     return getattr(_jax_core.trace_ctx, "trace", None)
 
 
-def is_ended(leaf: Any, ended: list[weakref.ref[Any]]) -> bool:
-    """Is this a tracer of a trace that has ended? JAX does not always know: `ended` are more of them."""
-    trace: Any = getattr(leaf, "_trace", None) if isinstance(leaf, _jax_core.Tracer) else None
-    if trace is None:
-        return False
-    return not getattr(trace, "is_valid", lambda: True)() or any(one() is trace for one in ended)
-
-
 def calls_host(since: int) -> bool:
     """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of a print is?"""
     todo: list[Any] = [at() if isinstance(at, (weakref.ref, types.FunctionType)) else at for at in equations()[since:]]

@@ -53,6 +53,10 @@ class LostChangeWarning(UserWarning):
     """A by-value call changed an argument, and the change is dropped."""
 
 
+class UntiedWarning(UserWarning):
+    """What the caller shares comes back as unshared copies."""
+
+
 class ImpureCallWarning(UserWarning):
     """The function that is traced calls what a compiled call cannot repeat: time, random numbers, print, files."""
 

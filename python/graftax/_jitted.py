@@ -26,6 +26,7 @@ from ._advice import caller_level, note_comparison
 from ._aot import Stageable
 from ._compat import is_of_a_deleted_array, is_of_shardings
 from ._dispatch import build_entry
+from ._ended import ended_among, is_unexpected
 from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
 from ._explain import _compiling, _frozen
 from ._handles import is_handle
@@ -274,6 +275,8 @@ class Jitted(Stageable[P, R]):
         if own is not None:
             own.__suppress_context__ = True
             return own
+        if is_unexpected(error):
+            return ended_among(self._plan.name, roots, self._plan.signature.root_names(layout)) or error
         if is_of_a_deleted_array(error):
             recording = self._plan.record(roots, layout)
             for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):

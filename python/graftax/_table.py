@@ -49,6 +49,7 @@ class FunctionTable(_core.Table):
         self.shipped: dict[tuple[str, Any], Any] = {}  # what was loaded of a file, by digest and context
         self.shipped_for: _core.Reads | None = None  # the bindings that it depends on
         self.frozen = False  # a call that would compile raises instead
+        self.untied = False  # a warning that shared arrays come back apart was given
         self.numbers = Numbers()
         self.reads = ReadSet() if options.captured else None
         self.heard = Overheard()
@@ -130,7 +131,7 @@ class FunctionTable(_core.Table):
     def clear(self) -> None:
         self.clear_entries()
         self.reads = ReadSet() if self.reads is not None else None  # it holds classes and functions
-        self.advice = Advice()
+        self.advice, self.untied = Advice(), False
         self.history = self.history.anew()
         self.shipped, self.shipped_for = {}, None
         self.numbers = Numbers()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import keystr
 
 from . import _core
 from ._compat import (
@@ -21,10 +20,10 @@ from ._compat import (
     equations,
     host_functions,
     hush_failed_callbacks,
-    is_ended,
     is_of_a_traced_value,
     ref_types,
 )
+from ._ended import ended_among, is_unexpected, refuse_ended
 from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling, _frozen
@@ -35,8 +34,8 @@ from ._opaque import keeping_made
 from ._plan import Layout, Plan
 from ._reads import NewReads
 from ._signature import GlobalAssigned
-from ._structure import place_name
 from ._tracebacks import name_operands
+from ._untied import output_path, tell_untied
 from ._views import Rebuilt
 from .interop import have_errors, raises_its_own
 
@@ -56,13 +55,6 @@ CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument. (Or a registered class "
     "flattens to something new each time it is asked.)"
-)
-
-CHANGED_INSIDE = (
-    "{name}: {path} was given a value of a transform inside (a loop, a branch, a derivative), which has ended. A "
-    "function that the transform calls changes an object that it captures, or finds under a global name, and the "
-    "transform does not know of it. Give that object to the function that is transformed as an argument, or name it "
-    "there."
 )
 
 NEW_REF = (
@@ -183,6 +175,8 @@ def trace(
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         caller._table.asked[id(outcome)] = graph.asked
+    if not (by_value or caller._table.untied):
+        caller._table.untied = tell_untied(plan.name, recording, outcome, leaves, out)
     plan.on_trace(changed if lost else [])
     return outcome, out
 
@@ -229,10 +223,14 @@ def run_trace(
                     raise MutationError(text)
             with keeping_made(keeps):
                 outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers)
-            _refuse_ended(name, recording, outcome, out, inner)
+            refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
+            if is_unexpected(error):
+                told = ended_among(name, values, recording.names)
+                if told is not None:
+                    raise told from error
             if is_of_a_traced_value(error):
                 rename_leaves(error, tracing.leaf_names())
             else:
@@ -271,7 +269,7 @@ def _refuse_new_refs(name: str, recording: _core.Recording, outcome: _core.Outco
     """JAX gives none out of a compiled function, and names one by its number."""
     for i, leaf in enumerate(out):
         if isinstance(leaf, ref_types):
-            raise ValueError(NEW_REF.format(name=name, path=_output_path(recording, outcome, i)))
+            raise ValueError(NEW_REF.format(name=name, path=_path_of_output(recording, outcome, i)))
 
 
 def note_copy(changes: Callable[[], str]) -> None:
@@ -280,25 +278,8 @@ def note_copy(changes: Callable[[], str]) -> None:
         _INNER.traces[-1][1].append(changes)
 
 
-def _refuse_ended(
-    name: str, recording: _core.Recording, outcome: _core.Outcome, out: list[Any], inner: list[weakref.ref[Any]]
-) -> None:
-    """What a trace has written must not hold tracers of one inside of it. For results JAX has its own error."""
-    own = current_trace()
-    inner = [trace for trace in inner if trace() is not own]
-    found = (i for i in range(outcome.result_leaves, len(out)) if is_ended(out[i], inner))
-    ended = next(found, None)
-    if ended is None:
-        return
-    raise MutationError(CHANGED_INSIDE.format(name=name, path=_output_path(recording, outcome, ended)))
-
-
-def _output_path(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:
-    write, path = outcome.leaf_places()[leaf]
-    if write == 0:
-        return f"result{keystr(path)}"
-    root, before = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
-    return place_name((root, (*before, *path)), recording.names)
+def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:
+    return output_path(recording, outcome, outcome.leaf_places()[leaf])
 
 
 def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tracer of JAX's tells: its trace, the transform that made it, the equation that it comes from.
+
+Nothing public says so. A version of JAX that keeps less has less said: no transform, no equation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.core import Tracer
+from jax.extend.core import Literal
+
+from ._compat import current_trace
+
+_MAKES = {  # what makes a trace, as JAX names it: the user's name, and this package's
+    "BatchTrace": ("jax.vmap", "vmap"),
+    "JVPTrace": ("jax.jvp (or jacfwd, hessian)", "jvp"),
+    "LinearizeTrace": ("jax.grad (or value_and_grad, vjp, jacrev)", "grad"),
+    "scan": ("jax.lax.scan (or map)", "scan"),
+    "fori_loop": ("jax.lax.fori_loop", "fori_loop"),
+    "while_body": ("jax.lax.while_loop", "while_loop"),
+    "while_cond": ("jax.lax.while_loop", "while_loop"),
+    "cond": ("jax.lax.cond", "cond"),
+    "switch": ("jax.lax.switch", "switch"),
+    "checkpoint / remat": ("jax.checkpoint", "checkpoint"),
+    "custom_jvp fun": ("jax.custom_jvp", "custom_jvp"),
+    "custom_vjp fun": ("jax.custom_vjp", "custom_vjp"),
+    "shard_map": ("jax.shard_map", "shard_map"),
+    "jit": ("jax.jit (or make_jaxpr, eval_shape)", "jit"),
+}
+
+
+def live_traces() -> list[Any]:
+    """The traces that run in this thread, the innermost first."""
+    found: list[Any] = []
+    trace = current_trace()
+    while trace is not None:
+        found += [trace, *filter(None, [getattr(trace, "tangent_trace", None)])]
+        trace = getattr(trace, "parent_trace", None)
+    return found
+
+
+def trace_of(leaf: Any) -> Any:
+    """The trace that a tracer belongs to; None for what is no tracer."""
+    return getattr(leaf, "_trace", None) if isinstance(leaf, Tracer) else None
+
+
+def is_ended(leaf: Any, live: list[Any]) -> bool:
+    """Is this a tracer of a trace that has ended? `live` are those that run.
+
+    JAX says so of some kinds. A trace that makes a program forgets its equations when it ends.
+    """
+    trace = trace_of(leaf)
+    if trace is None or any(one is trace for one in live):
+        return False
+    return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
+
+
+def made_by(tracer: Any) -> tuple[str, list[Any]] | None:
+    """(operation, operands) of a tracer of a program; None for its arguments, and where JAX does not keep them."""
+    equation: Any = getattr(tracer, "parent", None) if isinstance(tracer, Tracer) else None
+    operands = getattr(equation, "in_tracers", None)
+    return None if operands is None else (equation.primitive.name, list(operands))
+
+
+def is_literal(tracer: Any) -> bool:
+    """Is it a number that stands in the program?"""
+    return isinstance(getattr(tracer, "val", None), Literal)
+
+
+def transform_of(tracer: Any) -> tuple[str, str]:
+    """(the transform of JAX's that a tracer is of, the name of this package's); both are empty for an unknown one."""
+    trace = trace_of(tracer)
+    about = getattr(getattr(trace, "frame", None), "debug_info", None)
+    kind = type(trace).__name__ if about is None else about.traced_for
+    if kind == "LinearizeTrace" and not getattr(trace, "is_vjp", True):
+        return "jax.linearize", "linearize"
+    return _MAKES.get(kind, ("", ""))

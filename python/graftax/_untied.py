@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was shared and comes back as several: a tree function copies a shared object for each of its places.
+
+From then on the copies are trained apart, and nothing fails. A trace is looked at once: the arrays that the caller
+shares are compared with what the function leaves in the same places of a new container.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from . import _core
+from ._advice import caller_level
+from ._errors import UntiedWarning
+from ._structure import Op, Place, Structure, place_name
+from ._tracers import is_literal, made_by
+
+UNTIED = (
+    "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
+    "apart. jax.tree.map, optax.apply_updates and their like make a tree, where what is shared is there several times. "
+    "{remedy} (Where it is not meant to be one, make it two before the call: jnp.array(x, copy=True).)"
+)
+OF_AN_ARRAY = "graftax.optimizer, made before the call, keeps it one; so does an object that holds it for both."
+OF_AN_OBJECT = "graftax.optimizer and graftax.map_leaves keep it one."
+
+_MOST = 64  # shared arrays that are looked at
+_DEEP = 12  # equations between an array and what it became
+_ADDS = ("add", "sub", "add_any")
+_AS_IT_IS = ("convert_element_type", "copy", "copy_p", "reshape", "broadcast_in_dim", "optimization_barrier")
+
+
+class Tie(NamedTuple):
+    """Two places of one array."""
+
+    leaves: tuple[int, int]
+    places: tuple[Place, Place]
+    is_object: bool  # what holds the array is shared, and not the array alone
+
+
+def tell_untied(
+    name: str,
+    recording: _core.Recording,
+    outcome: _core.Outcome,
+    leaves: Sequence[Any],
+    out: Sequence[Any],
+) -> bool:
+    """Warns where a trace leaves unshared copies of what the caller shares, all of them made in the same way.
+
+    Args:
+        name: of the function.
+        recording: what the caller gave.
+        outcome: what the trace found.
+        leaves: those that the function was given.
+        out: the output leaves.
+
+    Returns:
+        Whether it has warned: once for a function is enough.
+    """
+    ties = list(itertools.islice(_ties(recording), _MOST))
+    if not ties:
+        return False
+    places = outcome.leaf_places()
+    ending: dict[Any, list[int]] = defaultdict(list)
+    at: dict[tuple[int, tuple[Any, ...]], int] = {}
+    for i, (write, path) in enumerate(places):
+        at[write, path] = i
+        if path:
+            ending[path[-1]].append(i)
+    for tie in ties:
+        first, second = _apart(tie)
+        for one in ending[first[-1]] if first else ():
+            write, path = places[one]
+            above = path[: len(path) - len(first)]
+            if path[len(above) :] != first or (write and not above):  # an object that is written stays itself
+                continue
+            other = at.get((write, (*above, *second)))
+            if other is None or out[one] is out[other]:
+                continue
+            if _same_step(out[one], out[other], leaves[tie.leaves[0]], leaves[tie.leaves[1]]):
+                _warn(name, recording, outcome, tie, (places[one], places[other]))
+                return True
+    return False
+
+
+def _warn(name: str, recording: _core.Recording, outcome: _core.Outcome, tie: Tie, new: Sequence[Place]) -> None:
+    first, second = (place_name(place, recording.names) for place in tie.places)
+    one, other = (output_path(recording, outcome, place) for place in new)
+    what, remedy = ("of one object", OF_AN_OBJECT) if tie.is_object else ("one array", OF_AN_ARRAY)
+    text = UNTIED.format(name=name, first=first, second=second, what=what, one=one, other=other, remedy=remedy)
+    warnings.warn(text, UntiedWarning, caller_level())
+
+
+def output_path(recording: _core.Recording, outcome: _core.Outcome, place: Place) -> str:
+    """The text of a place of an Outcome, of its result or of a write."""
+    write, path = place
+    if write == 0:
+        return f"result{keystr(path)}"
+    root, before = recording.graphdef._node_place(outcome.inputs()[2][write - 1])  # pyright: ignore[reportPrivateUsage]
+    return place_name((root, (*before, *path)), recording.names)
+
+
+def _apart(tie: Tie) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The two paths below the last node that the places have in common."""
+    (_, one), (_, other) = tie.places
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return one[common:], other[common:]
+
+
+def _ties(recording: _core.Recording) -> Iterator[Tie]:
+    """The floating arrays that stand in two places below one root: by themselves, or in a shared object."""
+    leaves, graphdef = recording.leaves, recording.graphdef
+    places: list[Place] | None = None
+    first: dict[int, int] = {}
+    for i, leaf in enumerate(leaves):
+        j = first.setdefault(id(leaf), i)
+        if j != i and _is_parameter(leaf):
+            places = places or graphdef.leaf_places()
+            if places[i][0] == places[j][0]:
+                yield Tie((j, i), (places[j], places[i]), False)
+    if graphdef._shares:  # pyright: ignore[reportPrivateUsage]
+        yield from _shared_objects(leaves, Structure(graphdef))
+
+
+def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[Tie]:
+    for row in structure.rows:
+        if row.op is not Op.ref:
+            continue
+        node = structure.target(row)
+        if node.root != row.root or node.number < row.number < node.end:  # a cycle
+            continue
+        leaf = next((r for r in structure.below(node) if r.op is Op.leaf and _is_parameter(leaves[r.leaf])), None)
+        if leaf is not None:
+            root, path = structure.place(leaf)
+            inside = path[len(structure.place(node)[1]) :]
+            places = ((root, path), (root, (*structure.place(row)[1], *inside)))
+            yield Tie((leaf.leaf, leaf.leaf), places, True)
+
+
+def _is_parameter(leaf: Any) -> bool:
+    """Scalars are shared for no reason: one zero for all counters."""
+    return isinstance(leaf, jax.Array) and leaf.ndim > 0 and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _same_step(one: Any, other: Any, first: Any, second: Any) -> bool:
+    """Did the two arrays become these in the same way?
+
+    So they do in a tree function, by a step of gradients (what is added differs), or by a function of each array alone.
+    A moving average beside its model does not, though both may begin with the same arrays.
+    """
+    return _is_moved(one, other, first, second) or _is_function_of(one, other, first, second, _DEEP)
+
+
+def _is_moved(one: Any, other: Any, first: Any, second: Any) -> bool:
+    for _ in range(_DEEP):
+        if one is first and other is second:
+            return True
+        made = _alike(one, other)
+        if made is None or made[0] not in (*_ADDS, *_AS_IT_IS):
+            return False
+        _, left, right = made
+        if made[0] in _ADDS and left[1] is first and right[1] is second:
+            return True
+        one, other = left[0], right[0]
+    return False
+
+
+def _is_function_of(one: Any, other: Any, first: Any, second: Any, deep: int) -> bool:
+    if one is first and other is second:
+        return True
+    made = _alike(one, other) if deep else None
+    if made is None:
+        return False
+    pairs = [(x, y) for x, y in zip(made[1], made[2], strict=True) if not (is_literal(x) and is_literal(y))]
+    return bool(pairs) and all(_is_function_of(x, y, first, second, deep - 1) for x, y in pairs)
+
+
+def _alike(one: Any, other: Any) -> tuple[str, Sequence[Any], Sequence[Any]] | None:
+    """(operation, operands of the one, of the other), where both are made by the same operation."""
+    made, beside = made_by(one), made_by(other)
+    if made is None or beside is None or made[0] != beside[0] or len(made[1]) != len(beside[1]):
+        return None
+    return made[0], made[1], beside[1]
