@@ -5,6 +5,7 @@
 #include "exchange.h"
 #include "frames.h"
 #include "hooks.h"
+#include "kept.h"
 #include "rebuild.h"
 #include "record.h"
 #include "rows.h"
@@ -24,6 +25,7 @@ NB_MODULE(_core_of_main, m) {
   bind_rows(m);
   bind_graphdef(m);
   bind_recording(m);
+  bind_kept(m);
   bind_replay(m);
   bind_rebuild(m);
   bind_frames(m);

@@ -142,6 +142,9 @@ struct Walk {
 // Walks the roots in lockstep with `program`. False (and an empty walk) when they do not match.
 bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk);
 
+// A list that takes the references over; None for null.
+nb::object handed_over(OwnedList& items);
+
 // Is this NumPy array or scalar traced (numeric), rather than static by value? What is refused raises, or is false.
 bool numpy_is_dynamic(PyObject* obj, bool refuse);
 

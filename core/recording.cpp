@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "recording.h"
 
+#include "kept.h"
+
 namespace graftax {
 
 namespace {
@@ -182,17 +184,7 @@ void bind_recording(nb::module_& m) {
                 "dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: "
                 "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]"),
         "Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.");
-  m.def(
-      "flatten",
-      [](nb::handle obj) {
-        Recorder recorder({});
-        recorder.root(obj.ptr());
-        RecordedGraph rec = recorder.finish(nullptr);
-        nb::list leaves;
-        for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
-        return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
-      },
-      nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
+  m.def("flatten", &flatten, nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
 }
 
 }  // namespace graftax

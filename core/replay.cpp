@@ -192,9 +192,6 @@ bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk
   return false;
 }
 
-namespace {
-
-// A list that takes the references over; None for null.
 nb::object handed_over(OwnedList& items) {
   auto n = static_cast<Py_ssize_t>(items.size());
   Owned out = own(PyList_New(n));
@@ -204,8 +201,6 @@ nb::object handed_over(OwnedList& items) {
   }
   return nb::steal(out.release());
 }
-
-}  // namespace
 
 void bind_replay(nb::module_& m) {
   m.def(

@@ -251,6 +251,9 @@ def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root
 
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 
+def let_go_of_kept(phase: str, info: dict[str, int]) -> None:
+    """For `gc.callbacks`: a full collection finds no structure kept."""
+
 def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None:
     """The leaves and tracked nodes of roots that match, else None."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import ModuleType
 
@@ -23,6 +24,7 @@ def setup() -> None:
     )
     _core.use_new_reads(NewReads)
     _core.use_shown(Shown)
+    gc.callbacks.append(_core.let_go_of_kept)
     _direct.setup()
     _tracebacks.setup()
 
