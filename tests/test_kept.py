@@ -64,7 +64,7 @@ def test_a_structure_that_comes_again_is_one_object():
         (Model(a=X), Model(b=X)),
         (Model(a=module_function), Model(a=checked)),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_differs_is_told_apart(one: object, other: object):
     for _ in range(3):
