@@ -90,6 +90,7 @@ LAYERS = [
         "_donation",
         "_dispatch",
         "_shardings",
+        "_placing",
         "_aot",
         "_advice",
         "_explain",

@@ -14,9 +14,11 @@ from ._donation import DonationWarnings, donated_leaves
 from ._leaf_names import LeafNames
 from ._numbers import SymbolicNumbers
 from ._patterns import root_entries
+from ._placing import Placing
 from ._plan import Layout, Plan, covered_places, refuse_vain_patterns
-from ._shardings import Shardings, has_parts
+from ._shardings import Shardings
 from ._trace import Flat, definition_of, flat_function
+from .path import Path
 
 _MANY = 32  # leaves
 
@@ -31,7 +33,7 @@ def build_entry(
     staged: bool = False,
     numbers: SymbolicNumbers | None = None,
 ) -> _core.Entry:
-    """Makes the jit object for one structure. Nothing is traced yet, unless out_shardings has a structure.
+    """Makes the jit object for one structure. Nothing is traced yet.
 
     With many leaves the flat function takes one tuple of them, where no option speaks of single leaves: JAX traces a
     tuple of a thousand twice as fast as a thousand arguments. A `staged` entry is lowered or traced, not called.
@@ -40,18 +42,6 @@ def build_entry(
     outcomes: list[_core.Outcome] = []
     donated, jit_options = leaf_options(plan, roots, layout, graphdef, leaves)
     flat = flat_function(plan, layout, donated, outcomes, options.by_value, staged, numbers)
-    if options.out_shardings is not None:
-        spec = options.out_shardings
-        if has_parts(spec):
-            probed: list[_core.Outcome] = []
-            probe = flat_function(plan, layout, donated, probed, options.by_value, staged)
-            _core.run_active(caller, roots, probed, recording, jax.eval_shape, probe, *leaves)
-            outcome = probed[-1]
-            places = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
-            read = Shardings(plan.name, "out_shardings", spec, "the result", None, ())
-            spec = tuple(read.of_leaf(i, path, path) for i, path in enumerate(places))
-            read.check()
-        jit_options["out_shardings"] = (spec, None, None)
     tupled = not staged and len(leaves) >= _MANY and not donated and options.in_shardings is None
     unasked = any(plan.handles(roots, layout)) and options.donate_word not in ("warn", "warn-except-first")
     donation_warnings = (
@@ -61,7 +51,10 @@ def build_entry(
         flat = donation_warnings.around(flat)
     given: Any = taking_tuple(flat) if tupled else flat
     given.__signature__ = LeafNames(graphdef, recording.names, tupled)
-    compiled: Any = jax.jit(given, **jit_options)
+    if options.out_shardings is None and (options.by_value or jax.device_count() == 1):
+        compiled: Any = jax.jit(given, **jit_options)
+    else:
+        compiled = Placing(plan, layout, graphdef, given, jit_options, outcomes, tupled)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
     entry = _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
@@ -102,7 +95,15 @@ def leaf_options(
             numbers = argument_numbers(plan, layout, [root for root, _ in where])
             names = plan.signature.root_names(layout)
             given = "the arguments", graphdef, leaves
-            read = Shardings(plan.name, "in_shardings", options.in_shardings, *given)
+            of_argument = {i: root for root, i in enumerate(argument_numbers(plan, layout, list(range(len(roots)))))}
+            read = Shardings(
+                plan.name,
+                "in_shardings",
+                options.in_shardings,
+                *given,
+                part=lambda path: Path(path[1:]).get(roots[of_argument[path[0].idx]]),
+                by_argument=True,
+            )
             out["in_shardings"] = tuple(
                 None if i is None else read.of_leaf(k, (SequenceKey(i), *path), (*root_entries(names[root]), *path))
                 for k, (i, (root, path)) in enumerate(zip(numbers, where, strict=True))

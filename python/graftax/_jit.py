@@ -78,7 +78,9 @@ def jit(
         in_shardings, out_shardings: one sharding for all leaves; a container, or an object of the class, with an entry
             for each part (a module of shardings, what `eval_shape` returns); or a dict of patterns of key paths and
             types (`{"model.**.kernel": sharding, "**": None}`, the first that covers a path counts), or
-            `nnx.StateSharding`. None leaves a part to JAX.
+            `nnx.StateSharding`; or `graftax.Rules`, for each argument by itself. None leaves a part to JAX. What is
+            written into objects keeps the sharding that was there, or has what `{"model": …, "return": …}` says, where
+            `"return"` is the result.
         keep_unused, inline, compiler_options: as in `jax.jit`.
         check: runs the plain function beside each call, on a copy of the arguments and of what it captures, and raises
             a `CheckError` that names the first difference in result, arguments, exception, print or warnings. For

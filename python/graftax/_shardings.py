@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -12,9 +12,12 @@ from jax.tree_util import keystr
 from . import _core, interop
 from ._filters import Filter, Recorded, filter_of
 from ._options import Held
-from ._patterns import Pattern, nearest, of_arguments
+from ._patterns import Pattern, nearest, of_arguments, root_entries
 from ._prefix import ABSENT, part_of
+from ._rules import UNUSED as NO_USE
+from ._rules import Rules, refuse
 from ._structure import plain_key
+from .path import Graph, Path
 
 NO_SHARDING = (
     "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
@@ -34,9 +37,11 @@ def has_parts(spec: Any) -> bool:
     spec = spec.held if isinstance(spec, Held) else spec
     if spec is None or type(spec).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return False
-    if isinstance(spec, (tuple, list, dict)) or interop.choices(spec) is not None:
+    if isinstance(spec, (tuple, list, dict, Rules)) or interop.choices(spec) is not None:
         return True
-    return not callable(spec) and (hasattr(spec, "__dict__") or not jax.tree_util.all_leaves([spec]))
+    if not jax.tree_util.all_leaves([spec]):  # a module that can be called, too
+        return True
+    return not callable(spec) and hasattr(spec, "__dict__")
 
 
 class Shardings:
@@ -47,63 +52,107 @@ class Shardings:
         spec: as it was given.
         of: what it is for, in words.
         graphdef, leaves: the graph, in which filters are asked.
+        part: what stands at a path, which `Rules` are asked about.
+        by_argument: does a path begin with the number of an argument? Each is an object by itself for `Rules` then, and
+            the name of one stands for it in a dict.
     """
 
     def __init__(
-        self, name: str, option: str, spec: Any, of: str, graphdef: _core.GraphDef | None, leaves: Sequence[Any]
+        self,
+        name: str,
+        option: str,
+        spec: Any,
+        of: str,
+        graphdef: _core.GraphDef | None,
+        leaves: Sequence[Any],
+        *,
+        part: Callable[[tuple[Any, ...]], Any],
+        by_argument: bool = False,
     ) -> None:
         self._name, self._option, self._spec, self._of = name, option, spec, of
         self._graphdef, self._leaves = graphdef, leaves
         self._chosen: dict[Any, set[int]] = {}
         self._texts: dict[str, bool] = {}  # patterns: has one decided about a leaf?
         self._paths: list[str] = []
+        self._part, self._by_argument = part, by_argument
+        self._ruled: dict[tuple[int, Path], tuple[Graph, dict[int, Any]]] = {}
+        self._unused: dict[int, set[str]] = {}  # of each `Rules`
 
-    def of_leaf(self, leaf: int, path: Sequence[Any], named: Sequence[Any]) -> Any:
+    def of_leaf(self, leaf: int, path: Sequence[Any], named: Sequence[Any], silent: bool = False) -> Any:
         """The entry of a leaf.
 
         Args:
             leaf: its number.
             path: where it stands in the specification.
             named: the same, from the name of an argument on.
+            silent: gives ABSENT where there is none.
 
         Raises:
             ValueError: where there is none, or one for parts that it does not have.
         """
-        spec = self._spec
-        self._paths.append(keystr(tuple(path)))
-        for i, key in enumerate(path):
+        spec, whole = self._spec, tuple(path)
+        self._paths.append(keystr(whole))
+        for i, key in enumerate(whole):
             spec = spec.held if isinstance(spec, Held) else spec
+            if isinstance(spec, Rules):
+                return self._by_rules(spec, whole, i)
             if not has_parts(spec):
                 return _plain(spec)
             part = part_of(spec, key) if interop.choices(spec) is None else ABSENT
             if part is ABSENT and (choices := _choices(spec)) is not None:
-                part = self._decided(choices, leaf, path[i:], named)
-                if part is not ABSENT:
-                    return _plain(part)
+                which, part = self._decided(choices, leaf, whole[i:], named)
+                an_argument = (
+                    i == 0 and self._by_argument and isinstance(which, str) and root_entries(which)[:1] == named[:1]
+                )
+                if part is not ABSENT and not (an_argument and which.isidentifier()):
+                    return self._by_rules(part, whole, i) if isinstance(part, Rules) else _plain(part)
             elif part is not ABSENT and isinstance(plain_key(key), str):
                 self._texts[plain_key(key)] = True  # the name of a part is its pattern, too
             if part is ABSENT:
-                shown = keystr(tuple(path[: i + 1]))
+                if silent:
+                    return ABSENT
+                shown = keystr(whole[: i + 1])
                 raise ValueError(NO_SHARDING.format(spec=self._spec, of=self._of, path=shown))
             spec = part
         spec = spec.held if isinstance(spec, Held) else spec
+        if isinstance(spec, Rules):
+            return self._by_rules(spec, whole, len(whole))
         if has_parts(spec):
-            raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=self._of, path=keystr(tuple(path))))
+            raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=self._of, path=keystr(whole)))
         return _plain(spec)
 
-    def _decided(self, choices: list[tuple[Any, Any]], leaf: int, below: Sequence[Any], named: Sequence[Any]) -> Any:
+    def _by_rules(self, rules: Rules, path: tuple[Any, ...], depth: int) -> Any:
+        """What rules say of the leaf at a path; they are given for what stands at its first `depth` entries."""
+        above = Path(path[: max(depth, int(self._by_argument))])
+        found = self._ruled.get((id(rules), above))
+        if found is None:
+            graph = Graph(self._part(above))
+            assigned = rules.assign(graph)
+            refuse(assigned.cls, [f"  {a.path!r}: {a.problem}" for a in assigned.arrays if a.problem])
+            unused = self._unused.setdefault(id(rules), set(assigned.unused))
+            unused.intersection_update(assigned.unused)
+            found = graph, {id(array.leaf): sharding for array, sharding in assigned.shardings()}
+            self._ruled[id(rules), above] = found
+        graph, shardings = found
+        value = graph.rows[graph.number(path[len(above) :])].value
+        return shardings.get(id(value))
+
+    def _decided(
+        self, choices: list[tuple[Any, Any]], leaf: int, below: Sequence[Any], named: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        """(the pattern or filter that decides about a leaf, its entry)."""
         for key, value in choices:
             wanted = filter_of(key)
             if wanted is not None:
                 if leaf in self._meant(key, wanted):
-                    return value
+                    return key, value
                 continue
             pattern: Pattern = of_arguments(key, self._name, self._option)
             self._texts.setdefault(key, False)
             if pattern.covers(below) or pattern.covers(named):
                 self._texts[key] = True
-                return value
-        return ABSENT
+                return key, value
+        return None, ABSENT
 
     def _meant(self, key: Any, wanted: Filter) -> set[int]:
         if self._graphdef is None:
@@ -119,6 +168,8 @@ class Shardings:
             if not used:
                 there = nearest(text, self._paths) or "no array"
                 raise ValueError(UNUSED.format(name=self._name, pattern=text, option=self._option, paths=there))
+        for unused in self._unused.values():
+            refuse(f"{self._of} of {self._name}", [f"  the rule {rule} {NO_USE}" for rule in sorted(unused)])
 
 
 def _choices(spec: Any) -> list[tuple[Any, Any]] | None:

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where outputs go: what `out_shardings` says of a result with parts, and the shardings that written arrays had."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.core
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.tree_util import SequenceKey
+
+from . import _core
+from ._options import FrozenDict, Held
+from ._patterns import root_entries
+from ._plan import Layout, Plan
+from ._prefix import ABSENT
+from ._shardings import Shardings, has_parts
+from ._structure import Place, Structure
+from .path import Path
+
+RETURN = "return"
+
+
+def by_place(spec: Any) -> dict[Any, Any] | None:
+    """`{"m": …, "return": …}`: what is said of written arrays, by the places of arguments, and of the result."""
+    return cast("dict[Any, Any]", spec) if isinstance(spec, dict) and RETURN in spec else None
+
+
+def of_result(spec: Any) -> Any:
+    named = by_place(spec)
+    return spec if named is None else named[RETURN]
+
+
+class Placing:
+    """Stands in the place of an entry's `jax.jit` object. Each call has one whose `out_shardings` are spelled out.
+
+    Which output is what is known after a trace: it is made once for the shapes, and JAX takes the same for the call. An
+    array that is written where one was that a mesh has, of the same shape, gets the sharding of that one: XLA would put
+    it anywhere, and the next call compile again.
+
+    Args:
+        plan: of the function.
+        layout, graphdef: of the call.
+        flat: the function that JAX sees, of leaves or, `tupled`, of one tuple of them.
+        options: of `jax.jit`, without `out_shardings`.
+        outcomes: of the entry.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        graphdef: _core.GraphDef,
+        flat: Callable[..., Any],
+        options: dict[str, Any],
+        outcomes: list[_core.Outcome],
+        tupled: bool,
+    ) -> None:
+        self._plan, self._layout, self._graphdef = plan, layout, graphdef
+        self._flat, self._options, self._outcomes, self._tupled = flat, options, outcomes, tupled
+        self._spec = plan.options.out_shardings
+        self._parts = by_place(self._spec) is not None or has_parts(self._spec)
+        one: dict[str, Any] = {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
+        self._plain: Any = jax.jit(flat, **options, **one)
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, *given: Any) -> Any:
+        return self._run(given)(*given)
+
+    def lower(self, *given: Any) -> Any:
+        return self._run(given).lower(*given)
+
+    def trace(self, *given: Any) -> Any:
+        return self._run(given).trace(*given)
+
+    def _cache_size(self) -> int:
+        return sum(run._cache_size() for run in {id(run): run for run in (self._plain, *self._known.values())}.values())
+
+    def _run(self, given: tuple[Any, ...]) -> Any:
+        """The `jax.jit` object for these leaves."""
+        leaves = given[0] if self._tupled else given
+        shardings = tuple(map(_kept, leaves))
+        if not self._parts and not any(shardings):
+            return self._plain
+        key = shardings, tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)
+        run = self._known.get(key)
+        if run is None:
+            run = self._known[key] = self._made(given, leaves, shardings)
+        return run
+
+    def _made(self, given: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
+        result, written, code = (jax.jit(self._flat, **self._options) if self._parts else self._plain).eval_shape(
+            *given
+        )
+        outcome = self._outcomes[_core.decode(code)]
+        numbers = {leaf for leaf, _ in outcome.numbers}  # symbols are no outputs
+        places = [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
+        assert len(places) == len(result) + len(written)
+        after = _After(self._graphdef, outcome, (*result, *written), leaves) if self._parts else None
+        of_written = self._of_written(outcome, places[len(result) :], written, shardings, after)
+        if after is None:
+            if not any(of_written):
+                return self._plain
+            return jax.jit(self._flat, **self._options, out_shardings=(self._spec, tuple(of_written), None))
+        spec = of_result(self._spec)
+        if has_parts(spec):
+            paths = [path for _, path in places[: len(result)]]
+            read = Shardings(self._plan.name, "out_shardings", spec, "the result", None, (), part=after.result)
+            spec = tuple(read.of_leaf(i, path, path) for i, path in enumerate(paths))
+            read.check()
+        elif isinstance(spec, Held):
+            spec = spec.held
+        return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_written), None))
+
+    def _of_written(
+        self,
+        outcome: _core.Outcome,
+        places: list[tuple[int, tuple[Any, ...]]],
+        written: Sequence[Any],
+        shardings: tuple[Any, ...],
+        after: _After | None,
+    ) -> list[Any]:
+        nodes, structure = outcome.inputs()[2], Structure(self._graphdef)
+        before = {structure.place(row): row.leaf for row in structure.leaves}
+        full: list[Place] = []
+        for write, path in places:
+            root, above = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
+            full.append((root, (*above, *path)))
+        said = self._said(full, after)
+        out: list[Any] = []
+        for place, array, wanted in zip(full, written, said, strict=True):
+            at = before.get(place)
+            kept = shardings[at] if at is not None else None
+            out.append(wanted if wanted is not None else kept if kept is not None and _fits(kept, array) else None)
+        return out
+
+    def _said(self, places: list[Place], after: _After | None) -> list[Any]:
+        """What `out_shardings={"m": …, "return": …}` says of the written arrays."""
+        named = by_place(self._spec)
+        if named is None or after is None:
+            return [None] * len(places)
+        names = self._plan.signature.root_names(self._layout)
+        parts = {key: value for key, value in named.items() if key != RETURN}
+        about = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written", self._graphdef, ()
+        read = Shardings(*about, part=after.root, by_argument=True)
+        out = [
+            read.of_leaf(i, (SequenceKey(root), *path), (*root_entries(names[root]), *path), silent=True)
+            for i, (root, path) in enumerate(places)
+        ]
+        read.check()
+        return [None if wanted is ABSENT else wanted for wanted in out]
+
+
+class _After:
+    """The roots of a call and its result as they are after it, with shapes in place of new arrays."""
+
+    def __init__(
+        self, graphdef: _core.GraphDef, outcome: _core.Outcome, out: tuple[Any, ...], leaves: Sequence[Any]
+    ) -> None:
+        self._graphdef, self._outcome, self._out, self._leaves = graphdef, outcome, out, leaves
+
+    @functools.cached_property
+    def _both(self) -> tuple[tuple[Any, ...], Any]:
+        roots = _core.unflatten_roots(self._graphdef, list(self._leaves))
+        walked = _core.walk(self._graphdef, roots)
+        assert walked is not None
+        known = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._leaves]
+        return roots, self._outcome.apply(self._out, known, walked[1])
+
+    def result(self, path: tuple[Any, ...]) -> Any:
+        return Path(path).get(self._both[1])
+
+    def root(self, path: tuple[Any, ...]) -> Any:
+        return Path(path[1:]).get(self._both[0][path[0].idx])
+
+
+def _kept(leaf: Any) -> Any:
+    """The sharding of a leaf that a mesh has; None where what is written in its place may go anywhere."""
+    sharding = getattr(leaf, "sharding", None)
+    if type(sharding) is not NamedSharding or isinstance(leaf, jax.core.Tracer):
+        return None
+    if not isinstance(sharding.mesh, Mesh) or sharding.mesh.size == 1:
+        return None
+    usual = sharding.memory_kind in (None, sharding.mesh.devices.flat[0].default_memory().kind)
+    return sharding if usual and AxisType.Explicit not in sharding.mesh.axis_types else None
+
+
+def _fits(sharding: Any, array: Any) -> bool:
+    try:
+        sharding.shard_shape(tuple(array.shape))
+    except ValueError:
+        return False
+    return True

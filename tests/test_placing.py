@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where outputs of compiled calls are: rules in the options of jit, and written arrays that stay where they were."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import graftax
+
+P = PartitionSpec
+COUNT = len(jax.devices())
+pytestmark = pytest.mark.filterwarnings("ignore:.*donated buffers")
+eight = pytest.mark.skipif(COUNT < 8, reason="runs in a process with eight devices")
+AUTO = AxisType.Auto
+MESH: Any = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO, AUTO)) if COUNT == 8 else None
+
+
+def placed(spec: Any) -> Any:
+    return NamedSharding(MESH, spec)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.w, self.b = jnp.ones((8, 8)), jnp.zeros(8)
+        self.name = "model"
+
+    def loss(self, x: Any) -> Any:
+        return ((x @ self.w + self.b) ** 2).mean()
+
+
+def rules(**more: Any) -> graftax.Rules:
+    return graftax.Rules([("**.w", P("data", "model")), ("**.b", None), *more.get("rules", ())], mesh=MESH)
+
+
+def descend(model: Model, x: Any) -> Any:
+    loss, g = graftax.value_and_grad(lambda m, x: m.loss(x))(model, x)
+    model.w, model.b = model.w - 0.1 * g.w, model.b - 0.1 * g.b
+    return loss
+
+
+def specs(model: Model) -> list[Any]:
+    return [model.w.sharding.spec, model.b.sharding.spec]
+
+
+def compiled(name: str, call: Any) -> int:
+    """How often a call has JAX compile the function of this name."""
+    found: list[str] = []
+
+    class Note(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Note()
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles():
+            call()
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
+    return sum(text.startswith(f"Finished XLA compilation of jit({name})") for text in found)
+
+
+@eight
+@pytest.mark.parametrize("options", [{}, {"out_shardings": "all"}, {"donate": "all"}], ids=str)
+def test_written_arrays_stay_where_they_were_and_nothing_compiles_twice(options: dict[str, Any]):
+    options = {k: placed(P()) if v == "all" and k == "out_shardings" else v for k, v in options.items()}
+    model = Model()
+    model.w, model.b = jax.device_put(model.w, placed(P(None, "data"))), jax.device_put(model.b, placed(P()))
+    step = graftax.jit(descend, **options)
+    x = np.ones((4, 8), np.float32)
+    assert compiled("descend", lambda: [step(model, x) for _ in range(3)]) == 1
+    assert specs(model) == [P(None, "data"), P()] and step.cache_info().traces == 1
+    # Arrays that come differently stay as they come then.
+    model.b = jax.device_put(model.b, placed(P("model")))
+    step(model, x)
+    step(model, x)
+    assert specs(model) == [P(None, "data"), P("model")] and step.cache_info().traces == 1
+
+
+@eight
+def test_one_entry_takes_arrays_of_one_device_and_of_many():
+    model, step = Model(), graftax.jit(descend)
+    x = np.ones((4, 8), np.float32)
+    step(model, x)
+    model = graftax.shard(model, None, rules())
+    for _ in range(40):  # some of them direct
+        step(model, x)
+    assert specs(model) == [P("data", "model"), P()] and step.cache_info().misses == 1
+
+
+@eight
+def test_a_list_that_grows_and_a_shape_that_changes_are_left_to_jax():
+    state = {"seen": [jax.device_put(jnp.ones(8), placed(P("data")))], "n": jax.device_put(jnp.ones(8), placed(P()))}
+
+    @graftax.jit
+    def push(state: Any) -> None:
+        state["seen"].append(state["seen"][0] * 2)
+        state["n"] = jnp.ones(3)
+
+    push(state)
+    assert len(state["seen"]) == 2 and state["n"].shape == (3,)
+    assert state["seen"][0].sharding.spec == P("data")
+
+
+@eight
+def test_symbolic_numbers_are_no_outputs():
+    model = {"w": jax.device_put(jnp.ones(8), placed(P("data"))), "step": 0}
+
+    @graftax.jit
+    def step(model: Any) -> Any:
+        model["w"] = model["w"] * (model["step"] + 1)
+        model["step"] += 1
+        return model["step"]
+
+    assert [step(model) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert model["w"].sharding.spec == P("data") and float(model["w"][0]) == 120.0
+
+
+@eight
+def test_rules_make_a_sharded_model():
+    model = graftax.jit(Model, out_shardings=rules())()
+    assert specs(model) == [P("data", "model"), P()] and model.name == "model"
+    with jax.set_mesh(MESH):
+        model = graftax.jit(Model, out_shardings=graftax.Rules([("w", P("model")), ("b", None)]))()
+    assert specs(model) == [P("model"), P()]
+    linear = graftax.jit(eqx.nn.Linear, out_shardings=graftax.Rules([("**", graftax.fsdp("data"))], mesh=MESH))
+    assert linear(8, 4, key=jax.random.key(0)).weight.sharding.spec == P()
+    with pytest.raises(graftax.StructureError, match=r"obj\.b: no rule means it"):
+        graftax.jit(Model, out_shardings=graftax.Rules([("w", P("model"))], mesh=MESH))()
+    with pytest.raises(graftax.StructureError, match=r"the rule bias decides about no array"):
+        graftax.jit(Model, out_shardings=rules(rules=[("bias", None)]))()
+
+
+@eight
+def test_rules_say_how_arguments_come():
+    first = graftax.jit(lambda model, x: (model.w * 1, x * 1), in_shardings=(rules(), placed(P("data"))))
+    w, x = first(Model(), np.ones((4, 8)))
+    assert w.sharding.spec == P("data", "model") and x.sharding.spec == P("data")
+    named = graftax.jit(lambda model, x: (model.w * 1, x * 1), in_shardings={"model": rules(), "x": placed(P("data"))})
+    assert [a.sharding.spec for a in named(Model(), np.ones((4, 8)))] == [P("data", "model"), P("data")]
+    both = graftax.Rules([("**.w", P("data")), ("**[mu]", P("data")), ("**", None)], mesh=MESH)
+    for in_shardings in (both, (both, both)):
+        w, mu = graftax.jit(lambda m, s: (m.w * 1, s["mu"] * 1), in_shardings=in_shardings)(Model(), {"mu": np.ones(8)})
+        assert w.sharding.spec == P("data") and mu.sharding.spec == P("data")
+
+
+@eight
+def test_written_arrays_and_the_result_by_name():
+    loss = placed(P())
+    trained = graftax.jit(descend, out_shardings={"model": rules(), "return": loss})
+    model = Model()
+    for _ in range(3):
+        result = trained(model, np.ones((4, 8), np.float32))
+    assert specs(model) == [P("data", "model"), P()] and result.sharding.spec == P()
+    by_pattern = graftax.jit(descend, out_shardings={"model.w": placed(P("data")), "return": None})
+    model = Model()
+    by_pattern(model, np.ones((4, 8), np.float32))
+    assert model.w.sharding.spec == P("data")
+    with pytest.raises(ValueError, match=r"the pattern 'model\.weight' of out_shardings decides about no array"):
+        graftax.jit(descend, out_shardings={"model.weight": loss, "return": None})(Model(), np.ones((4, 8)))
+
+
+@eight
+def test_a_training_step_of_optax_keeps_all_of_its_state():
+    params = {"b": jnp.zeros(8), "w": jnp.ones((8, 8))}
+    tx = optax.adam(1e-2)
+    by = graftax.Rules([("**[w]", P("data", "model")), ("**", None)])
+    state = graftax.shard({"params": params, "opt": tx.init(params)}, MESH, by)
+    before = graftax.map_leaves(lambda a: a.sharding, state)
+
+    @graftax.jit
+    def step(state: Any, x: Any) -> None:
+        grads = jax.grad(lambda p: ((x @ p["w"] + p["b"]) ** 2).mean())(state["params"])
+        updates, state["opt"] = tx.update(grads, state["opt"])
+        state["params"] = optax.apply_updates(state["params"], updates)
+
+    assert compiled("step", lambda: [step(state, np.ones((4, 8), np.float32)) for _ in range(3)]) == 1
+    after = graftax.map_leaves(lambda a: a.sharding, state)
+    assert str(before) == str(after)
+
+
+@eight
+def test_lowered_and_exported_programs_have_them_too():
+    model = Model()
+    lowered = graftax.jit(Model, out_shardings=rules()).lower()
+    assert specs(lowered.compile()()) == [P("data", "model"), P()]
+    sharded = graftax.shard(model, None, rules())
+    step = graftax.jit(descend).lower(sharded, np.ones((4, 8), np.float32)).compile()
+    step(sharded, np.ones((4, 8), np.float32))
+    assert specs(sharded) == [P("data", "model"), P()]
+
+
+@pytest.mark.skipif(COUNT > 1, reason="has them")
+def test_all_of_this_on_eight_devices():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    root = Path(__file__).parents[1]
+    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-3000:]
