@@ -206,6 +206,7 @@ void Recorder::visit(PyObject* obj, Below below) {
   auto is_new = [&] { return options_.inputs && !options_.inputs->nodes->find(obj); };
   if (kind.node->is_function && is_new() && !seen_->find(obj) && hooks::named_function(obj).get() == obj)
     return add_static_leaf(obj, kind);  // a module's or a class's own function
+  if (root_has(TARGET_ROOT) && PyFunction_Check(obj)) return emit(Op::stat, add_identity(out_.program, obj), obj);
   if (kind.node->is_itself(obj)) {
     check_opaque(obj);
     return emit(Op::stat, add_identity(out_.program, obj), obj);

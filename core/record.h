@@ -26,6 +26,7 @@ enum RootFlag : uint8_t {  // Python's RootFlag
   GLOBAL_ROOT = 2,         // a function in it counts by identity
   DYNAMIC_ROOT = 4,        // Python numbers in it are traced
   CAPTURED_ROOT = 8,       // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
+  TARGET_ROOT = 16,        // what is called: functions anywhere in it count by identity
 };
 
 struct RecordOptions {

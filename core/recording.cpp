@@ -173,7 +173,8 @@ void bind_recording(nb::module_& m) {
       .value("static", STATIC_ROOT, "No array may be below it.")
       .value("global_", GLOBAL_ROOT, "A function in it counts by identity.")
       .value("dynamic", DYNAMIC_ROOT, "Python numbers in it are traced.")
-      .value("captured", CAPTURED_ROOT, "No argument: a ShapeDtypeStruct in it is itself, and stands for no array.");
+      .value("captured", CAPTURED_ROOT, "No argument: a ShapeDtypeStruct in it is itself, and stands for no array.")
+      .value("target", TARGET_ROOT, "What is called: functions anywhere in it count by identity.");
   m.def("record", &record, nb::arg("roots"), nb::arg("names").none() = nb::none(),
         nb::arg("root_flags") = std::vector<uint8_t>(), nb::arg("layout").none() = nb::none(),
         nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),

@@ -244,6 +244,9 @@ class RootFlag(enum.IntEnum):
     No argument: a ShapeDtypeStruct in it is itself, and stands for no array.
     """
 
+    target = 16
+    """What is called: functions anywhere in it count by identity."""
+
 def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]:
     """
     Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.

@@ -81,6 +81,9 @@ class Plan:
         known = self._layouts.get(layout)
         if known is None:
             flags = self.signature.root_flags(layout, self.options.static, self.dynamic)
+            if not self.options.captured:  # a function counts by identity, and so do those that a callable object holds
+                for i in range(self.signature.skip):
+                    flags[i] |= _core.RootFlag.target
             known = self.signature.root_names(layout), flags
             if len(self._layouts) < _MOST_LAYOUTS:
                 self._layouts[layout] = known

@@ -143,7 +143,8 @@ class _Tables:
 
     def __init__(self, owner: types.FunctionType) -> None:
         self.owner = weakref.ref(owner)
-        self.tables: dict[Options, FunctionTable] = {}
+        self.tables: dict[tuple[Options, tuple[Any, ...]], FunctionTable] = {}
+        self.made: tuple[types.FunctionType, tuple[Any, ...]] | None = None  # what it is made of, and how
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -155,13 +156,27 @@ class _Tables:
 def table_of(function: types.FunctionType, may_hang: bool, options: Options) -> FunctionTable:
     if not may_hang:
         return FunctionTable(options)
+    tables, key = _tables_of(function), ()
+    while tables.made is not None and not options.captured:  # what it captures is no part of the key
+        of, by = tables.made
+        tables, key = _tables_of(of), (*by, *key)
+    try:
+        return tables.tables.setdefault((options, key), FunctionTable(options))
+    except TypeError:  # an option that does not hash
+        return FunctionTable(options)
+
+
+def note_made(function: types.FunctionType, of: Any, *by: Any) -> None:
+    """Says what a transform made a function of, and with which options: where these are equal, so is what they do."""
+    if isinstance(of, types.FunctionType):
+        _tables_of(function).made = of, by
+
+
+def _tables_of(function: types.FunctionType) -> _Tables:
     tables = function.__dict__.get(_TABLES)
     if not isinstance(tables, _Tables) or tables.owner() is not function:
         tables = function.__dict__[_TABLES] = _Tables(function)
-    try:
-        return tables.tables.setdefault(options, FunctionTable(options))
-    except TypeError:  # an option that does not hash
-        return FunctionTable(options)
+    return tables
 
 
 def without_table(attributes: dict[str, Any]) -> None:

@@ -143,10 +143,11 @@ class CustomCall:
     Args:
         program: the function and its operands.
         nondiff: the operands by which nothing is differentiated.
+        refused: the error where one of these is differentiated all the same.
     """
 
-    def __init__(self, program: Program, nondiff: set[int]) -> None:
-        self.name = program.name
+    def __init__(self, program: Program, nondiff: set[int], refused: type[Exception] = TypeError) -> None:
+        self.name, self._refused = program.name, refused
         self._live: Program | None = program
         self._later, self._nondiff = program.private(), nondiff
         self._value: Value | None = None
@@ -264,7 +265,7 @@ class CustomCall:
             if moves and i not in spoken and is_inexact(leaf):
                 besides = ", without those of nondiff_argnums" if self._nondiff else ""
                 path = self._later.places[i].name
-                raise TypeError(OF_CAPTURED.format(name=self.name, path=path, besides=besides))
+                raise self._refused(OF_CAPTURED.format(name=self.name, path=path, besides=besides))
 
     def with_tangents(self, rule: TangentRule, symbolic: bool) -> Any:
         """The call under `jax.custom_jvp`. `rule` takes operands and tangents, and returns (value, tangent)."""
@@ -390,6 +391,8 @@ def _as_array(primal: Any) -> Any:
 
 def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
     """A tangent as an array, unless the rule wants JAX's symbolic zeros."""
+    if isinstance(tangent, (float, complex)):  # outside of a trace JAX hands over what its caller wrote
+        return jnp.asarray(tangent)
     if symbolic or not isinstance(tangent, SymbolicZero):
         return tangent
     if isinstance(like, SymbolicZero):

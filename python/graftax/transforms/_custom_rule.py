@@ -113,6 +113,10 @@ def refuse_changes(name: str, before: Snapshot) -> None:
         raise MutationError(RULE_CHANGES_COPY.format(name=name, differences=text))
 
 
+class NotDifferentiated(RuntimeError, TypeError):
+    """A derivative by what the rule has no place for: as Equinox raises it, and as the rules of JAX's kind do."""
+
+
 class FilteredRule:
     """What Equinox's two have in common."""
 
@@ -138,7 +142,7 @@ class FilteredRule:
 
 
 def none_for_zero(tree: Any) -> Any:
-    def shown(x: Any) -> Any:
+    def shown(x: Any) -> Any:  # JAX may give a Python number as a tangent; what is static has the tangent 0
         return x if isinstance(x, (jax.Array, np.ndarray)) else None
 
     return jax.tree.map(shown, tree, is_leaf=lambda x: isinstance(x, SymbolicZero))

@@ -26,7 +26,10 @@ NO_REVERSE = (
     "A graftax.while_loop(..., max_steps=n), which makes at most n steps, can be differentiated in reverse mode, and "
     "so can a graftax.fori_loop with Python numbers as bounds."
 )
-FIRST_BY_POSITION = "{name}: the first argument is the one that is differentiated; pass it, and by position."
+FIRST_BY_POSITION = (
+    "{name}: the first argument is the one that is differentiated; pass it, and by position. (Functions wrapped with "
+    "filter_grad and the like have no other way to know it.)"
+)
 
 
 def split_aux(result: Any, name: str) -> tuple[Any, Any]:

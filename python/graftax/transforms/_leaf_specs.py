@@ -79,6 +79,10 @@ class OutputLeaf(NamedTuple):
     of: int | None  # the leaf of the program that it is, untouched
 
 
+def itself(result: Any) -> Any:
+    return result
+
+
 class Outputs:
     """Gives each output leaf of a program its spec.
 
@@ -92,12 +96,15 @@ class Outputs:
     def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[Any]) -> None:
         self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
 
-    def trace(self, spec: Any, alone: Sequence[type] = ()) -> list[OutputLeaf]:
-        """Runs the program, whose result is given `spec`, but for what is in objects of the classes `alone`."""
+    def trace(self, spec: Any, alone: Sequence[type] = (), shown: Callable[[Any], Any] = itself) -> list[OutputLeaf]:
+        """Runs the program, whose result is given `spec`, but for what is in objects of the classes `alone`.
+
+        The result is what `shown` makes of what the function returned.
+        """
         results: list[Any] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            result = functions[0](*operands)
+            result = shown(functions[0](*operands))
             results.append(result)
             return result
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from .. import _core
 from .._jitted import Jitted
-from .._table import without_table
+from .._table import note_made, without_table
 from .._tracebacks import boundary
 from ._program import Program
 
@@ -52,6 +52,31 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
         return wrapper
 
     return wrap
+
+
+W = TypeVar("W")
+
+
+class _Arrays:
+    def __repr__(self) -> str:
+        return "0 for arrays"
+
+
+ARRAYS: Any = _Arrays()  # an axis that was not given: what is no array has none
+
+
+def made(wrapper: W, fun: Any, *by: Any) -> W:
+    """What a transform by value returns: made again of the same function with these options, it does the same."""
+    if isinstance(wrapper, types.FunctionType) and _is_plain(by):
+        note_made(wrapper, fun, *by)
+    return wrapper
+
+
+def _is_plain(option: Any) -> bool:
+    """Is this a value that nothing has to be kept alive for?"""
+    if type(option) is tuple:
+        return all(map(_is_plain, cast("tuple[Any, ...]", option)))
+    return option is None or option is ARRAYS or type(option) in (bool, int, str)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

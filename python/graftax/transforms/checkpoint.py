@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from .._tracebacks import boundary
-from ._lift import LATER, Make, by_value, decorator, flat_of, name_of, wraps
+from ._lift import LATER, Make, by_value, decorator, flat_of, made, name_of, wraps
 from ._program import Program
 
 
@@ -72,4 +72,5 @@ def filter_checkpoint(
     """As `equinox.filter_checkpoint`: `graftax.checkpoint` by value. Without `fun`, a decorator is returned."""
     if fun is None:
         return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
-    return checkpointed(by_value, fun, {"prevent_cse": prevent_cse, "policy": policy})
+    run = checkpointed(by_value, fun, {"prevent_cse": prevent_cse, "policy": policy})
+    return made(run, fun, "filter_checkpoint", prevent_cse, policy)

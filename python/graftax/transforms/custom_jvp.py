@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from .._tracebacks import boundary
 from ._custom_call import CustomCall, TangentParts
-from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, with_zeros
+from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, with_zeros
 from ._lift import by_value
 
 
@@ -122,9 +122,8 @@ class filter_custom_jvp(FilteredRule):
         if self._rule is None:
             raise self._missing("def_jvp")
         fn_jvp, count = self._rule, len(args)
-        call = CustomCall(
-            by_value(self._name(), [self.__wrapped__], args, kwargs), set(range(count, count + len(kwargs)))
-        )
+        program = by_value(self._name(), [self.__wrapped__], args, kwargs)
+        call = CustomCall(program, set(range(count, count + len(kwargs))), NotDifferentiated)
 
         def rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:
             keywords = dict(zip(kwargs, operands[count:], strict=True))

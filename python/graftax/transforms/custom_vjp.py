@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from .._tracebacks import boundary
 from ._custom_call import CustomCall, Saved
-from ._custom_rule import CustomRule, FilteredRule, none_for_zero, pair, refuse_changes, with_zeros
+from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, refuse_changes, with_zeros
 from ._lift import by_value
 from ._snapshot import Snapshot
 from ._state import type_text
@@ -139,7 +139,7 @@ class filter_custom_vjp(FilteredRule):
             raise self._missing("def_fwd and def_bwd")
         fn_fwd, fn_bwd, count = self._fwd, self._bwd, 1 + len(args)
         program = by_value(self._name(), [self.__wrapped__], (vjp_arg, *args), kwargs)
-        call = CustomCall(program, set(range(1, count + len(kwargs))))
+        call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated)
 
         def given(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
             return operands[:count], dict(zip(kwargs, operands[count:], strict=True))

@@ -11,7 +11,7 @@ import jax
 
 from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, split_aux
-from ._lift import LATER, Make, by_value, decorator, name_of, named, wraps
+from ._lift import LATER, Make, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
 from ._wrt import Wrt, choose, chosen_by, program_by
 
@@ -162,7 +162,8 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
     """
     if fun is None:
         return functools.partial(filter_value_and_grad, has_aux=has_aux, **options)
-    return _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
+    both = _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
+    return made(both, fun, "filter_value_and_grad", has_aux, *options.items())
 
 
 @boundary
@@ -170,7 +171,8 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""
     if fun is None:
         return functools.partial(filter_grad, has_aux=has_aux, **options)
-    return _without_value(_filtered_gradient("filter_grad", fun, has_aux, options), fun, "filter_grad", has_aux)
+    gradient = _without_value(_filtered_gradient("filter_grad", fun, has_aux, options), fun, "filter_grad", has_aux)
+    return made(gradient, fun, "filter_grad", has_aux, *options.items())
 
 
 def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:

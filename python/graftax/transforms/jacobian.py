@@ -10,7 +10,7 @@ import jax
 
 from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, traced_output
-from ._lift import LATER, Make, Output, by_value, decorator, name_of, named, wraps
+from ._lift import LATER, Make, Output, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
 from ._wrt import Wrt, choose, chosen_by, program_by
 
@@ -135,4 +135,4 @@ def _filtered_jacobian(
         out = run(*first_given(fun, args), **kwargs)
         return (arrays_only(out[0]), out[1]) if has_aux else arrays_only(out)
 
-    return jacobian
+    return made(jacobian, fun, title, has_aux)

@@ -116,7 +116,8 @@ def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequenc
         return tuple(x for x, d in zip(found, depends, strict=True) if d), out
 
     by = tuple(program.leaves[i] for i in chosen)
-    moved = tuple(jnp.asarray(t, jnp.result_type(x)) for t, x in zip(given, by, strict=True))
+    # A tangent of another kind, such as one of integers, is JAX's to refuse.
+    moved = tuple(jnp.asarray(t, jnp.result_type(x)) if is_inexact(t) else t for t, x in zip(given, by, strict=True))
     _, moves, out = jax.jvp(named(flat, program), (by,), (moved,), has_aux=True)
     rest = iter(moves)
     tangent = outputs[-1].rebuilt([next(rest) if d else None for d in depends])

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .. import _core
 from .._jitted import Jitted
 from .._options import Options
 from .._tracebacks import boundary
-from ._lift import by_value, flat_of, name_of, wraps
+from ._lift import by_value, flat_of, name_of, named, wraps
 from ._program import Program
 
 
@@ -84,9 +86,22 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
     @wraps(fun, "filter_make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
-        jaxpr, shapes = jax.make_jaxpr(flat_of(program), return_shape=True)(*program.leaves)
-        result = program.finish(shapes)
-        found, graphdef = _core.record((result,), shapes=True)
-        return jaxpr, _core.unflatten(graphdef, found, True), _core.unflatten(graphdef, [None] * len(found))
+        own = sorted(program.below(range(program.operands)))  # what the function holds is a constant of the jaxpr
+        flat = flat_of(program)
+
+        def of_arguments(*leaves: Any) -> tuple[Any, ...]:
+            return flat(*program.with_leaves(own, leaves))
+
+        run = jax.make_jaxpr(named(of_arguments, program), return_shape=True)
+        jaxpr, shapes = run(*(program.leaves[i] for i in own))
+        found, graphdef = _core.record((program.finish(shapes),), shapes=True)
+        made = set(map(id, shapes))
+        dynamic = [_shape_of(x) if id(x) in made or isinstance(x, np.ndarray) else None for x in found]
+        static = [None if d is not None else x for x, d in zip(found, dynamic, strict=True)]
+        return jaxpr, _core.unflatten(graphdef, dynamic, True), _core.unflatten(graphdef, static)
 
     return show
+
+
+def _shape_of(x: Any) -> Any:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, jnp.result_type(x))

@@ -11,15 +11,17 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
 from .._compat import ref_types
 from .._errors import MutationError
+from .._symbols import NUMBERS
 from .._tracebacks import boundary
-from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
-from ._lift import LATER, by_value, decorator, name_of, named, wraps
+from ._leaf_specs import OutputLeaf, Outputs, broadcast_of, itself
+from ._lift import ARRAYS, LATER, by_value, decorator, made, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
 from ._specs import Broadcast, SpecOption
 
@@ -104,8 +106,12 @@ def vmap_by(
     axis_size: int | None,
     spmd_axis_name: Hashable | None,
     alone: Sequence[type] = (),
+    shown: Callable[[Any], Any] = itself,
 ) -> Callable[..., Any]:
-    """`vmap` under another title, with programs that `make` makes. What is in objects of `alone` is not mapped."""
+    """`vmap` under another title, with programs that `make` makes.
+
+    What is in objects of `alone` is not mapped. The result is what `shown` makes of what the function returned.
+    """
 
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +136,7 @@ def vmap_by(
         def flat(*values: Any) -> list[Any]:
             leaves = program.with_leaves(at, values[: len(at)])
             results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone)
+            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, shown)
             _refuse_misfits(program.name, outputs, values[probe])
             out[:] = [o.spec for o in outputs]
             return [o.leaf for o in outputs]
@@ -154,7 +160,7 @@ def filter_vmap(
     fun: Callable[..., Any] | None = None,
     *,
     in_axes: Any = 0,
-    out_axes: Any = 0,
+    out_axes: Any = ARRAYS,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
 ) -> Any:
@@ -166,27 +172,49 @@ def filter_vmap(
         fun: the function; without one, a decorator is returned.
         in_axes, out_axes: as in `graftax.vmap`: axes, containers of them, or a function of the array such as
             `equinox.if_array(1)`. A dict of argument names gives `in_axes` of these; other arguments have axis 0.
+            With an axis in `out_axes`, a Python number in the result becomes an array; without, it is left alone.
         axis_name, axis_size: as in `jax.vmap`.
     """
     if fun is None:
         return functools.partial(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
+    by = in_axes, out_axes, axis_name, axis_size
+    shown = itself if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
+    out_axes = 0 if out_axes is ARRAYS else out_axes
     if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
         given = cast("dict[str, Any]", in_axes)
 
         @wraps(fun, "filter_vmap")
-        def mapped(*args: Any, **kwargs: Any) -> Any:
+        def by_name(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, given, bound)
-            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, _FUNCTIONS)
+            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, shown)
             return run(*bound.args, **bound.kwargs)
 
-        return mapped
-    return vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, _FUNCTIONS)
+        return by_name
+    mapped = vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, shown)
+    return made(mapped, fun, "filter_vmap", *by)
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # to Equinox they are values, and no trees
+
+
+def _with_arrays(out_axes: Any, result: Any) -> Any:
+    """The result with arrays for the Python numbers that are given an axis."""
+
+    def as_array(x: Any) -> Any:
+        return jnp.asarray(x) if type(x) in NUMBERS else x
+
+    def of(axis: Any, part: Any) -> Any:
+        return jax.tree.map(as_array, part) if type(axis) is int else part
+
+    if not any(type(x) in NUMBERS for x in jax.tree.leaves(result)):
+        return result
+    try:
+        return jax.tree.map(of, out_axes, result, is_leaf=lambda axis: axis is None)
+    except ValueError:  # what does not fit is said with its path later
+        return result
 
 
 def _is_name(key: Any) -> bool:
