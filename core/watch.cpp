@@ -141,6 +141,25 @@ PyObject* value_now(const Read& b) {
   return _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
 }
 
+bool is_dunder(PyObject* name) {
+  return PyUnicode_GET_LENGTH(name) > 4 && PyUnicode_READ_CHAR(name, 0) == '_' && PyUnicode_READ_CHAR(name, 1) == '_';
+}
+
+// Does code read all names of a class, with `vars(cls)`?
+bool is_of_names(const Read& b) {
+  static PyObject* name = PyUnicode_InternFromString("__dict__");
+  return b.name == name && PyType_Check(b.holder);
+}
+
+// The names that a class itself has, but for Python's own.
+Owned names_now(const Read& b) {
+  Owned out = own(PyFrozenSet_New(nullptr));
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict, &at, &key, &value);)
+    if (PyUnicode_Check(key) && !is_dunder(key)) check(PySet_Add(out.get(), key));
+  return out;
+}
+
 // The same value, for whoever reads the name? Numbers and texts may be other objects.
 bool same_value(PyObject* a, PyObject* b) {
   if (a == b) return true;
@@ -157,6 +176,7 @@ bool same_value(PyObject* a, PyObject* b) {
 // Does the binding have the value that was read?
 bool holds(const Read& b) {
   if (b.is_gone()) return false;
+  if (is_of_names(b)) return b.value && equal(names_now(b).get(), b.value);
   PyObject* now = value_now(b);
   if (!b.guard || !b.value || !PyWeakref_CheckRefExact(b.value)) return same_value(now, b.value);
   Owned was = weak_target(b.value);
@@ -178,6 +198,10 @@ bool function_holds(FunctionRead& f) {
 
 // What is under the name now, kept alive or not as `guard` says.
 void note_value(Read& b) {
+  if (is_of_names(b)) {
+    b.value = names_now(b).release();
+    return;
+  }
   PyObject* now = value_now(b);
   if (b.guard && now && PyType_SUPPORTS_WEAKREFS(Py_TYPE(now))) b.value = check(PyWeakref_NewRef(now, nullptr));
   else b.value = Py_XNewRef(now);
@@ -250,9 +274,9 @@ Read read_of(const nb::tuple& given) {
   }
   if ((!PyDict_Check(b.holder) && !PyType_Check(b.holder)) || !PyUnicode_CheckExact(name))
     raise_error(PyExc_TypeError, "expected a dict or a class, and a name");
-  note_value(b);
   Py_INCREF(b.name);
   PyUnicode_InternInPlace(&b.name);
+  note_value(b);
   if (b.guard) Py_INCREF(b.guard);
   else Py_INCREF(b.holder);
   return b;

@@ -52,6 +52,7 @@ LAYERS = [
         "_symbols",
         "_numbers",
         "_stand_ins",
+        "_stood_in",
         "_buffers",
         "_compat",
         "_direct",

@@ -16,8 +16,8 @@ from ._dispatch import leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._explain._compiling import compiling
 from ._plan import Plan, leaf_names
-from ._reads import MOST_RESTARTS, NewReads
 from ._signature import Signature, give_back
+from ._stood_in import MOST_RESTARTS, NewReads
 from ._trace import flat_function
 from ._tracebacks import boundary
 from ._warm import warm

@@ -118,7 +118,7 @@ _WHERE = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
 _LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
 _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
-_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr"))
+_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars"))
 
 
 def names_of(code: types.CodeType) -> Names:
@@ -384,7 +384,12 @@ def own_value(cls: type, name: str) -> Any:
     return value.original if isinstance(value, Shown) else value
 
 
+OF_NAMES = "__dict__"  # as a binding of a class: which names it has
+
+
 def in_class(cls: type, name: str) -> tuple[type | None, Any]:
+    if name == OF_NAMES:
+        return None, tuple(sorted(own for own in vars(cls) if not own.startswith("__")))
     for base in cls.__mro__:
         if name in vars(base):
             return base, own_value(base, name)

@@ -33,9 +33,9 @@ from ._handles import is_handle
 from ._numbers import SymbolicNumbers
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
-from ._reads import NewReads
 from ._ship._programs import shipped_entry
 from ._signature import Signature, global_names, refuse_generators, resolve
+from ._stood_in import NewReads
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary
@@ -212,7 +212,7 @@ class Jitted(Stageable[P, R]):
     @property
     def _takes_symbols(self) -> bool:
         options, reads = self._options, self._table.reads
-        return options.numbers == "symbolic" and not options.shards and reads is not None and reads.tells_types
+        return options.numbers == "symbolic" and not options.shards and reads is not None and reads.builtins.tells_types
 
     def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """A call that is not made, recorded with the symbols that it would have."""

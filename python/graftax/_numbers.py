@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._host_program import HostProgram
-from ._reads import NewReads, ReadSet
+from ._reads import ReadSet
+from ._stood_in import NewReads
 from ._structure import Op, Place, Structure
 from ._symbols import SymbolTrace, is_symbol
 

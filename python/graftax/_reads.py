@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from . import _core
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
+    OF_NAMES,
     Names,
     can_be_equal,
     cells_of,
@@ -31,24 +32,11 @@ from ._code import (
     is_users_scope,
     names_of,
     only_in,
-    passed_on,
+    own_value,
 )
 from ._impure import ImpureCalls
 from ._root_place import Place
-from ._stand_ins import TYPE, stand_ins
-
-MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
-
-
-_STOOD_IN = frozenset({"float", "int", "sum", "type"})
-
-
-class NewReads(BaseException):
-    """The trace has met code that reads what is no root yet. The call begins anew with more roots.
-
-    No `Exception`: the traced function must not catch it.
-    """
-
+from ._stood_in import NewReads, StoodIn
 
 _MOST_BINDINGS = 50_000
 
@@ -65,18 +53,15 @@ class ReadSet:
         self.places: list[Place] = []
         self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
+        self.builtins = StoodIn()
         self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
         self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
         self._functions: dict[int, types.FunctionType] = {}
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
-        self.of_ids: dict[int, dict[str, Any]] = {}  # globals of code that calls id()
-        self.of_types: dict[int, dict[str, Any]] = {}  # globals of code that names type()
-        self.of_numbers: dict[int, dict[str, Any]] = {}  # globals of code that calls float(), int() or math on a symbol
-        self._passed: dict[int, set[str]] = {}  # of these: builtin classes that code does more with than to call them
-        self.originals: dict[int, dict[str, Any]] = {}  # globals by what code of the trace that runs sees of them
-        self.symbolic = False  # does the trace that runs have symbols?
+        self._reads_names = False  # is there code that may look at all names of a class?
+        self._laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
         self.left: set[tuple[int, str | None]] = set()  # places that are none: they count traces
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._scope: dict[str, Any] | None = None  # that of the function itself
@@ -141,8 +126,7 @@ class ReadSet:
     def _size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
         assigned = sum(place.assigned for place in self.places)
-        types = (len(self.of_types), sum(map(len, self._passed.values()))) if self.symbolic else (0, 0)
-        return len(self.places), assigned, len(self.hidden), len(self.of_ids), *types
+        return len(self.places), assigned, len(self.hidden), *self.builtins.size
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -154,12 +138,10 @@ class ReadSet:
         cells = cells_of(function)
         if not _stays(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
-        if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
-            self.of_ids.setdefault(id(scope), scope)
-        if "type" in names.loaded and "type" not in scope:
-            self.of_types.setdefault(id(scope), scope)
-        if classes := _STOOD_IN.intersection(names.loaded):
-            self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
+        self.builtins.note(code, scope, cells, names, users)
+        if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
+            self._reads_names = True
+            self._looked.clear()
         if users:
             self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
@@ -181,31 +163,6 @@ class ReadSet:
             else:
                 self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
 
-    def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
-        """Code asks a symbol for its value in C, as `float(x)` does.
-
-        Raises:
-            NewReads: where it is to find a function there that takes symbols.
-        """
-        scope = self.originals.get(id(scope), scope)
-        if is_never_asked(code.co_filename) or id(scope) in self.of_numbers:
-            return
-        if stand_ins(scope, _STOOD_IN.intersection(names_of(code).loaded) - self._passed.get(id(scope), set())):
-            self.of_numbers[id(scope)] = scope
-            raise NewReads
-
-    @property
-    def tells_types(self) -> bool:
-        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else."""
-        return not any("type" in self._passed.get(i, ()) for i in self.of_types)
-
-    def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
-        for scope in self.of_types.values():
-            yield scope, {"type": TYPE}
-        for i, scope in self.of_numbers.items():
-            yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))
-
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
     ) -> None:
@@ -226,6 +183,9 @@ class ReadSet:
                 self._note(holder, attribute, value, users and is_users_scope(holder))
             elif isinstance(value, type):
                 self._add_class(value)
+                if users and attribute == OF_NAMES:
+                    self._lay_open(value)
+                    return
                 value = in_class(value, attribute)[1]
             else:
                 if (
@@ -345,16 +305,38 @@ class ReadSet:
         return bool(changed)
 
     def _look_up_in_class(self, cls: type) -> None:
+        if self._reads_names:
+            self._note_names(cls)
         for name in self._attributes:
             holder, value = in_class(cls, name)
             if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_bound_by(value):
-                self._note(holder, name, value, True)
+                self._note(holder, name, value, holder not in self._laid_open)
             else:
                 self._note(cls, name, value, False)
         for base in cls.__mro__[1:]:
             if is_users_class(base):
                 for name in self._of_super & vars(base).keys():
                     self._note(base, name, vars(base)[name], not _is_bound_by(vars(base)[name]))
+
+    def _lay_open(self, cls: type) -> None:
+        """Code reads `cls.__dict__`: what is in it counts as a binding."""
+        if cls not in self._laid_open:
+            self._laid_open.update(cls.__mro__)
+            for place in [p for p in self.places if p.holder in cls.__mro__ and not p.assigned]:
+                self.places.remove(place)
+                self._seen.discard(place.key)
+            self._looked.clear()
+
+    def _note_names(self, cls: type) -> None:
+        """All that a class has, and that it has no more. What may change by itself is a root where `vars` shows it."""
+        for base in cls.__mro__:
+            if not is_users_class(base):
+                continue
+            self._note(base, OF_NAMES, MISSING, False)
+            for name in in_class(base, OF_NAMES)[1]:
+                value = own_value(base, name)
+                shows = bool(self.builtins.of_vars) and base not in self._laid_open
+                self._note(base, name, value, shows and not _is_bound_by(value))
 
     def leave_out(self, places: Iterable[Place]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
@@ -441,6 +423,9 @@ class ReadSet:
         before = self._size
         for holder, name in self._reads[1].changed():
             if id(holder) in self._keywords:
+                continue
+            if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
+                self._looked.pop(id(holder), None)
                 continue
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)

@@ -95,7 +95,7 @@ class SymbolTrace:
             NewReads: where the code is to find one that takes symbols.
         """
         if not self.is_pinned(symbol) and self._reads is not None:
-            self._reads.look_at_call(frame.f_code, frame.f_globals)
+            self._reads.builtins.look_at_call(frame.f_code, frame.f_globals)
         return self.value(symbol)
 
     def look_at_sum(self, frame: types.FrameType) -> None:
@@ -103,7 +103,7 @@ class SymbolTrace:
         code = frame.f_code
         in_c = self.is_open and "sum" in code.co_names and code.co_code[frame.f_lasti] != _BINARY_OP
         if in_c and self._reads is not None:
-            self._reads.look_at_call(code, frame.f_globals)
+            self._reads.builtins.look_at_call(code, frame.f_globals)
 
     def is_pinned(self, symbol: Symbol) -> bool:
         return not self.is_open or symbol._node in self._pinned

@@ -32,8 +32,8 @@ from ._hosts import give_own, warn_of_copies
 from ._numbers import SymbolicNumbers
 from ._opaque import keeping_made
 from ._plan import Layout, Plan
-from ._reads import NewReads
 from ._signature import GlobalAssigned
+from ._stood_in import NewReads
 from ._tracebacks import name_operands
 from ._untied import output_path, tell_untied
 from ._views import Rebuilt
@@ -135,7 +135,7 @@ def trace(
     def call(values: list[Any]) -> Any:
         reads, since, heard = caller._table.reads, len(equations()), caller._table.heard
         if reads is not None:
-            reads.symbolic = numbers
+            reads.builtins.symbolic = numbers
         given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         with (reads or heard).impure.named(plan.name, options.warns_impure):
             if reads is not None or _core.is_watched() or not options.warns_impure:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from jax.core import Tracer
 
 from . import _core
 from ._code import MISSING, Shown, content, fill
-from ._reads import NewReads, ReadSet
+from ._reads import ReadSet
 from ._root_place import Place
+from ._stood_in import NewReads
 
 
 class _SeenAttribute(Shown):
@@ -166,9 +168,11 @@ class Views:
                 Place(self.scope(place.holder), place.name).put(value)
         if reads is not None:
             self._see_modules(reads, [place for place, _ in self._shown if isinstance(place.holder, dict)])
-            for scope in reads.of_ids.values():
+            for scope in reads.builtins.of_ids.values():
                 self.scope(scope)["id"] = self._rebuilt.id
-            for scope, names in reads.seen_by_symbols() if self._rebuilt.symbolic else ():
+            for scope in reads.builtins.of_vars.values():
+                self.scope(scope)["vars"] = self.vars
+            for scope, names in reads.builtins.seen_by_symbols() if self._rebuilt.symbolic else ():
                 self.scope(scope).update(names)
 
     def _see_modules(self, reads: ReadSet, places: list[Place]) -> None:
@@ -184,6 +188,18 @@ class Views:
     def scope(self, scope: dict[str, Any]) -> dict[str, Any]:
         """What frames of these globals see."""
         return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
+
+    def vars(self, *given: Any) -> Any:
+        """What `vars` is for code under the trace: of a class or a module, with the rebuilt values."""
+        if not given:
+            return sys._getframe(1).f_locals
+        shown = builtins.vars(*given)
+        if isinstance(given[0], types.ModuleType):
+            return self.seen(shown)
+        if not isinstance(given[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
+            return shown
+        values = {name: value.get() if isinstance(value, _SeenAttribute) else value for name, value in shown.items()}
+        return types.MappingProxyType({name: value for name, value in values.items() if value is not MISSING})
 
     def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
         """The same, where they see anything else than the globals themselves."""
@@ -214,7 +230,7 @@ class Views:
         self._patch()
         try:
             scopes = list(self._scopes.values())
-            reads.originals = {id(seen): scope for scope, seen in scopes}
+            reads.builtins.originals = {id(seen): scope for scope, seen in scopes}
             result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
         finally:
             replaced = self._unpatch(reads)

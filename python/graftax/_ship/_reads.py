@@ -36,7 +36,7 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
     Raises:
         GraftaxError: where part of it is found by no name.
     """
-    if reads.of_ids:
+    if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
     bindings: list[tuple[Holder, str]] = []
     bound: dict[int, Holder] = {}  # functions, by a name that they are bound to

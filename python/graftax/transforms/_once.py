@@ -18,9 +18,9 @@ from .._errors import ConcurrentChangeError, MutationError
 from .._jitted import Jitted
 from .._numbers import SymbolicNumbers
 from .._options import Options
-from .._reads import NewReads
 from .._root_place import Place
 from .._signature import Signature, global_names, resolve
+from .._stood_in import NewReads
 from .._table import FunctionTable
 from .._trace import Flat, definition_of, flat_function
 

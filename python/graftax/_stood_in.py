@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builtins that code under a trace finds other functions for: `id`, `vars`, and those that read a number in C."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from ._code import Names, is_never_asked, names_of, passed_on
+from ._stand_ins import TYPE, stand_ins
+
+MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
+
+_FOR_SYMBOLS = frozenset({"float", "int", "sum", "type"})
+
+Scopes = dict[int, dict[str, Any]]  # globals, by id
+
+
+class NewReads(BaseException):
+    """The trace has met code that reads what is no root yet. The call begins anew with more roots.
+
+    No `Exception`: the traced function must not catch it.
+    """
+
+
+class StoodIn:
+    """In which globals they are, of the code that ran under the traces of one function."""
+
+    def __init__(self) -> None:
+        self.of_ids: Scopes = {}  # of code that calls id()
+        self.of_vars: Scopes = {}  # of code that calls vars()
+        self.originals: Scopes = {}  # by what code of the trace that runs sees of them
+        self.symbolic = False  # does the trace that runs have symbols?
+        self._of_types: Scopes = {}  # of code that names type()
+        self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
+        self._passed: dict[int, set[str]] = {}  # builtin classes that code does more with than to call them
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of what a trace has to begin anew for when it grows."""
+        symbolic = (len(self._of_types), sum(map(len, self._passed.values()))) if self.symbolic else (0, 0)
+        return len(self.of_ids), len(self.of_vars), *symbolic
+
+    def note(
+        self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
+    ) -> None:
+        """Notes what code names. `id` and `vars` count in the user's own."""
+        if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
+            self.of_ids.setdefault(id(scope), scope)
+        if users and "vars" in names.loaded and "vars" not in scope:
+            self.of_vars.setdefault(id(scope), scope)
+        if "type" in names.loaded and "type" not in scope:
+            self._of_types.setdefault(id(scope), scope)
+        if classes := _FOR_SYMBOLS.intersection(names.loaded):
+            self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
+
+    def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        """Code asks a symbol for its value in C, as `float(x)` does.
+
+        Raises:
+            NewReads: where it is to find a function there that takes symbols.
+        """
+        scope = self.originals.get(id(scope), scope)
+        if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
+            return
+        if stand_ins(scope, _FOR_SYMBOLS.intersection(names_of(code).loaded) - self._passed.get(id(scope), set())):
+            self._of_numbers[id(scope)] = scope
+            raise NewReads
+
+    @property
+    def tells_types(self) -> bool:
+        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else."""
+        return not any("type" in self._passed.get(i, ()) for i in self._of_types)
+
+    def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
+        for scope in self._of_types.values():
+            yield scope, {"type": TYPE}
+        for i, scope in self._of_numbers.items():
+            yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that looks at all that a class has, with `vars(cls)` or `cls.__dict__`, sees what it has now."""
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+x = jnp.ones(2)
+
+
+class Config:
+    scale = 2.0
+    table = jnp.ones(2)
+    log = [1]  # noqa: RUF012
+
+
+def scaled(y):
+    return y * vars(Config)["scale"] + vars(Config)["table"] + Config.table + len(vars(Config)["log"])
+
+
+def all_of(cls):
+    return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+
+
+def test_values_that_vars_shows_are_as_they_are_now(monkeypatch):
+    f = graftax.jit(lambda y: scaled(y))
+    for name, value in (("scale", 2.0), ("scale", 3.0), ("table", jnp.zeros(2)), ("log", [1, 2])):
+        monkeypatch.setattr(Config, name, value)
+        assert f(x).tolist() == scaled(x).tolist()
+    traces = f.cache_info().traces
+    Config.table = x + 7
+    assert f(x).tolist() == scaled(x).tolist() and f.cache_info().traces == traces  # arrays are inputs
+
+
+def test_what_a_class_gets_and_loses_is_seen():
+    class Registry:
+        pass
+
+    f = graftax.jit(lambda y: {name: y * value for name, value in all_of(Registry).items()})
+    for change in (lambda: None, lambda: setattr(Registry, "a", 2.0), lambda: setattr(Registry, "b", x)):
+        change()
+        assert f(1.0).keys() == all_of(Registry).keys()
+    del Registry.a
+    assert list(f(1.0)) == ["b"]
+    hits = f.cache_info().hits
+    f(1.0)
+    assert f.cache_info().hits == hits + 1
+
+
+def test_methods_see_what_their_class_and_its_bases_have():
+    class Base:
+        k = 1.0
+
+    class Model(Base):
+        def __init__(self):
+            self.w = jnp.ones(2)
+
+        def total(self):
+            return self.w * sum(v for cls in type(self).__mro__ for n, v in vars(cls).items() if isinstance(v, float))
+
+    f = graftax.jit(Model.total)
+    for Base.k in (1.0, 5.0):
+        assert f(Model()).tolist() == Model().total().tolist()
+    Model.extra = 2.0
+    assert f(Model()).tolist() == [7, 7]
+
+
+def test_a_class_whose_dict_is_read_shows_no_stand_ins():
+    class Table:
+        array = jnp.ones(2)
+        k = 1.0
+
+    f = graftax.jit(lambda y: y + Table.__dict__["array"] + Table.array * Table.k)
+    assert f(0.0).tolist() == [2, 2]
+    Table.array = jnp.zeros(2)
+    assert f(0.0).tolist() == [0, 0]
+    Table.array, Table.k = jnp.ones(2), 3.0
+    assert f(0.0).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("show", [lambda m: vars(m), lambda m: m.__dict__])
+def test_instances_are_as_ever(show):
+    class Model:
+        pass
+
+    model = Model()
+    model.w = jnp.ones(2)
+
+    @graftax.jit
+    def f(m, y):
+        for value in show(m).values():
+            y = y + value
+        show(m)["last"] = y
+        return y
+
+    assert f(model, 1.0).tolist() == [2, 2] and model.last.tolist() == [2, 2] and f(model, 1.0).tolist() == [4, 4]
+
+
+def test_vars_without_arguments_are_the_local_variables():
+    @graftax.jit
+    def f(y):
+        z = y * 2
+        return vars()["z"]
+
+    assert f(1.0) == 2 and f(1.0) == 2
