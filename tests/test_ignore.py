@@ -205,7 +205,7 @@ def test_numbers_beside_it_are_symbolic():
 
 
 def test_a_pattern_of_an_argument_that_means_nothing_is_an_error():
-    with pytest.raises(graftax.StructureError, match=r"'b\.histroy' of ignore= means nothing"):
+    with pytest.raises(graftax.StructureError, match=r"'b\.histroy' of ignore= matches nothing"):
         graftax.jit(lambda b: b.w, ignore="b.histroy")(bag())
     with pytest.raises(TypeError, match="ignore=5"):
         graftax.jit(lambda b: b.w, ignore=5)

@@ -182,3 +182,18 @@ def test_unknown_options_are_refused_at_decoration():
 def test_a_cache_size_without_room_is_refused(size):
     with pytest.raises(ValueError, match="cache_size"):
         graftax.jit(one, cache_size=size)
+
+
+def test_the_text_of_a_bound_method_names_the_object_that_it_is_of():
+    class Model:
+        def __repr__(self):
+            raise AssertionError("it may read arrays from a device")
+
+        @graftax.jit
+        def step(self):
+            return 1
+
+    model = Model()
+    assert repr(Model.step).startswith("<graftax.jit of <function")
+    assert repr(model.step).startswith("<bound graftax.jit of <function") and f"{id(model):#x}" in repr(model.step)
+    assert repr(model.step) != repr(Model().step)

@@ -346,18 +346,18 @@ def test_a_pattern_that_means_nothing_is_an_error_that_names_what_is_near(option
             graftax.jit(f, **{option: pattern})(state)
         text = str(caught.value)
         assert text.startswith(
-            f"f: the pattern {pattern!r} of {option}= means nothing that is there. There is: state['"
+            f"f: the pattern {pattern!r} of {option}= matches nothing that is there. There is: state['"
         )
         near = {"donate": "state['moments'][0]", "dynamic": "state['rate']"}
         assert [o for o, path in near.items() if path in text] == [option] and text.endswith(
             ".w is an attribute, [w] a key."
         )
     for pattern in ("**[momnets]", "**.w"):
-        with pytest.raises(graftax.StructureError, match="means nothing that is there"):
+        with pytest.raises(graftax.StructureError, match="matches nothing that is there"):
             graftax.jit(f, **{option: pattern}, check=True)(state)
-        with pytest.raises(ValueError, match="means nothing that is there"):
+        with pytest.raises(ValueError, match="matches nothing that is there"):
             graftax.jit(f, **{option: pattern}).lower(state)
-        with pytest.raises(ValueError, match="means nothing that is there"):
+        with pytest.raises(ValueError, match="matches nothing that is there"):
             graftax.jit(f, **{option: pattern}).eval_shape(state)
 
 
@@ -369,7 +369,7 @@ def test_a_pattern_may_mean_what_holds_nothing_for_it_or_nothing_yet(option: str
     state = {"w": jnp.ones(()), "name": "s", "cache": [], "opt": None, "by": {}, "rate": 1}
     for pattern in ("state[name]", "state[rate]", "state[w]", "state[cache][*].k", "state[opt].m", "state[by][x].**.w"):
         assert graftax.jit(f, **{option: pattern})({**state, "w": jnp.ones(())}) == 2
-    with pytest.raises(ValueError, match="means nothing that is there"):
+    with pytest.raises(ValueError, match="matches nothing that is there"):
         graftax.jit(f, **{option: "state[name].x"})(state)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a type checker knows: the files of tests/typing hold its expected answers, and pyright reads them."""
+"""What a type checker knows: the files of tests/typing hold its expected answers, and pyright and mypy read them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
+import graftax
+
 FILES = sorted((Path(__file__).parent / "typing").glob("*.py"))
-EXPECTED = re.compile(r"# expect: (.+)$")
+EXPECTED = re.compile(r"# (?:not mypy, )?expect: (.+)$")
 
 
 def errors_of(path, tmp_path):
     """(line, message) of every error that pyright finds in strict mode."""
-    settings = {"include": [path.name], "typeCheckingMode": "strict", "reportMissingModuleSource": False}
+    settings = {
+        "include": [path.name],
+        "typeCheckingMode": "strict",
+        "reportMissingModuleSource": False,
+        "reportMissingTypeStubs": False,
+    }
     for rule in ("UnknownLambdaType", "UnknownVariableType", "UnknownMemberType", "UnknownArgumentType"):
         settings[f"report{rule}"] = False  # JAX's own annotations are unknown in part
     (tmp_path / path.name).write_text(path.read_text())
@@ -46,3 +54,28 @@ def test_pyright_knows_what_the_file_says(path, tmp_path):
     assert not [(line, text) for line, text in errors if line not in expected]
     for line, text in expected.items():
         assert [found for at, found in errors if at == line and text in found], f"{path}:{line}: no error with {text!r}"
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_mypy_knows_it_too(path, tmp_path):
+    """It says errors in words of its own; and what it does not follow is marked `not mypy`."""
+    pytest.importorskip("mypy")
+    options = [
+        "--cache-dir",
+        str(tmp_path),
+        "--follow-imports=silent",
+        "--ignore-missing-imports",
+        "--no-error-summary",
+    ]
+    environment = {**os.environ, "MYPYPATH": str(Path(graftax.__file__).parents[1])}
+    command = [sys.executable, "-m", "mypy", *options, path.name]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, check=False, cwd=path.parent, env=environment
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found = {int(m[1]) for m in re.finditer(rf"^{path.name}:(\d+): error", done.stdout, re.MULTILINE)}
+    lines = dict(enumerate(path.read_text().splitlines(), 1))
+    expected = {number for number, line in lines.items() if EXPECTED.search(line)}
+    known = {number for number, line in lines.items() if "# not mypy" not in line}
+    assert found & known == expected & known, done.stdout

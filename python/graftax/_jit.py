@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from ._check import Checked
 from ._jitted import Jitted
@@ -31,18 +31,18 @@ def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P,
 def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 @boundary
 def jit(
-    function: Any = None,
+    function: Callable[..., Any] | None = None,
     /,
     *,
-    mutation: str = "propagate",
+    mutation: Literal["propagate", "error", "discard"] = "propagate",
     cache_size: int = 512,
-    donate: Any = None,
-    dynamic: Any = None,
+    donate: str | int | Sequence[str | int] | None = None,
+    dynamic: str | int | Sequence[str | int] | None = None,
     ignore: Any = None,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
-    donate_argnums: Any = None,
-    donate_argnames: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
     keep_unused: bool = False,
@@ -51,8 +51,8 @@ def jit(
     check: bool = False,
     progress: bool | Callable[[str, float], Any] = False,
     warn_impure: bool = True,
-    numbers: str = "symbolic",
-) -> Any:
+    numbers: Literal["symbolic", "static"] = "symbolic",
+) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of any Python objects with XLA.
 
     Arrays anywhere in the arguments, in the closure and in the globals that the function names are traced; everything
@@ -63,7 +63,7 @@ def jit(
         function: any callable. Without it, `jit` returns a decorator.
         mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
         cache_size: how many structures are kept compiled; the least recently used goes first.
-        static_argnums, static_argnames: arguments that must hold no array (whatever is no array is static anyway).
+        static_argnums, static_argnames: arguments that must hold no array. All other values are static anyway.
         donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names, positions or patterns of key
             paths of arguments (`"state.opt"`, `"**.moments"`) whose arrays may be reused for outputs. An array given
             twice is passed once, where both places are donated. The words with "warn" let JAX warn of what it could
@@ -100,11 +100,15 @@ def jit(
         MutationError: for a change that the options forbid.
 
     Example:
-        >>> counts = {"calls": 0}
         >>> @graftax.jit
-        ... def step(params, note, counts):
+        ... def step(params, note):
         ...     params["w"] = params["w"] * 2
         ...     return {"note": note, "sum": params["w"].sum()}
+        >>> params = {"w": jnp.ones(2)}
+        >>> step(params, "first")
+        {'note': 'first', 'sum': Array(4., dtype=float32)}
+        >>> params["w"]  # the change came back
+        Array([2., 2.], dtype=float32)
     """
     options = Options(
         mutation=mutation,
@@ -134,11 +138,11 @@ def filter_jit(function: Callable[P, R], /, **options: Unpack[FilterJitOptions])
 def filter_jit(**options: Unpack[FilterJitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 @boundary
 def filter_jit(
-    function: Any = None,
+    function: Callable[..., Any] | None = None,
     /,
     *,
-    donate: Any = "none",
-    dynamic: Any = None,
+    donate: str | int | Sequence[str | int] | None = "none",
+    dynamic: str | int | Sequence[str | int] | None = None,
     ignore: Any = None,
     cache_size: int = 512,
     in_shardings: Any = None,
@@ -147,7 +151,7 @@ def filter_jit(
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
     warn_impure: bool = True,
-) -> Any:
+) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
 
     A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that the result does not show

@@ -373,7 +373,10 @@ class Jitted(Stageable[P, R]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
-        return f"<graftax.jit of {self.__wrapped__!r}>"
+        if not self._is_bound:
+            return f"<graftax.jit of {self.__wrapped__!r}>"
+        # Not the object's own repr, which may read its arrays from a device.
+        return f"<bound graftax.jit of {self.__wrapped__!r}, of {object.__repr__(self.__self__)}>"
 
     def __reduce__(self) -> Any:
         if self._is_bound:

@@ -79,7 +79,7 @@ def labels(rules: Mapping[Any, Any]) -> Labels:
         what Optax takes for `mask=` (with True and False as labels) and for the labels of `multi_transform`.
 
     Raises:
-        StructureError: when it is used, where a pattern means nothing, and where no rule fits.
+        StructureError: when it is used, where a pattern matches nothing, and where no rule fits.
 
     Example:
         >>> import optax

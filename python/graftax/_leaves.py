@@ -21,7 +21,7 @@ T = TypeVar("T")
 def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: bool = False) -> T:
     """A copy of a graph with `function` of each array in its place; sharing and cycles are kept.
 
-    What is no array stays. An array that stands in several places is one: the function is called once for it, with the
+    Other values stay. An array that stands in several places is one: the function is called once for it, with the
     path at which it stands first.
 
     Args:

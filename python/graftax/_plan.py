@@ -17,8 +17,8 @@ from ._signature import Signature
 from ._structure import Place, Structure, place_name
 
 NOWHERE = (
-    "{name}: the pattern {pattern!r} of {option} means nothing that is there. There is: {paths}. Name one of these, or "
-    "what they are in, or leave the pattern out. .w is an attribute, [w] a key."
+    "{name}: the pattern {pattern!r} of {option} matches nothing that is there. There is: {paths}. Name one of these, "
+    "or what they are in, or leave the pattern out. .w is an attribute, [w] a key."
 )
 
 _NUMBERS = (bool, int, float, complex)
@@ -128,7 +128,7 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
     """One flag a place of a leaf: do the patterns of `donate=` or `dynamic=` cover it?
 
     Raises:
-        StructureError: where a pattern means nothing that is there. Spelt wrong, it would have no effect.
+        StructureError: where a pattern matches nothing. Spelt wrong, it would have no effect.
     """
     patterns = plan.donate_patterns if option == "donate=" else plan.dynamic_patterns
     covering = Covering(graphdef, names)
@@ -149,7 +149,7 @@ def covered_places(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...],
 
 
 def refuse_vain_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str, ...]) -> None:
-    """Raises where a pattern of `ignore=` names an argument and means nothing that is there, not even a None.
+    """Raises where a pattern of `ignore=` names an argument and matches nothing, not even a None.
 
     What helpers read is not known yet, so that any other pattern may mean something in the next trace.
     """

@@ -79,18 +79,18 @@ def calls(x: jax.Array, model: Model) -> None:
     assert_type(with_options(x), str)
     assert_type(by_value(x, 1, 2, key="k"), dict[str, int])
     assert_type(by_value_with_options(x), int)
-    assert_type(through_partial(x, n=2), jax.Array)
+    assert_type(through_partial(x, n=2), jax.Array)  # not mypy
     assert_type(model.step(x), jax.Array)
     assert_type(model.step(x, rate=0.5), jax.Array)
     assert_type(model.inherited(x), jax.Array)
     assert_type(Model.inherited_make(1), str)
     assert_type(model.inherited_make(1), str)
-    assert_type(Model.step(model, x), jax.Array)
+    assert_type(Model.step(model, x), jax.Array)  # not mypy
     assert_type(model.checked(x), tuple[jax.Array, str])
     assert_type(Model.make(3), list[int])
     assert_type(model.make(n=3), list[int])
-    assert_type(Model.helper(3), str)
-    assert_type(model.helper_with_options(3), str)
+    assert_type(Model.helper(3), str)  # not mypy
+    assert_type(model.helper_with_options(3), str)  # not mypy
 
 
 def ahead_of_time(x: jax.Array, model: Model) -> None:
@@ -124,7 +124,7 @@ def wrong_calls(x: jax.Array, model: Model) -> None:
     plain.lower(x).compile()(x, n="2")  # expect: cannot be assigned to parameter "n"
     plain.eval_shape(1)  # expect: cannot be assigned to parameter "x"
     Model.make("n")  # expect: cannot be assigned to parameter "n"
-    Model.helper("n")  # expect: cannot be assigned to parameter "x"
+    Model.helper("n")  # not mypy, expect: cannot be assigned to parameter "x"
     graftax.export(plain)(1)  # expect: cannot be assigned to parameter "x"
     graftax.jit(plain, mutation="sometimes")  # expect: cannot be assigned to parameter "mutation"
     graftax.jit(plain, no_such_option=1)  # expect: No overloads for "jit"

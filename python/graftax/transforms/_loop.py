@@ -47,7 +47,7 @@ MOVED = (
     "number of steps: put a copy there (copy.copy), or move the arrays instead of the objects."
 )
 CHANGED_AND_REPLACED = (
-    "{name}: a step changes the object at {path} in place, and puts another one there. The second step would change "
+    "{name}: a step changes the object at {path} in place, and then replaces it. The second step would change "
     "that one instead, so only the first change would come back. Change the object and keep it, or leave it as it is "
     "and put a new one there."
 )

@@ -37,6 +37,7 @@ WRT_AND_ARGNUMS = (
 )
 
 
+OfArrays = type[Any] | tuple[type[Any], ...] | Callable[[Any], object] | None  # which arrays, not which argument
 Wrt = Any  # int | str | type | a library's filter | ... | several of these | a predicate of arrays | None
 
 

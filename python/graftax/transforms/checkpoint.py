@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -13,7 +13,25 @@ from .._tracebacks import boundary
 from ._lift import LATER, Make, by_value, decorator, flat_of, made, name_of, wraps
 from ._program import Program
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+@overload
+def checkpoint(
+    fun: Callable[P, R],
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[P, R]: ...
+@overload
+def checkpoint(
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 @decorator
 def checkpoint(
@@ -31,7 +49,7 @@ def checkpoint(
         fun: any callable.
         prevent_cse: as in `jax.checkpoint`: False where the function runs inside of `scan`.
         policy: what is kept all the same: one of `jax.checkpoint_policies`.
-        static_argnums: arguments that must hold no array (whatever is no array is static anyway).
+        static_argnums: arguments that must hold no array. All other values are static anyway.
 
     Example:
         >>> @graftax.checkpoint

@@ -35,7 +35,7 @@ def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) ->
         *args, **kwargs: arguments as later ones will be: arrays or `jax.ShapeDtypeStruct`, and statics.
 
     Returns:
-        a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, which is no array.
+        a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, which is static.
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
     own = program.below(range(program.operands))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
@@ -62,14 +62,17 @@ BRANCH_REPLACED = (
 NOT_BRANCHES = "switch: the second argument is a list of functions, and was given {given!r}."
 NO_BRANCHES = "switch: there is no branch to choose: pass at least one function."
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
 
 @boundary
-def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R], *operands: *Ts) -> R:
     """`jax.lax.cond` for functions of any objects: `true_fun(*operands) if pred else false_fun(*operands)`.
 
     Both are traced. They may change arrays, and other things, in the operands and in what they capture; where only one
     does, the other's value of an array is the unchanged one. Afterwards the objects have to have the same structure
-    whichever was run: what is no array must not depend on `pred`, nor which object is where.
+    whichever was run: static values must not depend on `pred`, nor which object is where.
 
     Args:
         pred: a scalar boolean, or a number.
@@ -100,7 +103,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 @boundary
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -> R:
     """`jax.lax.switch` for functions of any objects: `branches[index](*operands)`, with the index clamped.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -13,7 +13,12 @@ from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, split_aux
 from ._lift import LATER, Make, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
-from ._wrt import Wrt, choose, chosen_by, program_by
+from ._wrt import OfArrays, Wrt, choose, chosen_by, program_by
+
+P = ParamSpec("P")
+T = TypeVar("T")
+V = TypeVar("V")
+A = TypeVar("A")
 
 NOT_SCALAR = (
     "{name}: the function has to return a scalar array, and returned {found}. Return (value, aux) with has_aux=True "
@@ -21,6 +26,49 @@ NOT_SCALAR = (
 )
 
 
+@overload
+def grad(
+    fun: Callable[Concatenate[T, P], Any],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def grad(
+    fun: Callable[Concatenate[T, P], tuple[Any, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+@overload
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Wrt = None,
+) -> Callable[P, Any]: ...
+@overload
+def grad(
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: Wrt = None,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
 def grad(
@@ -42,6 +90,49 @@ def grad(
     return _without_value(with_gradient(Program, fun, "grad", argnums, has_aux, wrt, options), fun, "grad", has_aux)
 
 
+@overload
+def value_and_grad(
+    fun: Callable[Concatenate[T, P], V],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], tuple[V, T]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[Concatenate[T, P], tuple[V, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], tuple[tuple[V, A], T]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Wrt = None,
+) -> Callable[P, tuple[Any, Any]]: ...
+@overload
+def value_and_grad(
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: Wrt = None,
+) -> Callable[[Callable[P, Any]], Callable[P, tuple[Any, Any]]]: ...
 @boundary
 @decorator
 def value_and_grad(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,44 @@ from ._progress import Progress, reporter
 from ._slices import Slices, as_pair, plain_scan
 from ._state import with_arrays
 
+C = TypeVar("C")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
+
+@overload
+def scan(
+    f: Callable[[C, X], tuple[C, Y]],
+    init: C,
+    xs: Each[X],
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    progress: Progress = None,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[[C, X], tuple[C, Y]],
+    init: C,
+    xs: X = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    progress: Progress = None,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[..., Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    progress: Progress = None,
+) -> tuple[Any, Any]: ...
 @boundary
 def scan(
     f: Callable[..., Any],
@@ -38,8 +75,8 @@ def scan(
 
     The state of the loop is the carry together with everything that `f` captures. A step may change arrays anywhere
     in it, in place or by returning new objects: the next step sees the change, and so do the caller's objects at
-    the end. Everything else has to be the same after a step as before: which objects there are, what is shared, what
-    is no array, and each array's shape and dtype.
+    the end. Everything else has to be the same after a step as before: which objects there are, what is shared,
+    static values, and each array's shape and dtype.
 
     Args:
         f: from (carry, x) to (carry, y).
@@ -53,7 +90,7 @@ def scan(
             steps). At most a hundred times.
 
     Returns:
-        (the last carry, a graph like `y` with all steps' arrays stacked). What is no array is the same in each `y`
+        (the last carry, a graph like `y` with all steps' arrays stacked). Static values are the same in each `y`
         and is kept once; a number that stands by itself or in a tuple counts as an array.
 
     Raises:

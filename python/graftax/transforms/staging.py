@@ -54,7 +54,7 @@ def make_jaxpr(
 
     Args:
         fun: any callable.
-        static_argnums: arguments that must hold no array (whatever is no array is static anyway).
+        static_argnums: arguments that must hold no array. All other values are static anyway.
         axis_env: as in `jax.make_jaxpr`.
         return_shape: returns (jaxpr, the result as `eval_shape` gives it).
 

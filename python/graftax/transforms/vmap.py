@@ -8,7 +8,7 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from ._leaf_specs import OutputLeaf, Outputs, broadcast_of, itself
 from ._lift import ARRAYS, LATER, by_value, decorator, made, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
 from ._specs import Broadcast, SpecOption
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NO_SUCH_DIMENSION = (
     "{name}: {option} maps {path} along axis {axis}, and its shape is {shape}. Give None for what is not mapped."
@@ -49,6 +52,24 @@ NO_ROOM_FOR_AXIS = (
 )
 
 
+@overload
+def vmap(
+    fun: Callable[P, R],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Hashable | None = None,
+) -> Callable[P, R]: ...
+@overload
+def vmap(
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Hashable | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 @decorator
 def vmap(

@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,17 @@ from ._state import type_of, with_arrays
 WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 
 
+T = TypeVar("T")
+
+
 @boundary
 def while_loop(
-    cond_fun: Callable[[Any], Any],
-    body_fun: Callable[[Any], Any],
-    init_val: Any,
+    cond_fun: Callable[[T], Any],
+    body_fun: Callable[[T], T],
+    init_val: T,
     *,
     max_steps: int | None = None,
-) -> Any:
+) -> T:
     """`jax.lax.while_loop` for functions of any objects: `while cond_fun(val): val = body_fun(val)`.
 
     The state of the loop is `val` together with what both functions capture, as in `scan`; `cond_fun` must not change
@@ -90,8 +93,8 @@ def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]
 
 @boundary
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: int | bool | None = None
-) -> Any:
+    lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val: T, *, unroll: int | bool | None = None
+) -> T:
     """`jax.lax.fori_loop` for functions of any objects: `for i in range(lower, upper): val = body_fun(i, val)`.
 
     The state of the loop is `val` together with what `body_fun` captures, as in `scan`. With Python numbers as bounds
