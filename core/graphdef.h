@@ -114,6 +114,9 @@ struct Program {
 
 bool operator==(const Program& a, const Program& b);
 
+// The same structure, whatever the leaves are?
+bool same_but_for_leaves(const Program& a, const Program& b);
+
 // The instruction of the one static in which two programs differ; NONE when they differ in anything else, or not at all.
 uint32_t only_static_that_differs(const Program& a, const Program& b);
 

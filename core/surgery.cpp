@@ -185,20 +185,52 @@ nb::tuple twin(GraphEditor& g, nb::dict given) {
   return nb::make_tuple(nb::steal(root.release()), built);
 }
 
-// (what, is it part of the structure for JAX, parent, where the node stands that is referred to, the object) by number.
-nb::list rows(const GraphEditor& g) {
+const char* what_is(const Instr& n) {
+  if (n.op == Op::leaf) return n.items ? "value" : "array";
+  return n.op == Op::stat ? "value" : n.op == Op::ref ? "ref" : "node";
+}
+
+// Instances of `cls`, a class derived from tuple: (what, is it part of the structure for JAX, parent, where the node
+// stands that is referred to, the object) by number.
+nb::list rows(const GraphEditor& g, nb::handle cls) {
+  auto* type = reinterpret_cast<PyTypeObject*>(cls.ptr());
+  if (!PyType_Check(cls.ptr()) || !PyType_IsSubtype(type, &PyTuple_Type))
+    raise_error(PyExc_TypeError, "expected a class derived from tuple");
   nb::list out;
   for (uint32_t pc = 0; pc < g.end(); ++pc) {
     const Instr& n = g.at(pc);
-    const char* what = "node";
-    int64_t target = pc;
-    if (n.op == Op::leaf) what = n.items ? "value" : "array";
-    if (n.op == Op::stat) what = "value";
-    if (n.op == Op::ref) what = "ref", target = g.rec.program.track_pc[n.arg];
+    int64_t target = n.op == Op::ref ? g.rec.program.track_pc[n.arg] : pc;
     int64_t up = g.parent[pc] == NONE ? -1 : static_cast<int64_t>(g.parent[pc]);
-    out.append(nb::make_tuple(what, (n.flags & AUX) != 0, up, target, nb::borrow(g.rec.live[pc])));
+    Owned row = own(type->tp_alloc(type, 5));
+    PyTuple_SET_ITEM(row.get(), 0, check(PyUnicode_InternFromString(what_is(n))));
+    PyTuple_SET_ITEM(row.get(), 1, PyBool_FromLong((n.flags & AUX) != 0));
+    PyTuple_SET_ITEM(row.get(), 2, check(PyLong_FromLongLong(up)));
+    PyTuple_SET_ITEM(row.get(), 3, check(PyLong_FromLongLong(target)));
+    PyTuple_SET_ITEM(row.get(), 4, Py_NewRef(g.rec.live[pc]));
+    out.append(nb::borrow(row.get()));
   }
   return out;
+}
+
+// (numbers, objects) of the values that are no part of the structure for JAX, or of the nodes.
+nb::tuple some_rows(const GraphEditor& g, bool nodes) {
+  nb::list numbers, objects;
+  for (uint32_t pc = 0; pc < g.end(); ++pc) {
+    const Instr& n = g.at(pc);
+    bool value = n.op == Op::leaf || n.op == Op::stat;
+    if (nodes ? n.op != Op::node : !value || (n.flags & AUX)) continue;
+    numbers.append(pc);
+    objects.append(nb::borrow(g.rec.live[pc]));
+  }
+  return nb::make_tuple(numbers, objects);
+}
+
+// Do two graphs differ in values at most that are no part of the structure for JAX?
+bool is_alike(const GraphEditor& a, const GraphEditor& b) {
+  if (!same_but_for_leaves(a.rec.program, b.rec.program)) return false;
+  for (uint32_t pc = 0; pc < a.end(); ++pc)
+    if (a.at(pc).op == Op::leaf && (a.at(pc).flags & AUX) && a.rec.live[pc] != b.rec.live[pc]) return false;
+  return true;
 }
 
 int graph_traverse(PyObject* self, visitproc visit, void* arg) {
@@ -254,9 +286,18 @@ void bind_surgery(nb::module_& m) {
       .def(
           "__init__", [](GraphEditor* self, nb::handle obj) { new (self) GraphEditor(editor_of(obj)); },
           nb::arg("obj").none(), nb::sig("def __init__(self, obj: object) -> None"))
-      .def("rows", &rows, nb::sig("def rows(self) -> list[tuple[str, bool, int, int, Any]]"),
+      .def("rows", &rows, nb::arg("cls"), nb::sig("def rows(self, cls: type[Any]) -> list[Any]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
-           "number.")
+           "number, as tuples of this class.")
+      .def(
+          "values", [](const GraphEditor& g) { return some_rows(g, false); },
+          nb::sig("def values(self) -> tuple[list[int], list[Any]]"),
+          "(numbers, objects) of the values that are no part of the structure for JAX.")
+      .def(
+          "nodes", [](const GraphEditor& g) { return some_rows(g, true); },
+          nb::sig("def nodes(self) -> tuple[list[int], list[Any]]"), "(numbers, objects) of the nodes.")
+      .def("is_alike", &is_alike, nb::arg("other"), nb::sig("def is_alike(self, other: GraphEditor) -> bool"),
+           "Do they differ in the objects of `values` at most? False may mean that a closer look is needed.")
       .def("build", &build, nb::arg("changes"), nb::arg("all") = false,
            nb::sig("def build(self, changes: dict[int, Any], all: bool = False) -> Any"),
            "The root with other values for some rows. Nodes that hold none of them stay themselves, or all are made "
@@ -267,6 +308,9 @@ void bind_surgery(nb::module_& m) {
       .def("twin", &twin, nb::arg("changes"),
            nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
            "A copy with other values for some rows, and the object of each row in it.");
+  m.def(
+      "is_node", [](nb::handle obj) { return kind_of(obj.ptr()).is_node(); }, nb::arg("obj").none(),
+      nb::sig("def is_node(obj: object) -> bool"), "Is this value one that a walk looks into?");
   m.def(
       "children",
       [](nb::handle obj) {

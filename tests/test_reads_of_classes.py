@@ -100,7 +100,7 @@ def test_instances_are_as_ever(show):
 def test_vars_without_arguments_are_the_local_variables():
     @graftax.jit
     def f(y):
-        z = y * 2
+        z = y * 2  # noqa: F841 - read by its name
         return vars()["z"]
 
     assert f(1.0) == 2 and f(1.0) == 2

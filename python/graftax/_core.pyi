@@ -399,9 +399,22 @@ class GraphEditor:
 
     def __init__(self, obj: object) -> None: ...
 
-    def rows(self) -> list[tuple[str, bool, int, int, Any]]:
+    def rows(self, cls: type[Any]) -> list[Any]:
         """
-        (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by number.
+        (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by number, as tuples of this class.
+        """
+
+    def values(self) -> tuple[list[int], list[Any]]:
+        """
+        (numbers, objects) of the values that are no part of the structure for JAX.
+        """
+
+    def nodes(self) -> tuple[list[int], list[Any]]:
+        """(numbers, objects) of the nodes."""
+
+    def is_alike(self, other: GraphEditor) -> bool:
+        """
+        Do they differ in the objects of `values` at most? False may mean that a closer look is needed.
         """
 
     def build(self, changes: dict[int, Any], all: bool = False) -> Any:
@@ -418,6 +431,9 @@ class GraphEditor:
         """
         A copy with other values for some rows, and the object of each row in it.
         """
+
+def is_node(obj: object) -> bool:
+    """Is this value one that a walk looks into?"""
 
 def children(obj: object) -> list[Any]:
     """The children of a node, one level down."""

@@ -53,10 +53,11 @@ def to_dict(obj: object) -> dict[Path, Any]:
             value = row.value
             out[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
         elif row.op is Op.node:
-            out[at + (_CLASS,)] = row.type
+            out[Path((*at, _CLASS))] = row.type
             if (value := row.value) is not None:
-                out[at + (_EXTRA,)] = value
-            todo += reversed([(child, at + (child.key_entry,), written) for child in structure.children(row)])
+                out[Path((*at, _EXTRA))] = value
+            below = [(child, Path((*at, child.key_entry)), written) for child in structure.children(row)]
+            todo += reversed(below)
         elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
             # An equal immutable value met before: written out again, it has no identity.
             todo.append((structure.target(row), at, written or [0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
@@ -56,8 +57,7 @@ class Path(tuple[Any, ...]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __hash__(self) -> int:
-        return tuple.__hash__(self)
+    __hash__ = tuple.__hash__
 
     def __add__(self, other: Any) -> Path:  # type: ignore[override]
         return Path((*self, *other))
@@ -248,10 +248,13 @@ class Graph:
 
     def __init__(self, obj: Any) -> None:
         self.core = _core.GraphEditor(obj)
-        self.rows = [GraphRow(*row) for row in self.core.rows()]
         self._children: dict[int, list[int]] | None = None
         self._entries: dict[int, list[tuple[Any, int]]] = {}
         self._entry: dict[int, Any] = {}
+
+    @functools.cached_property
+    def rows(self) -> list[GraphRow]:
+        return self.core.rows(GraphRow)
 
     def path(self, number: int) -> Path:
         """The path of a row."""

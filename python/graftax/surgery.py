@@ -88,11 +88,9 @@ def update(obj: T, source: Any) -> T:
         {'w': 20, 'names': ['x']}
     """
     graph, other = Graph(obj), Graph(source)
-    changes: dict[int, Any] = {}
-    for number, there in side_by_side("update", graph, other):
-        value = other.rows[there].value
-        if value is not None and value is not graph.rows[number].value:
-            changes[number] = value
+    changes = {
+        number: value for number, own, value in pairs("update", graph, other) if value is not None and value is not own
+    }
     if changes:
         graph.write(changes)
     return obj
@@ -130,7 +128,7 @@ def partition(obj: T, spec: Any, *, replace: Any = None) -> tuple[T, T]:
     """
     graph = Graph(obj)
     chosen = selection(graph, spec)
-    leaves = [number for number, row in enumerate(graph.rows) if row.is_leaf and not row.aux]
+    leaves, _ = graph.core.values()
     out = {number: replace for number in leaves if number not in chosen}
     into = {number: replace for number in leaves if number in chosen}
     return graph.core.build(out, all=True), graph.core.build(into, all=True)
@@ -152,13 +150,24 @@ def combine(*graphs: T) -> T:
     found: dict[int, Any] = {}
     for source in graphs[1:]:
         other = Graph(source)
-        for number, there in side_by_side("combine", first, other):
-            if first.rows[number].value is None and number not in found and other.rows[there].value is not None:
-                found[number] = other.rows[there].value
-    nodes = {number: value for number, value in found.items() if not Graph(value).rows[0].is_leaf}
+        for number, own, value in pairs("combine", first, other):
+            if own is None and value is not None:
+                found.setdefault(number, value)
+    nodes = {number: value for number, value in found.items() if _core.is_node(value)}
     if nodes:  # all below a None: a copy, so that the result has nothing in common with what it is made of
         found |= dict(zip(nodes, _core.GraphEditor(list(nodes.values())).build({}, all=True), strict=True))
     return first.core.build(found, all=True)
+
+
+def pairs(name: str, one: Graph, other: Graph) -> Iterable[tuple[int, Any, Any]]:
+    """(number in the first, what stands there in both) of each leaf, and of each None that stands for a node.
+
+    Raises:
+        StructureError: where the structures differ, at the path.
+    """
+    if one.core.is_alike(other.core):
+        return zip(*one.core.values(), other.core.values()[1], strict=True)
+    return ((a, one.rows[a].value, other.rows[b].value) for a, b in side_by_side(name, one, other))
 
 
 def side_by_side(name: str, one: Graph, other: Graph) -> Iterator[tuple[int, int]]:
@@ -225,9 +234,13 @@ def _what(graph: Graph, number: int) -> str:
 
 def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
     """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools means; of all, or of some."""
-    leaves = {number for number, row in enumerate(graph.rows) if row.is_leaf and not row.aux}
-    leaves = leaves if among is None else leaves.intersection(among)
+    numbers, values = graph.core.values()
     wanted = filter_of(spec)
+    if wanted is not None and wanted.types and among is None and not (wanted.asked or wanted.everything):
+        found = {number for number, value in zip(numbers, values, strict=True) if isinstance(value, wanted.types)}
+        nodes = [number for number, node in zip(*graph.core.nodes(), strict=True) if isinstance(node, wanted.types)]
+        return found | (graph.below(nodes).intersection(numbers) if nodes else set())
+    leaves = set(numbers) if among is None else set(numbers).intersection(among)
     if wanted is not None:
         return graph.below(wanted.means(Shown(graph))) & leaves
     if isinstance(spec, (str, Path)):
