@@ -32,11 +32,18 @@ class EndedTracerError(MutationError, jax.errors.UnexpectedTracerError):
     """JAX's own error, where the place and the transform are known."""
 
 
+def is_of_steps(error: BaseException) -> bool:
+    """Is it about a value of a step, kept by a function that the transform does not know of, as a memo keeps it?"""
+    return isinstance(error, jax.errors.UnexpectedTracerError) or getattr(error, "of_steps", False)
+
+
 def ended_error(name: str, path: str, leaf: Any, inner: Sequence[weakref.ref[Any]] = ()) -> MutationError:
     """Of a leaf that holds a tracer of a trace that has ended. `inner` are those of this package's own transforms."""
     trace = trace_of(leaf)
     if any(one() is trace for one in inner):
-        return MutationError(CHANGED_INSIDE.format(name=name, path=path))
+        error = MutationError(CHANGED_INSIDE.format(name=name, path=path))
+        error.of_steps = True  # type: ignore[attr-defined]
+        return error
     transform, ours = transform_of(leaf)
     remedy = REMEDY.format(ours=ours) if ours else UNKNOWN_REMEDY
     transform = transform or "a transform of JAX's"

@@ -14,6 +14,7 @@ import jax
 
 from .. import _core
 from .._compat import calls_host, equations, outside_of_traces
+from .._ended import is_of_steps
 from .._errors import ConcurrentChangeError, MutationError
 from .._jitted import Jitted
 from .._numbers import SymbolicNumbers
@@ -53,10 +54,13 @@ def once(title: str, functions: Sequence[Any], operands: Sequence[Any], rest: Se
             _CALLS.told = False
             try:
                 return compiled(tuple(functions), tuple(operands), tuple(rest))
-            except (MutationError, ConcurrentChangeError):  # a plain run would leave tracers behind
-                raise
-            except Exception:
+            except Exception as error:
                 if _CALLS.told:  # a host function, which must not be told twice
+                    raise
+                if is_of_steps(error):  # what a helper keeps is a value only where the steps run one by one
+                    with jax.disable_jit():
+                        return run(functions, operands, rest)
+                if isinstance(error, MutationError | ConcurrentChangeError):  # a plain run would leave tracers behind
                     raise
     return run(functions, operands, rest)
 

@@ -96,8 +96,6 @@ def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R],
         Array([0.75, 1.  ], dtype=float32)
     """
     branches = [true_fun, false_fun]
-    if jax.config.jax_disable_jit and not isinstance(pred, Tracer):
-        return branches[0 if pred else 1](*operands)
     known = np.bool_(pred) if isinstance(pred, (bool, int, float)) else pred
     return once("cond", branches, operands, [known], _cond)
 
@@ -116,13 +114,14 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)
-    if jax.config.jax_disable_jit and not isinstance(index, Tracer):
-        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
     known = np.int32(index) if type(index) is int and abs(index) < 2**31 else index
     return once("switch", branches, operands, [known], _switch)
 
 
 def _cond(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
+    if jax.config.jax_disable_jit and not isinstance(rest[0], Tracer):
+        return functions[0 if rest[0] else 1](*operands)
+
     def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
         return jax.lax.cond(rest[0], *flats, *leaves)
 
@@ -130,6 +129,9 @@ def _cond(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest
 
 
 def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
+    if jax.config.jax_disable_jit and not isinstance(rest[0], Tracer):
+        return functions[min(max(int(rest[0]), 0), len(functions) - 1)](*operands)
+
     def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
         return jax.lax.switch(rest[0], flats, *leaves)
 
