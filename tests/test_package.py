@@ -151,6 +151,7 @@ PUBLIC = {
     "vjp",
     "linearize",
     "scan",
+    "Carry",
     "while_loop",
     "fori_loop",
     "map",

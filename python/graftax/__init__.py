@@ -73,6 +73,7 @@ from .surgery import combine as combine
 from .surgery import copy as copy
 from .surgery import partition as partition
 from .surgery import update as update
+from .transforms._scan_axes import Carry as Carry
 from .transforms.associative_scan import associative_scan as associative_scan
 from .transforms.callbacks import filter_pure_callback as filter_pure_callback
 from .transforms.callbacks import io_callback as io_callback

@@ -38,6 +38,7 @@ from ._handles import HandleLayout, handle_classes
 from ._ignored import Ignored
 from ._refused import IN_C, ITERATOR, hides_state, why_refused
 from ._symbols import Symbol
+from .interop.outside import stands_outside
 from .marks import Dynamic, Static
 
 _BY_PICKLE = (
@@ -113,6 +114,8 @@ def describe(obj: Any, solid: type) -> Description:
         return Description("equal" if by_value else "identity")
     if cls in by_fields:
         return by_fields[cls]
+    if stands_outside(cls):
+        return Description("identity")
     adapted = interop.describe(cls)
     if adapted is not None:
         return adapted

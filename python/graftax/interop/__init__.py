@@ -42,6 +42,16 @@ def axes(node: Any) -> Any:
     return _first("axes", node)
 
 
+def is_carry(spec: Any) -> bool:
+    """Is this a library's own mark for what a loop carries?"""
+    return _first("is_carry", spec) is True
+
+
+def prefix(spec: Any) -> Any:
+    """An object like the one that a library's own prefix object speaks of, with its entries in place of arrays."""
+    return _first("prefix", spec)
+
+
 def describe(cls: type) -> Description | None:
     """How the core is to treat a class that an imported library made; None where no adapter knows it.
 

@@ -15,12 +15,13 @@ import operator
 from typing import Any
 
 from flax.core.spmd import get_logical_axis_rules
-from flax.nnx import filterlib
+from flax.nnx import extract, filterlib, merge
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
 from flax.nnx.tracers import TraceState
 from flax.nnx.transforms.autodiff import DiffState
+from flax.nnx.transforms.iteration import Carry
 from flax.nnx.variablelib import HijaxVariable, Variable
 from flax.typing import HashableMapping
 from jax.sharding import PartitionSpec, Sharding
@@ -32,6 +33,8 @@ from .linen import mesh_axes
 # Flax before 0.12.8 has a type alias where it has a class now.
 _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))
 
+
+TreeState = getattr(extract, "TreeState", None)  # that of `nnx.prefix`, since Flax 0.12.9
 
 _VALUE = frozenset({"_raw_value"})  # is data, a Python number too; metadata and attributes of modules are static
 
@@ -84,6 +87,19 @@ def axes(node: Any) -> PartitionSpec | Sharding | None:
     if not names or isinstance(names, Sharding):
         return names or None
     return mesh_axes(names, (*kept.get("sharding_rules", ()), *(get_logical_axis_rules() or ())))
+
+
+def is_carry(spec: Any) -> bool | None:
+    """`nnx.Carry`, as `nnx.scan` takes it."""
+    return True if spec is Carry else None
+
+
+def prefix(spec: Any) -> Any:
+    """What `nnx.prefix` says of a graph: one like it."""
+    if TreeState is None or type(spec) is not TreeState:
+        return None
+    state: Any = spec
+    return merge(state.graphdef, state.state)
 
 
 def differentiated(spec: Any) -> tuple[int, Any] | None:

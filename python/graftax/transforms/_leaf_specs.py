@@ -14,6 +14,7 @@ from .. import _core
 from .._errors import StructureError
 from .._handles import handle_classes
 from .._structure import Op, Structure
+from ._lift import call_first
 from ._program import Program
 from ._specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
 
@@ -32,6 +33,8 @@ PACK_MAPPED = (
 
 
 _RESULT = "result"
+
+Call = Callable[[Sequence[Callable[..., Any]], Sequence[Any]], Any]
 
 
 def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) -> Broadcast:
@@ -79,10 +82,6 @@ class OutputLeaf(NamedTuple):
     of: int | None  # the leaf of the program that it is, untouched
 
 
-def itself(result: Any) -> Any:
-    return result
-
-
 class Outputs:
     """Gives each output leaf of a program its spec.
 
@@ -96,15 +95,15 @@ class Outputs:
     def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[Any]) -> None:
         self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
 
-    def trace(self, spec: Any, alone: Sequence[type] = (), shown: Callable[[Any], Any] = itself) -> list[OutputLeaf]:
+    def trace(self, spec: Any, alone: Sequence[type] = (), call: Call = call_first) -> list[OutputLeaf]:
         """Runs the program, whose result is given `spec`, but for what is in objects of the classes `alone`.
 
-        The result is what `shown` makes of what the function returned.
+        `call` calls the function.
         """
         results: list[Any] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            result = shown(functions[0](*operands))
+            result = call(functions, operands)
             results.append(result)
             return result
 

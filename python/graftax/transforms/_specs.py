@@ -87,6 +87,7 @@ class SpecOption(NamedTuple):
 
     def read(self, given: Any, names: bool = False) -> Spec:
         """The spec that was given; with `names`, that of all arguments together."""
+        given = given if (whole := interop.prefix(given)) is None else whole
         if given is None or self.is_leaf_spec(given):
             return Constant(self, given)
         if names and isinstance(given, dict):
@@ -178,6 +179,8 @@ class Prefix(Spec):
 
     def step(self, key: Any) -> Spec:
         part = part_of(self.given, key)
+        if isinstance(part, type):  # an attribute of an object that is a prefix, or an entry that no array can have
+            return Constant(self.option, part)
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
     def leaf_spec(self, leaf: Any, here: Here) -> Any:
@@ -400,6 +403,18 @@ class Broadcast:
     def _leaves(self, row: Row) -> list[int]:
         return [below.leaf for below in self._structure.below(row) if below.op is Op.leaf]
 
+    def leaf_at(self, track: int, path: tuple[Any, ...]) -> int | None:
+        """The leaf at this path in a tracked node; None where there is none."""
+        node = self._structure.tracked[track]
+        return self._leaf_at(node, self._as_attributes(node, path))
+
+    @staticmethod
+    def _as_attributes(node: Row, path: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The path with an attribute of a registered object as such."""
+        if isinstance(node.type, type) and not issubclass(node.type, dict) and path and isinstance(path[0], DictKey):
+            return (GetAttrKey(path[0].key), *path[1:])
+        return path
+
     def at(self, path: tuple[Any, ...]) -> Any:
         """The spec of the leaf at this path, in a graph of one root."""
         leaf = self._leaf_at(self._rows[0], path)
@@ -421,9 +436,7 @@ class Broadcast:
         if visits is None:  # below a key of a dict there are no arrays to map
             return place_name((0, path), ("a dict's key",)), self._nothing
         node = self._structure.tracked[track]
-        cls = node.type
-        if isinstance(cls, type) and not issubclass(cls, dict) and path and isinstance(path[0], DictKey):
-            path = (GetAttrKey(path[0].key), *path[1:])  # the attributes of a registered object
+        path = self._as_attributes(node, path)
         name = place_name((0, path), (self.name(visits[0][1]),))
         before = self._leaf_at(node, path)
         if before is not None:

@@ -15,16 +15,18 @@ from .._handles import is_handle, run_inside
 from .._stacking import Each
 from .._tracebacks import boundary
 from ._layers import scan_objects
-from ._lift import name_of
+from ._lift import LATER, name_of
 from ._loop import Loop, Steps, of_rows
 from ._once import once
 from ._progress import Progress, reporter
+from ._scan_axes import Carry, scan_by_axes
 from ._slices import Slices, as_pair, plain_scan
 from ._state import with_arrays
 
 C = TypeVar("C")
 X = TypeVar("X")
 Y = TypeVar("Y")
+NO_CARRY: Any = object()
 
 
 @overload
@@ -60,17 +62,38 @@ def scan(
     *,
     progress: Progress = None,
 ) -> tuple[Any, Any]: ...
-@boundary
+@overload
 def scan(
     f: Callable[..., Any],
-    init: Any,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+) -> Callable[..., Any]: ...
+@overload
+def scan(
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+@boundary
+def scan(
+    f: Callable[..., Any] = LATER,
+    init: Any = NO_CARRY,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
     progress: Progress = None,
-) -> tuple[Any, Any]:
+    in_axes: Any = (Carry, 0),
+    out_axes: Any = (Carry, 0),
+) -> Any:
     """`jax.lax.scan` for functions of any objects: `carry, y = f(carry, x)` for each `x`, compiled once.
 
     The state of the loop is the carry together with everything that `f` captures. A step may change arrays anywhere
@@ -88,6 +111,10 @@ def scan(
         reverse, unroll: as in `jax.lax.scan`.
         progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
             steps). At most a hundred times.
+        in_axes, out_axes: without `init` a function is returned (without `f`, a decorator), and these say what its
+            arguments and its result are: `graftax.Carry` for what goes from step to step, an axis for the rows of
+            arrays, None for what is the same in all steps; in the result, for what the last step gave. Trees of these
+            and filters of NNX as for `vmap`.
 
     Returns:
         (the last carry, a graph like `y` with all steps' arrays stacked). Static values are the same in each `y`
@@ -105,7 +132,16 @@ def scan(
         {'hidden': Array([1., 3., 7.], dtype=float32), 'name': 'ones'}
         >>> cell["hidden"]
         Array(7., dtype=float32)
+        >>> carry = graftax.Carry
+        >>> sums = graftax.scan(lambda total, x: (total + x, total), in_axes=(carry, 1), out_axes=(carry, 0))
+        >>> sums(jnp.zeros(2), jnp.ones((2, 3)))[0]
+        Array([3., 3.], dtype=float32)
     """
+    if f is LATER:
+        options = {"length": length, "reverse": reverse, "unroll": unroll, "in_axes": in_axes, "out_axes": out_axes}
+        return functools.partial(scan, **options)
+    if init is NO_CARRY:
+        return scan_by_axes(f, in_axes, out_axes, length, reverse, unroll)
     if is_handle(init):
         return run_inside(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)

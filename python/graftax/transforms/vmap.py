@@ -20,8 +20,8 @@ from .._compat import ref_types
 from .._errors import MutationError
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
-from ._leaf_specs import OutputLeaf, Outputs, broadcast_of, itself
-from ._lift import ARRAYS, LATER, by_value, decorator, made, name_of, named, wraps
+from ._leaf_specs import Call, OutputLeaf, Outputs, broadcast_of
+from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
 from ._specs import Broadcast, SpecOption
 
@@ -127,11 +127,11 @@ def vmap_by(
     axis_size: int | None,
     spmd_axis_name: Hashable | None,
     alone: Sequence[type] = (),
-    shown: Callable[[Any], Any] = itself,
+    call: Call = call_first,
 ) -> Callable[..., Any]:
     """`vmap` under another title, with programs that `make` makes.
 
-    What is in objects of `alone` is not mapped. The result is what `shown` makes of what the function returned.
+    What is in objects of `alone` is not mapped. `call` calls the function.
     """
 
     @wraps(fun, title)
@@ -141,7 +141,7 @@ def vmap_by(
         broadcast = broadcast_of(program, inputs, in_axes, 0)
         for i in itertools.chain.from_iterable(map(broadcast.inside, alone)):
             broadcast.leaf_specs[i] = None
-        size = _size(program, broadcast, axis_size)
+        size = size_of(program, broadcast, axis_size)
         axes = list(broadcast.leaf_specs)
         at = [i for i, axis in enumerate(axes) if axis is not None]
         given = [program.leaves[i] for i in at]
@@ -157,7 +157,7 @@ def vmap_by(
         def flat(*values: Any) -> list[Any]:
             leaves = program.with_leaves(at, values[: len(at)])
             results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, shown)
+            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, call)
             _refuse_misfits(program.name, outputs, values[probe])
             out[:] = [o.spec for o in outputs]
             return [o.leaf for o in outputs]
@@ -201,7 +201,7 @@ def filter_vmap(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
     by = in_axes, out_axes, axis_name, axis_size
-    shown = itself if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
+    call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
     out_axes = 0 if out_axes is ARRAYS else out_axes
     if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
         given = cast("dict[str, Any]", in_axes)
@@ -210,19 +210,20 @@ def filter_vmap(
         def by_name(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, given, bound)
-            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, shown)
+            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, call)
             return run(*bound.args, **bound.kwargs)
 
         return by_name
-    mapped = vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, shown)
+    mapped = vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, call)
     return made(mapped, fun, "filter_vmap", *by)
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # to Equinox they are values, and no trees
 
 
-def _with_arrays(out_axes: Any, result: Any) -> Any:
-    """The result with arrays for the Python numbers that are given an axis."""
+def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    """Calls the function. Python numbers in its result that are given an axis are arrays."""
+    result = call_first(functions, operands)
 
     def as_array(x: Any) -> Any:
         return jnp.asarray(x) if type(x) in NUMBERS else x
@@ -264,7 +265,7 @@ def _canonical_axis(axis: Any, leaf: Any, more: int = 0) -> Any:
     return axis + np.ndim(leaf) + more if axis is not None and axis < 0 else axis
 
 
-def _size(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
+def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
     """How often the function is mapped."""
     first: tuple[int, int] | None = None  # a leaf, and its size
     for i, (leaf, axis) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
