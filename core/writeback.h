@@ -26,6 +26,8 @@ struct Outcome {
   uint32_t result_leaves = 0;
   // Output leaves that are Python numbers, in order: the leaf, and which of the entry's host outputs it is.
   std::vector<std::pair<uint32_t, uint32_t>> numbers;
+  // Output leaves that are the content of a new jax.Ref, in order: the leaf, and the first one of the same Ref.
+  std::vector<std::pair<uint32_t, uint32_t>> refs;
 };
 
 // Is the value at `pc` one that says where the program is running?

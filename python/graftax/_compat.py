@@ -132,7 +132,13 @@ with contextlib.suppress(ImportError, AttributeError):
 # `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
 inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
 
+
 # The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
+def new_ref(content: Any) -> Any:
+    """A jax.Ref with this content; itself where it is one, or stands for an array."""
+    return jax.new_ref(content) if isinstance(content, jax.Array) else content
+
+
 ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
 
 # JAX 0.12 shortened the name; the old one goes with JAX 0.11.

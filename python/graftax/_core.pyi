@@ -329,6 +329,15 @@ class Outcome:
     def numbers(self, arg: list[tuple[int, int]], /) -> None: ...
 
     @property
+    def refs(self) -> list[tuple[int, int]]:
+        """
+        Output leaves that are the content of a new jax.Ref, in order: (the leaf, the first one of the same Ref).
+        """
+
+    @refs.setter
+    def refs(self, arg: list[tuple[int, int]], /) -> None: ...
+
+    @property
     def num_leaves(self) -> int: ...
 
     @property

@@ -8,6 +8,7 @@ from . import _errors as errors
 from ._compat import one_level_with_keys as open_with_keys
 from ._compat import open_first
 from ._describe import describe, numpy_role
+from ._compat import new_ref
 from ._errors import at_path
 from ._functions import named_function, writes_its_cells
 from ._graphdef import children as graphdef_children
@@ -51,6 +52,7 @@ __all__ = [
     "is_leaf",
     "is_module_level",
     "named_function",
+    "new_ref",
     "numpy_role",
     "one_level_treedef",
     "open_first",

@@ -57,9 +57,9 @@ CHANGED_BEHIND = (
     "flattens to something new each time it is asked.)"
 )
 
-NEW_REF = (
-    "{name} makes a jax.Ref and leaves it at {path}. JAX gives none out of a compiled function: make it outside and "
-    "pass it in, or return what is in it (ref[...])."
+GIVEN_REF = (
+    "{name} leaves the jax.Ref that it was given at {path}. Under in_shardings or out_shardings JAX would have to give "
+    "it out anew, which it cannot: leave it where it was."
 )
 
 _NUMBERING = threading.Lock()
@@ -171,7 +171,7 @@ def trace(
     if graph.cells or graph.scopes:
         written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
         give_own(before, graph, written)
-    _refuse_new_refs(plan.name, recording, outcome, out)
+    _read_new_refs(plan.name, recording, outcome, leaves, out)
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         caller._table.asked[id(outcome)] = graph.asked
@@ -265,11 +265,21 @@ def _enter_trace() -> tuple[list[weakref.ref[Any]], list[Callable[[], str]]]:
     return inner
 
 
-def _refuse_new_refs(name: str, recording: _core.Recording, outcome: _core.Outcome, out: list[Any]) -> None:
-    """JAX gives none out of a compiled function, and names one by its number."""
+def _read_new_refs(
+    name: str, recording: _core.Recording, outcome: _core.Outcome, leaves: Sequence[Any], out: list[Any]
+) -> None:
+    """JAX gives none out of a compiled function: what is in one goes out, and each call makes a new one of it."""
+    made: dict[int, int] = {}
+    refs: list[tuple[int, int]] = []
     for i, leaf in enumerate(out):
         if isinstance(leaf, ref_types):
-            raise ValueError(NEW_REF.format(name=name, path=_path_of_output(recording, outcome, i)))
+            if any(leaf is given for given in leaves):
+                raise ValueError(GIVEN_REF.format(name=name, path=_path_of_output(recording, outcome, i)))
+            refs.append((i, made.setdefault(id(leaf), i)))
+    if refs:
+        outcome.refs = refs
+        for i, _ in refs:
+            out[i] = out[i][...]
 
 
 def note_copy(changes: Callable[[], str]) -> None:
