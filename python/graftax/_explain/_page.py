@@ -48,7 +48,7 @@ def page(lines: list[Line]) -> str:
     of = f" by {len(processes)} processes" if len(processes) > 1 else ""
     filled = {
         "TITLE": f"{_count(len(lines), 'program')} compiled in {total:.2f} s",
-        "SUMMARY": f"{_count(len(functions), 'function')}{of}; the dearest first",
+        "SUMMARY": f"{_count(len(functions), 'function')}{of}; the most expensive first",
         "CAUSES": "".join(_cause_rows(lines)),
         "FUNCTIONS": "".join(_function(name, own, total, len(processes) > 1) for name, own in ranked),
     }
