@@ -322,3 +322,18 @@ def test_the_drawing_in_the_docs_is_what_its_code_makes():
     one.next, two.next, three.next = two, three, one
     drawn = Path(__file__).parents[1] / "docs" / "pictures" / "ring.svg"
     assert graftax.show({"ring": one, "last": three}).svg() == drawn.read_text(encoding="utf-8")
+
+
+def test_a_number_that_has_changed_is_shown_as_symbolic():
+    @graftax.jit
+    def step(state):
+        state["n"] += 1
+        state["w"] = state["w"] * state["n"]
+
+    state = {"n": 0, "w": jnp.ones(2), "rate": 0.1}
+    assert "symbolic" not in graftax.show(step, state).text()
+    for _ in range(3):
+        step(state)
+    text = " ".join(graftax.show(step, state).text().split())
+    assert "'n': 3 symbolic becomes 4" in text and "1 number symbolic" in text
+    assert text.count("symbolic") == 2

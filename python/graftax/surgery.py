@@ -143,6 +143,11 @@ def combine(*graphs: T) -> T:
 
     Raises:
         StructureError: where the structures differ, at the path.
+
+    Example:
+        >>> params, rest = graftax.partition({"w": jnp.ones(2), "name": "net"}, jax.Array)
+        >>> graftax.combine(params, rest)
+        {'w': Array([1., 1.], dtype=float32), 'name': 'net'}
     """
     if not graphs:
         raise TypeError("combine() needs at least one graph")

@@ -15,7 +15,7 @@ from ._picture import Marks, Picture
 from ._words import cut, short_bytes, short_number, size_of, some, value_text
 
 CAPTURED, DONATED, FORWARDED, WRITTEN = "captured", "donated", "forwarded", "written back"
-STATIC_ARGUMENT, TRACED_NUMBER = "static", "traced number"
+STATIC_ARGUMENT, TRACED_NUMBER, SYMBOLIC = "static", "traced number", "symbolic"
 RESULT = "the result"
 
 
@@ -40,6 +40,10 @@ class _Call:
         donates = plan.donates(self.roots, self.layout)
         self.donated = donated_leaves(plan, self.roots, self.layout, self.graphdef) if donates else []
         self.static = plan.signature.flags(self.layout, plan.options.static)
+        numbers = None
+        if jitted._takes_symbols:
+            numbers = jitted._table.numbers.would_be_symbolic(plan.record(self.roots, self.layout))
+        self.symbolic = [] if numbers is None else list(numbers.places)
         self.counts: dict[str, int] = {}
 
     def _own(self, structure: Structure, row: Row, value: Any) -> Any:
@@ -83,11 +87,12 @@ class _Call:
             elif self.static[i]:
                 marks.rows.setdefault(number, []).append(STATIC_ARGUMENT)
         structure = Structure(self.graphdef)
-        for row in structure.rows:
-            if row.is_number:
-                root, path = structure.place(row)
-                number = graph.number((graph.key_entries(0)[root][0], *path))
-                marks.rows.setdefault(number, []).append(TRACED_NUMBER)
+        of_numbers = [(structure.place(row), TRACED_NUMBER) for row in structure.rows if row.is_number]
+        of_numbers += [(place, SYMBOLIC) for place in self.symbolic]
+        self.counts[SYMBOLIC] = len(self.symbolic)
+        for (root, path), word in of_numbers:
+            number = graph.number((graph.key_entries(0)[root][0], *path))
+            marks.rows.setdefault(number, []).append(word)
 
     def _mark_writes(self, marks: Marks) -> None:
         structure = Structure(self.outcome)
@@ -129,7 +134,7 @@ class _Call:
         sizes = [size_of(leaf) or (0, 0) for leaf in self.leaves]
         weight = f"{short_number(sum(p for p, _ in sizes))} parameters, {short_bytes(sum(b for _, b in sizes))}"
         told = [f"{some(len(self.leaves), 'array')} traced ({weight}), all other values static"]
-        of = ((CAPTURED, "root"), (DONATED, "array"), (FORWARDED, "array"), (WRITTEN, "object"))
+        of = ((SYMBOLIC, "number"), (CAPTURED, "root"), (DONATED, "array"), (FORWARDED, "array"), (WRITTEN, "object"))
         told += [f"{some(self.counts[word], what)} {word}" for word, what in of if self.counts.get(word)]
         return [f"A call of {self.name}: {'; '.join(told)}."]
 

@@ -36,6 +36,10 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 
     Returns:
         a graph like `elems`.
+
+    Example:
+        >>> graftax.associative_scan(lambda a, b: {"x": a["x"] + b["x"]}, {"x": jnp.arange(4)})
+        {'x': Array([0, 1, 3, 6], dtype=int32)}
     """
     return once("associative_scan", [fn], [None, None], [elems, reverse, axis], _associative_scan)
 

@@ -108,6 +108,10 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
         index: a scalar integer.
         branches: functions of the operands, as those of `cond`.
         operands: any objects.
+
+    Example:
+        >>> graftax.switch(1, [lambda d: d["x"], lambda d: -d["x"]], {"x": jnp.ones(2), "name": "net"})
+        Array([-1., -1.], dtype=float32)
     """
     if callable(branches):
         raise TypeError(NOT_BRANCHES.format(given=branches))

@@ -85,6 +85,10 @@ def grad(
 
     Returns:
         a function of the same arguments that returns the gradient, or (gradient, aux) with `has_aux`.
+
+    Example:
+        >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
+        {'w': Array([1., 1.], dtype=float32), 'name': None}
     """
     options = grad_options(holomorphic, allow_int, reduce_axes)
     return _without_value(with_gradient(Program, fun, "grad", argnums, has_aux, wrt, options), fun, "grad", has_aux)

@@ -32,6 +32,11 @@ def jacfwd(
 
     Returns:
         a function of the same arguments that returns the Jacobian, or (Jacobian, aux) with `has_aux`.
+
+    Example:
+        >>> graftax.jacfwd(lambda model: model["w"] ** 2)({"w": jnp.arange(2.0), "name": "net"})
+        {'w': Array([[0., 0.],
+               [0., 2.]], dtype=float32), 'name': None}
     """
     return jacobian_by(Program, jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
 
@@ -47,7 +52,12 @@ def jacrev(
     *,
     wrt: Wrt = None,
 ) -> Callable[..., Any]:
-    """The Jacobian in reverse mode; otherwise as `jacfwd`."""
+    """The Jacobian in reverse mode; otherwise as `jacfwd`.
+
+    Example:
+        >>> graftax.jacrev(lambda model: {"y": model["w"] * 2})({"w": jnp.asarray(1.0)})
+        {'y': {'w': Array(2., dtype=float32, weak_type=True)}}
+    """
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
     return jacobian_by(Program, jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
 
@@ -62,7 +72,12 @@ def hessian(
     *,
     wrt: Wrt = None,
 ) -> Callable[..., Any]:
-    """The Hessian: as `jacfwd`, with a graph like the argument in place of each array of its inner graphs."""
+    """The Hessian: as `jacfwd`, with a graph like the argument in place of each array of its inner graphs.
+
+    Example:
+        >>> graftax.hessian(lambda model: model["w"] ** 3)({"w": jnp.asarray(2.0)})["w"]["w"].item()
+        12.0
+    """
     return jacobian_by(Program, jax.hessian, "hessian", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic}, 2)
 
 

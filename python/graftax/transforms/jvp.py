@@ -45,6 +45,11 @@ def jvp(
 
     Raises:
         StructureError: where the tangents do not fit, naming the path.
+
+    Example:
+        >>> value, rate = graftax.jvp(lambda model: model["w"] ** 2, [{"w": jnp.ones(2)}], [{"w": jnp.ones(2)}])
+        >>> rate
+        Array([2., 2.], dtype=float32)
     """
     for option, value in (("primals", primals), ("tangents", tangents)):
         several = isinstance(value, (tuple, list))
@@ -64,6 +69,11 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     Returns:
         (value, rate), and with `has_aux` the second part. `rate(*tangents)` takes and gives what `jvp` takes and gives,
         without running the function again.
+
+    Example:
+        >>> value, rate = graftax.linearize(lambda model: model["w"] ** 2, {"w": jnp.ones(2)})
+        >>> rate({"w": jnp.ones(2)})
+        Array([2., 2.], dtype=float32)
     """
     one = Differentiated(Program, fun, "linearize", primals, has_aux)
     _, push, out = jax.linearize(one.flat, one.primals, has_aux=True)

@@ -30,6 +30,10 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 
     Returns:
         a graph like the result of `f`, as the second result of `scan`.
+
+    Example:
+        >>> graftax.map(lambda d: {"y": d["x"] * 2, "name": d["name"]}, {"x": jnp.arange(3), "name": "net"})
+        {'y': Array([0, 2, 4], dtype=int32), 'name': 'net'}
     """
     return once("map", [f], [None], [xs, batch_size], _map)
 

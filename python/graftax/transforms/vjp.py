@@ -30,6 +30,11 @@ def vjp(
         (value, pull back), and with `has_aux` the second part. `pull back` takes a graph like the value, with a
         cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
         gives them.
+
+    Example:
+        >>> value, pull = graftax.vjp(lambda model: model["w"] * 2, {"w": jnp.ones(2), "name": "net"})
+        >>> pull(jnp.ones(2))
+        ({'w': Array([2., 2.], dtype=float32), 'name': None},)
     """
     return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
 

@@ -102,6 +102,10 @@ def fori_loop(
 
     Returns:
         the last value.
+
+    Example:
+        >>> graftax.fori_loop(0, 3, lambda i, d: {"x": d["x"] + i, "name": d["name"]}, {"x": jnp.zeros(2), "name": "net"})
+        {'x': Array([3., 3.], dtype=float32), 'name': 'net'}
     """
     if is_handle(init_val):
         again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
