@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An extension of griffe, which reads the docstrings for the site: an `Example:` is code, not text."""
+"""An extension of griffe, which reads the docstrings for the site.
+
+An `Example:` is code, not text; parameters that share one line (`reverse, axis: as in ...`) are listed one by one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,18 @@ from typing import Any
 
 import griffe
 
+# A line of names, and the lines below it that are indented further.
+SHARED = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+)(:.*\n(?:\1 +.*\n)*)", re.MULTILINE)
+
+
+def _apart(match: re.Match[str]) -> str:
+    return "".join(f"{match[1]}{name}{match[3]}" for name in match[2].split(", "))
+
 
 class Names(griffe.Extension):
-    """Spells the heading of examples as griffe does."""
+    """Spells docstrings as griffe reads them."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = SHARED.sub(_apart, text)
