@@ -74,7 +74,7 @@ Owned context_of_call() {
 
 // Own copies of NumPy arguments: the executable may read them after the call has returned.
 void copy_numpy(const OwnedList& leaves, OwnedList& out) {
-  static PyObject* copy = PyUnicode_InternFromString("copy");
+  static PyObject* const copy = interned("copy");
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Kind& kind = kind_of(leaves[i]);
     if (kind.leaf == Leaf::numpy) out.push_stolen(own(PyObject_CallMethodNoArgs(leaves[i], copy)));

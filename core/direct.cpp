@@ -57,12 +57,12 @@ bool same(PyObject* a, PyObject* b) {
 }
 
 PyObject* name_of_shape() {
-  static PyObject* name = PyUnicode_InternFromString("shape");
+  static PyObject* const name = interned("shape");
   return name;
 }
 
 PyObject* name_of_dtype() {
-  static PyObject* name = PyUnicode_InternFromString("dtype");
+  static PyObject* const name = interned("dtype");
   return name;
 }
 

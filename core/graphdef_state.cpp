@@ -119,7 +119,7 @@ void validate(Program& p, bool is_outcome) {
 namespace {
 
 nb::object type_state(PyTypeObject* type) {
-  if (type && nameless_type(type->tp_name) == type) return nb::str(type->tp_name);
+  if (type && nameless_type(type->tp_name) == type) return text_of(type->tp_name);
   return borrowed(reinterpret_cast<PyObject*>(type));
 }
 

@@ -22,7 +22,8 @@ PyObject* module_scope(PyObject* name) {
 PyObject* held_as(PyObject* module, PyObject* qualname) {
   PyObject* scope = module_scope(module);
   if (!scope || !qualname || !PyUnicode_CheckExact(qualname)) return nullptr;
-  Owned names = Owned::steal(check(PyUnicode_Split(qualname, nb::str(".").ptr(), -1)));
+  static PyObject* const dot = interned(".");
+  Owned names = Owned::steal(check(PyUnicode_Split(qualname, dot, -1)));
   PyObject* found = nullptr;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(names.get()); ++i) {
     if (found) scope = PyType_Check(found) ? reinterpret_cast<PyTypeObject*>(found)->tp_dict : nullptr;
@@ -44,7 +45,8 @@ bool is_held(PyFunctionObject* twin) {
 // A function that JAX's decorators made, as `jax.nn.relu` is.
 bool is_of_jax(PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
-  PyObject* module = type->tp_dict ? dict_get(type->tp_dict, nb::str("__module__").ptr()) : nullptr;
+  static PyObject* const name_of_module = interned("__module__");
+  PyObject* module = type->tp_dict ? dict_get(type->tp_dict, name_of_module) : nullptr;
   const char* text = module && PyUnicode_CheckExact(module) ? PyUnicode_AsUTF8(module) : nullptr;
   if (!text || strncmp(text, "jax", 3) != 0) return PyErr_Clear(), false;
   Owned home = Owned::steal(PyObject_GetAttrString(value, "__module__"));
@@ -60,7 +62,8 @@ bool may_be_kept(PyObject* value, int depth = 3) {
     return true;
   if (PyUnicode_CheckExact(value)) return PyUnicode_GET_LENGTH(value) <= longest_text;
   if (PyBytes_CheckExact(value)) return PyBytes_GET_SIZE(value) <= longest_text;
-  if (PyDict_CheckExact(value)) return module_scope(dict_get(value, nb::str("__name__").ptr())) == value;
+  static PyObject* const own_name = interned("__name__");
+  if (PyDict_CheckExact(value)) return module_scope(dict_get(value, own_name)) == value;
   if (PyCode_Check(value)) return true;
   if (PyType_Check(value)) return true;  // only the garbage collector frees a class: see `let_go`
   if (PyFunction_Check(value)) return is_held(reinterpret_cast<PyFunctionObject*>(value));

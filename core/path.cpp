@@ -92,8 +92,8 @@ Owned key_entry(const Step& s) {
   std::string name = item ? s.node->item_name(s.index, s.key) : "";
   PyObject* cls = hooks::attribute_key.get();
   nb::object arg;
-  if (s.stage == Cursor::Stage::extra) arg = nb::str(s.node->extra);
-  else if (!name.empty()) arg = nb::str(name.c_str());
+  if (s.stage == Cursor::Stage::extra) arg = text_of(s.node->extra);
+  else if (!name.empty()) arg = text_of(name.c_str());
   else if (s.key) cls = item ? hooks::dict_key.get() : cls, arg = nb::borrow(s.key);
   else cls = (s.node->is_registered ? hooks::flat_index_key : hooks::sequence_key).get(), arg = nb::int_(s.index);
   return own(PyObject_CallOneArg(cls, arg.ptr()));

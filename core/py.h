@@ -148,6 +148,11 @@ inline PyObject* check(PyObject* p) {
 inline void check(int status) {
   if (status < 0) raise_python();
 }
+// A name for the life of the process, for a `static`: where its memory cannot be had this throws, and is tried again.
+inline PyObject* interned(const char* text) { return check(PyUnicode_InternFromString(text)); }
+
+inline nb::object text_of(const char* text) { return nb::steal(check(PyUnicode_FromString(text))); }
+
 inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
 
 [[noreturn]] inline void raise_error(PyObject* type, const std::string& message) {

@@ -71,7 +71,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   Owned obj;
   if (kind.node->is_registered) {
     Owned children = tuple_of(values + 1, n.items);
-    static PyObject* unflatten = PyUnicode_InternFromString("unflatten");
+    static PyObject* const unflatten = interned("unflatten");
     // The recorded treedef has the aux data of the first call: where that is a node, it was rebuilt for this one.
     const Instr& aux = program_.code[pc + 1];
     // A dict or a list as aux data would still be empty when unflatten reads it: the recorded one is given.

@@ -32,7 +32,7 @@ std::string type_name(PyObject* obj) { return Py_TYPE(obj)->tp_name; }
 bool numpy_is_dynamic(PyObject* obj, bool refuse) {
   // The dtype objects of native numeric types are singletons: seen once, a pointer comparison after.
   static std::vector<PyObject*> numeric;
-  static PyObject* name = PyUnicode_InternFromString("dtype");
+  static PyObject* const name = interned("dtype");
   Owned dtype = own(PyObject_GetAttr(obj, name));
   for (PyObject* known : numeric)
     if (known == dtype.get()) return true;

@@ -69,7 +69,7 @@ constexpr int pause_calls = 1024;
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
 std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, const OwnedList& trace_context) {
-  static PyObject* cache_size = PyUnicode_InternFromString("_cache_size");
+  static PyObject* const cache_size = interned("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned compiled = entry.compiled;
   Owned cached = own(PyObject_CallMethodNoArgs(compiled.get(), cache_size));

@@ -147,7 +147,7 @@ bool is_dunder(PyObject* name) {
 
 // Does code read all names of a class, with `vars(cls)`?
 bool is_of_names(const Read& b) {
-  static PyObject* name = PyUnicode_InternFromString("__dict__");
+  static PyObject* const name = interned("__dict__");
   return b.name == name && PyType_Check(b.holder);
 }
 

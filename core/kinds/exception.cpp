@@ -27,7 +27,7 @@ struct ExceptionKind final : NodeKind {
     commit.parts(c.n, node, c.items());
   }
   void set_parts(PyObject* exception, PyObject* const* parts, Py_ssize_t) const override {
-    static PyObject* const args = PyUnicode_InternFromString("args");
+    static PyObject* const args = interned("args");
     OwnedList old;  // released last
     old.push_stolen(own(PyObject_GenericGetAttr(exception, args)));
     check(PyObject_GenericSetAttr(exception, args, parts[0]));

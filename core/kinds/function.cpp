@@ -133,8 +133,7 @@ void weaken_function(Program& p, Static& s) {
 }
 
 PyObject* code_item_name(PyObject* code, Py_ssize_t i) {
-  static PyObject* const fixed[] = {PyUnicode_InternFromString("__defaults__"),
-                                    PyUnicode_InternFromString("__kwdefaults__")};
+  static PyObject* const fixed[] = {interned("__defaults__"), interned("__kwdefaults__")};
   if (i < 2) return fixed[i];
   Owned names = own(PyCode_GetFreevars(reinterpret_cast<PyCodeObject*>(code)));
   return i - 2 < PyTuple_GET_SIZE(names.get()) ? PyTuple_GET_ITEM(names.get(), i - 2) : nullptr;

@@ -82,7 +82,7 @@ struct DefaultDictKind final : DictKind {
   bool is_of(PyTypeObject* solid) const override { return solid == runtime.defaultdict_type; }
 
   Listed open(PyObject* obj, const Kind&, Opened*) const override {
-    static PyObject* factory = PyUnicode_InternFromString("default_factory");
+    static PyObject* const factory = interned("default_factory");
     return {{}, own(PyObject_GenericGetAttr(obj, factory)), PyDict_GET_SIZE(obj)};
   }
 
