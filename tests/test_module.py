@@ -446,3 +446,69 @@ def test_a_cached_property_is_an_attribute_like_any_other():
     lazy = Lazy(f32(1))
     assert lazy.double == 2 and len(jax.tree.leaves(lazy)) == 2
     assert jax.jit(lambda m: m.double)(lazy) == 2
+
+
+class Sized(graftax.Module):
+    w: Any
+    size: int
+    dtype: Any = None
+    rate: float | None = None
+    name: str = graftax.field(static=True, default="sized")
+
+    def __call__(self, x: Any) -> Any:
+        return (self.w * x).sum() * self.size
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: Sized(f32(1), 3), r"Sized\.size holds 3, a Python number.*size: int = graftax\.field\(static=True\)"),
+        (lambda: Sized(f32(1), f32(0), jnp.float32), r"Sized\.dtype holds .*, a dtype.*dtype: Any = graftax\.field"),
+        (lambda: Sized(f32(1), f32(0), np.dtype("int8")), r"Sized\.dtype holds dtype\('int8'\)"),
+        (lambda: Sized(f32(1), f32(0), None, 0.5), r"Sized\.rate holds 0\.5.*rate: float \| None = graftax\.field"),
+    ],
+)
+def test_jax_does_not_take_a_number_or_a_dtype_that_is_not_declared(made: Any, words: str):
+    optax = pytest.importorskip("optax")
+    for call in (
+        lambda m: jax.tree.map(lambda w: w, m),
+        lambda m: jax.tree.leaves([{"in": m}]),
+        jax.jit(lambda m: m.w),
+        jax.grad(lambda m: m.w.sum()),
+        lambda m: jax.vmap(lambda m: m.w)(m),
+        lambda m: optax.adam(1e-3).init(m),
+        lambda m: graftax.tree.leaves(m) if not isinstance(m.size, jax.Array) else jax.tree.leaves(m),
+        graftax.jit(lambda m: jax.tree.map(lambda w: w * 2, m)),
+    ):
+        with pytest.raises(graftax.UnsupportedValueError, match=words):
+            call(made())
+
+
+def test_graftax_takes_it_and_statics_stay_in_gradients():
+    optax = pytest.importorskip("optax")
+    model = Sized(f32(1, 2), 3, jnp.float32, 0.5)
+    grads = graftax.jit(graftax.grad(lambda m, x: m(x)))(model, 2.0)
+    assert grads.name == "sized" and grads.size is None and (grads.w == 6).all()
+    opt = graftax.optimizer(optax.sgd(1.0), model)
+    opt.update(model, grads)
+    assert (model.w == f32(1, 2) - 6).all() and model.size == 3 and model.dtype is jnp.float32
+    assert graftax.copy(model).size == graftax.map_leaves(lambda w: w, model).size == 3
+
+
+def test_what_is_declared_or_may_be_an_array_is_taken():
+    class Static(graftax.Module):
+        w: Any
+        size: int = graftax.field(static=True, default=3)
+
+    class Either(graftax.Module):
+        size: jax.Array | float
+        more: Any = 2
+
+    class Dynamic(graftax.Module, dynamic=["size"]):
+        size: int
+
+    assert jax.tree.leaves(Static(f32(1))) == [1]
+    assert jax.tree.leaves(Either(0.5)) == [0.5, 2]
+    assert jax.tree.leaves(Dynamic(4)) == [4]
+    assert jax.tree.map(lambda w: w + 1, Sized(f32(1), f32(2))).size == 3
+    assert jax.tree.leaves(jax.tree.map(lambda w: w.ndim > 1, Sized(f32(1), f32(2)))) != []

@@ -9,15 +9,18 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin, overload
 
+import numpy as np
 from jax import tree_util
 from jax.tree_util import GetAttrKey
+from jax.typing import DTypeLike
 
 from . import _core
 from ._compat import is_tree_node
 from ._describe import by_fields, child_names, is_frozen, schemas, static_classes
 from ._description import Description
+from ._errors import UnsupportedValueError
 from .marks import Static
 
 REGISTERED_ALREADY = "{cls} is registered with JAX already: by a library, by a base class's decorator, or twice."
@@ -29,6 +32,15 @@ REGISTERED_ITEMS = (
 REGISTERED_CHILDREN = (
     "register({cls}, flatten=..., names=...) names {wanted} children ({names}), and flatten gave {count}. "
     "Give a name for each child, or leave out names= where their number varies."
+)
+UNDECLARED = (
+    "{cls}.{name} holds {value!r}, a Python number, and is no static field: jax.tree, jax.jit and Optax take it for an "
+    "array. Declare it: {name}: {annotation} = graftax.field(static=True). (One that is trained is an array: "
+    "{name}: jax.Array, and jnp.asarray({value!r}).)"
+)
+UNDECLARED_DTYPE = (
+    "{cls}.{name} holds {value!r}, a dtype, and is no static field: jax.tree, jax.jit and Optax take it for an array. "
+    "Declare it: {name}: {annotation} = graftax.field(static=True)."
 )
 
 C = TypeVar("C", bound=type)
@@ -130,8 +142,11 @@ def register(
     return register_by_fields(cls, static, dynamic)
 
 
-def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[str] | None) -> C:
-    """`register` without a flatten: by attributes. What `register` was told of base classes holds here, too."""
+def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[str] | None, numbers: bool = True) -> C:
+    """`register` without a flatten: by attributes. What `register` was told of base classes holds here, too.
+
+    Without `numbers` a field that is annotated as a Python number or a dtype has to be declared as static or dynamic.
+    """
     static, dynamic = _listed(static), _listed(dynamic)
     _check(cls, static, dynamic)
     bases = [given[base] for base in cls.__mro__[1:] if base in given]
@@ -141,11 +156,11 @@ def register_by_fields(cls: C, static: Iterable[str] | None, dynamic: Iterable[s
         dynamic = [name for name in _names(cls) if name not in above]
     if dynamic is not None:
         dynamic = ({*dynamic} | {name for base in bases for name in base.dynamic or ()}) - statics
-    fields = _Fields(cls, frozenset(statics), None if dynamic is None else frozenset(dynamic))
+    fields = _Fields(cls, frozenset(statics), None if dynamic is None else frozenset(dynamic), numbers)
     given[cls] = fields
     tree_util.register_pytree_with_keys(cls, fields.with_keys, fields.unflatten, fields.flatten)
     order = _names(cls) or None
-    if not fields.slots:
+    if not fields.slots and "number" not in fields.undeclared.values():
         schemas[cls] = fields.by_names
     by_fields[cls] = Description("node", is_frozen(cls), static_fields=fields if fields.some else None, order=order)
     _core.forget_kind(cls)
@@ -211,7 +226,7 @@ given: weakref.WeakKeyDictionary[type, _Fields] = weakref.WeakKeyDictionary()
 class _Fields:
     """How instances of one class are opened and made. `name in fields` says whether the attribute is static."""
 
-    def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None) -> None:
+    def __init__(self, cls: type, static: frozenset[str], dynamic: frozenset[str] | None, numbers: bool) -> None:
         declared: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
         marked = frozenset(name for name, field in declared.items() if field.metadata.get("static", False))
         # What `Cls[int](...)` leaves on an instance of a generic class.
@@ -222,6 +237,8 @@ class _Fields:
         found = [(n, v) for base in bases for n, v in vars(base).items() if isinstance(v, types.MemberDescriptorType)]
         self.slots = {name: member for name, member in found}
         self.some = bool(self.static) or dynamic is not None
+        open_fields = () if numbers or dynamic is not None else (f for f in declared.values() if f.name not in self)
+        self.undeclared = {f.name: means for f in open_fields if (means := _meant_by(f.type))}
         # Which of the names are children, by all the names that an instance has.
         self._schemas: dict[tuple[str, ...], _Schema] = {}
 
@@ -230,9 +247,23 @@ class _Fields:
 
     def flatten(self, obj: Any) -> tuple[list[Any], _Schema | _Aux]:
         values = self.values(obj)
+        if self.undeclared:
+            self._refuse_numbers(values)
         schema = self._schema(values)
         children = [values[name] for name in schema.children]
         return children, _Aux(schema, tuple(values[name] for name in schema.others)) if schema.others else schema
+
+    def _refuse_numbers(self, values: dict[str, Any]) -> None:
+        for name, means in self.undeclared.items():
+            value = values.get(name)
+            a_dtype = _is_dtype(value)
+            annotation = self._cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
+            a_mask = isinstance(value, bool) and "bool" not in str(annotation)  # of a tree that jax.tree.map made
+            if a_dtype or (means == "number" and type(value) in _NUMBERS and not a_mask):
+                text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+                message = UNDECLARED_DTYPE if a_dtype else UNDECLARED
+                cls = self._cls.__qualname__
+                raise UnsupportedValueError(message.format(cls=cls, name=name, value=value, annotation=text))
 
     def with_keys(self, obj: Any) -> tuple[list[tuple[Any, Any]], _Schema | _Aux]:
         children, aux = self.flatten(obj)
@@ -287,6 +318,37 @@ class _Fields:
             if len(self._schemas) < 64:  # instances with ever new names are not worth remembering
                 self._schemas[given] = schema
         return schema
+
+
+_NUMBERS = (bool, int, float, complex)
+_NUMBER_NAMES = {"bool", "int", "float", "complex", "dtype", "DType", "DTypeLike"}
+_ANYTHING = {"Any", "object", "type"}
+
+
+def _meant_by(annotation: Any) -> str:
+    """`number` where an annotation allows Python numbers and dtypes alone, `anything` where it says nothing, or ``."""
+    if annotation is Any or annotation in (object, type):
+        return "anything"
+    if isinstance(annotation, str):
+        names = {part.strip().partition("[")[0].rpartition(".")[2] for part in annotation.strip("'\"").split("|")} - {
+            "None"
+        }
+        if names and names <= _ANYTHING:
+            return "anything"
+        return "number" if names and names <= _NUMBER_NAMES else ""
+    if annotation == DTypeLike:
+        return "number"
+    if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
+        found = {_meant_by(part) for part in get_args(annotation) if part is not types.NoneType}
+        return found.pop() if len(found) == 1 else ""
+    return "number" if (get_origin(annotation) or annotation) in (*_NUMBERS, np.dtype) else ""
+
+
+def _is_dtype(value: Any) -> bool:
+    """Also a type of NumPy's or JAX's that stands for one."""
+    return isinstance(value, np.dtype) or (
+        isinstance(value, type) and (issubclass(value, np.generic) or hasattr(value, "dtype"))
+    )
 
 
 class _Schema:

@@ -54,7 +54,7 @@ class Module:
         if not written:
             cls.__init__.__graftax_generated__ = True  # type: ignore[attr-defined]
         type.__setattr__(cls, _SEEN, True)
-        register_by_fields(cls, static, dynamic)
+        register_by_fields(cls, static, dynamic, numbers=False)
 
     def __repr__(self) -> str:
         inside = _printing.get()

@@ -142,11 +142,11 @@ def hidden_cache() -> Any:
     return graftax.scan(step, Cached(ZERO), XS)
 
 
-def replaced_in_one() -> Any:
-    def replace(s: Any) -> None:
-        s["list"] = [s["list"][0] + 1]
+def moved_in_one() -> Any:
+    def swap(s: Any) -> None:
+        s["list"], s["other"] = s["other"], s["list"]
 
-    return graftax.cond(True, replace, lambda s: None, {"list": [ZERO]})
+    return graftax.cond(False, lambda s: None, swap, {"list": [ZERO], "other": [ZERO + 1]})
 
 
 def changed_and_replaced_in_both() -> Any:
@@ -299,7 +299,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
         ["b.w is float32[2] after branches[0] and float32[] after branches[1]"],
     ),
     (
-        replaced_in_one,
+        moved_in_one,
         graftax.StructureError,
         ["s['list'] stays the object that it is in one of true_fun and false_fun"],
     ),

@@ -35,7 +35,8 @@ LOOP_STRUCTURE = (
     "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
     "is the state before a step, given the one after it.) The state is the carry and everything that the functions "
     "capture. One compiled step serves for all, so only arrays can change. Make a number that changes an array "
-    "(jnp.asarray), and return what is to be collected as the second result of a scan instead of appending it."
+    "(jnp.asarray), return what is to be collected as the second result of a scan instead of appending it, and change "
+    "an object that is held in two places instead of replacing it."
 )
 LOOP_TYPE = (
     "{name}: {path} is {expected} before a step and {given} after it. An array of the state keeps its shape and dtype "

@@ -224,23 +224,29 @@ class Program:
         """
         outcome = outcome or self.outcome
         assert outcome is not None
-        return self.finish_all([(out, outcome)], untouched)[0]
+        return self.finish_all([(out, outcome)], untouched=untouched)[0]
 
     def finish_all(
-        self, pairs: Sequence[tuple[Sequence[Any], _core.Outcome]], untouched: Mapping[int, int] | None = None
+        self,
+        pairs: Sequence[tuple[Sequence[Any], _core.Outcome]],
+        nodes: Callable[[int, list[Any]], list[Any]] | None = None,
+        untouched: Mapping[int, int] | None = None,
     ) -> list[Any]:
-        """The results of several Outcomes of this graph; their changes are written back in this order."""
+        """The results of several Outcomes of this graph; their changes are written back in this order.
+
+        `nodes` says of each Outcome, by its number, which objects its input nodes are by then.
+        """
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
             now = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
             paths = ", ".join(d.path for d in itertools.islice(differences(self.graphdef, now, self.names), 4))
             raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths or "an argument"))
         results: list[Any] = []
-        for out, outcome in pairs:
+        for at, (out, outcome) in enumerate(pairs):
             values = list(out)
             for output, leaf in (untouched or {}).items():
                 values[output] = walked[0][leaf]
-            results.append(outcome.apply(values, self.leaves, walked[1]))
+            results.append(outcome.apply(values, self.leaves, nodes(at, walked[1]) if nodes else walked[1]))
         return results
 
     def with_leaves(self, at: Sequence[int], values: Iterable[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from ._fixpoint import Fixpoint, Retrace
 from ._lift import name_of, named
 from ._once import once
 from ._program import Program
+from ._replaced import Objects, Writing
 from ._snapshot import Snapshot
 from ._state import (
     EndedTracer,
@@ -40,7 +41,8 @@ from ._state import (
 BRANCH_STRUCTURE = (
     "{name}: {one} and {other} leave different structures behind:\n{differences}\n(expected is what {one} leaves, "
     "given what {other} does.) Which branch runs is known on the device only, so only arrays can depend on it: make "
-    "what differs a jax.Array, or do in both branches what changes the structure."
+    "what differs a jax.Array, do in both branches what changes the structure, and change an object that is held in "
+    "two places instead of replacing it."
 )
 BRANCH_RESULTS = (
     "{name}: {one} and {other} return different structures:\n{differences}\n(expected is what {one} returns, given "
@@ -53,7 +55,8 @@ BRANCH_TYPES = (
 )
 BRANCH_OBJECTS = (
     "{name}: {path} stays the object that it is in one of {one} and {other}, and is replaced or moved in the other. "
-    "Which object is where cannot depend on an array: change the object's content instead of replacing it."
+    "Which object is where cannot depend on an array: change the object's content, or put a new object in its place "
+    "instead of one that stands elsewhere."
 )
 BRANCH_REPLACED = (
     "{name}: {one} changes the object at {path} in place, and then removes or replaces it: the change would be unknown "
@@ -72,7 +75,8 @@ def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R],
 
     Both are traced. They may change arrays, and other things, in the operands and in what they capture; where only one
     does, the other's value of an array is the unchanged one. Afterwards the objects have to have the same structure
-    whichever was run: static values must not depend on `pred`, nor which object is where.
+    whichever was run: static values must not depend on `pred`, nor which object is where. Where one puts a new object in
+    the place of one that nothing else holds, the place has a new one with the chosen branch's contents.
 
     Args:
         pred: a scalar boolean, or a number.
@@ -169,6 +173,7 @@ class Branches:
         self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
         self.seen: dict[int, StateAfter] = {}
+        self.objects: Objects
 
     def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
         fixpoint = self.fixpoint
@@ -218,7 +223,8 @@ class Branches:
             self.seen[number] = after._replace(values=[EndedTracer(type_of(x), own.get(id(x))) for x in values])
             if len(self.seen) == len(self.branches):
                 self._compare()
-            return tuple(values[i] for i in self._chosen(self.seen[0]))
+            # One with fewer is told after the last branch: JAX compares them when all are traced.
+            return tuple(values[i] for i in self._chosen(self.seen[0]) if i < len(values))
 
         return named(flat, program)
 
@@ -238,10 +244,10 @@ class Branches:
     # ---- what the branches agree on
 
     def _compare(self) -> None:
-        first = self.seen[0]
         for number, title in enumerate(self.titles):
-            self._same_structure(first, self.seen[number], title)
+            self._same_structure(self.seen[0], self.seen[number], title)
         self._same_objects()
+        first = self.seen[0]
         copied = {i for after in self.seen.values() for i in self._other_elements(first, after)}
         if copied - self.copied:
             self.copied |= copied
@@ -293,22 +299,22 @@ class Branches:
         return (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
 
     def _same_objects(self) -> None:
-        """Raises unless each place of the state holds the same object, or a new one, after every branch."""
-        state = [self.seen[i].graph(self.seen[i].roots) for i in range(len(self.branches))]
-        for after, title in zip(state, self.titles, strict=True):
-            for one, other in zip(state[0].origins, _origins(after, state[0]) or [], strict=False):
-                if one != other:
-                    at = one if one is not None else other
-                    path = node_name(self.program, self.seen[0], at or 0)
-                    raise StructureError(
-                        BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=path)
-                    )
+        """Raises unless each place of the state holds the same object, or one that is new, after every branch."""
+        self.objects = Objects([self.seen[i].graph(self.seen[i].roots) for i in range(len(self.branches))])
+        differing = self.objects.differing()
+        if differing is not None:
+            number, at = differing
+            path, title = node_name(self.program, self.seen[0], at), self.titles[number]
+            raise StructureError(BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=path))
         for number, title in enumerate(self.titles):
             after = self.seen[number]
-            gone = set(after.changed) - set(state[0].origins) - self._in_result()
+            gone = set(after.changed) - set(self.objects.origins[number]) - self._in_result()
             if gone:
                 path = node_name(self.program, after, min(gone))
                 raise StructureError(BRANCH_REPLACED.format(name=self.name, one=title, path=path))
+        if self.objects.replaced:
+            for number, after in self.seen.items():
+                self.seen[number] = self.objects.without_replaced(after)
 
     def _in_result(self) -> set[int | None]:
         """The input nodes that every branch returns: these may be missing in the state."""
@@ -350,22 +356,40 @@ class Branches:
         """Writes what every branch would write, with the chosen branch's arrays; the first one's objects last.
 
         A new object stands in the same places after every branch. All of these are written with the first branch's,
-        and what only other branches write are arrays and objects that were there.
+        and what only other branches write are arrays and objects that were there. Where a branch replaces what another
+        leaves, the other one writes into the new object.
         """
         first = self.seen[0]
         chosen = dict(zip(self._chosen(first), out, strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
-        for number in reversed(range(len(self.branches))):
+        order = list(reversed(range(len(self.branches))))
+        for number in order:
             after = self.seen[number]
             values: list[Any] = []
             for leaf in after.out:
                 source = None if leaf in chosen else self._source(leaf)
                 values.append(chosen[leaf] if source is None else self.program.leaves[source])
             pairs.append((values, after.outcome))
-        result = self.program.finish_all(pairs)[-1]
+        result = self.program.finish_all(pairs, self._writing(order))[-1]
         if self.copied:
             self._note_copies(result)
         return result
+
+    def _writing(self, order: list[int]) -> Callable[[int, list[Any]], list[Any]] | None:
+        """Which objects each Outcome is given; None where all are given those that were there."""
+        objects = self.objects
+        if not objects.replaced:
+            return None
+        writing: list[Writing] = []
+
+        def nodes(at: int, before: list[Any]) -> list[Any]:
+            if writing:
+                writing[0].written(order[at - 1])
+            else:
+                writing.append(Writing(objects, self.program, before))
+            return writing[0].nodes(order[at])
+
+        return nodes
 
     def _note_copies(self, result: Any) -> None:
         """Which object a copy stands for is not known in a trace: nothing may change it there."""
