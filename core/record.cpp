@@ -149,9 +149,16 @@ std::string Recorder::open_path() const {
 bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
   if (below.in_dynamic) return true;
-  if (!options_.dynamic || below.in_function) return false;
+  bool may_be_symbolic = options_.symbolic && (!below.in_function || (below.in_cell && root_has(CAPTURED_ROOT)));
+  if (!may_be_symbolic && (!options_.dynamic || below.in_function)) return false;
   std::vector<Step> steps = open_steps();
   Owned place = place_of_steps(root_, steps);
+  if (may_be_symbolic) {
+    int contains = PySequence_Contains(options_.symbolic, place.get());
+    check(contains);
+    if (contains) return true;
+  }
+  if (!options_.dynamic || below.in_function) return false;
   Owned answer = own(PyObject_CallOneArg(options_.dynamic, place.get()));
   return answer.get() == Py_True;
 }
@@ -300,7 +307,8 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   // Aux data and static fields make arrays static, but not those of a function there; an argument that is declared
   // static does.
   if (kind.node->is_function && !root_is_static()) below.in_static = false;
-  if (kind.node->is_function) below.in_function = true, below.in_dynamic = false;
+  if (kind.node->is_function) below.in_function = true, below.in_dynamic = below.in_cell = false;
+  below.in_cell = below.in_cell || kind.node->is_cell;
   below.in_dynamic = below.in_dynamic || kind.dynamic;
   p.code.push_back(n);
   out_.live.push(obj);

@@ -36,6 +36,7 @@ struct RecordOptions {
   bool aliases = false;                              // one array in two places is one leaf
   bool shapes = false;                               // a ShapeDtypeStruct is a leaf
   PyObject* dynamic = nullptr;                       // key path -> is the Python number there traced?
+  PyObject* symbolic = nullptr;                      // key paths of Python numbers that are traced besides
   PyObject* ignored = nullptr;                       // key path, value -> does no call look at it?
   bool everything = false;                           // every value that is no node is a leaf, refused ones too
   Opened* opened = nullptr;                          // what walks before have asked registered classes
@@ -68,6 +69,7 @@ class Recorder {
     bool in_static = false;    // arrays are static, by identity
     bool in_dynamic = false;   // Python numbers are traced
     bool in_function = false;  // a function's own numbers are static, but for those in a Dynamic
+    bool in_cell = false;      // but those of its variables
     bool repeated = false;     // it is below an immutable node that was expanded before
     bool aux = false;          // part of a node's type for JAX: what is here is no leaf of its tree
     bool arrays_only = false;  // the same, but for arrays

@@ -47,11 +47,12 @@ PyType_Slot opened_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(opened_tr
 
 void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
                     nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened,
-                    nb::object ignored) {
+                    nb::object ignored, nb::object symbolic) {
   RecordOptions options{names.ptr(), &root_flags, nullptr,
                         aliases,     shapes,      dynamic.is_none() ? nullptr : dynamic.ptr()};
   options.opened = opened;
   if (!ignored.is_none()) options.ignored = ignored.ptr();
+  if (!symbolic.is_none()) options.symbolic = symbolic.ptr();
   if (opened) opened->walk_again();
   Recorder recorder(options);
   for (nb::handle r : roots) recorder.root(r.ptr());
@@ -107,11 +108,11 @@ void bind_recording(nb::module_& m) {
           "__init__", &init_recording, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
           nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
           nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
-          nb::arg("ignored").none() = nb::none(),
+          nb::arg("ignored").none() = nb::none(), nb::arg("symbolic").none() = nb::none(),
           nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
                   "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
                   "Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: "
-                  "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> None"))
+                  "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None) -> None"))
       .def_prop_ro(
           "graphdef", [](const Recording& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
       .def_prop_ro(

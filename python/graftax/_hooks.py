@@ -5,10 +5,9 @@ from jax import block_until_ready
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _errors as errors
+from ._compat import new_ref, open_first
 from ._compat import one_level_with_keys as open_with_keys
-from ._compat import open_first
 from ._describe import describe, numpy_role
-from ._compat import new_ref
 from ._errors import at_path
 from ._functions import named_function, writes_its_cells
 from ._graphdef import children as graphdef_children

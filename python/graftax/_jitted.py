@@ -199,7 +199,10 @@ class Jitted(Stageable[P, R]):
         table = self._table
         if not self._takes_symbols or table.knows(static, context):
             return None, None
-        while (numbers := table.numbers.symbolic(static, context)) is not None:
+        places, reads = self._plan.signature.places, table.reads
+        known = reads.changing if reads is not None else ()
+        changing = {i for i, place in enumerate(places, len(roots) - len(places)) if place.key in known}
+        while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
             try:
                 recording = self._plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
             except GraftaxError:

@@ -7,7 +7,7 @@ import collections
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -50,6 +50,10 @@ class Family:
         if self._failed is not None and all(map(_same, values, self._failed)):
             return []
         return sorted(self._symbolic - self._static)
+
+    def expect(self, numbers: Iterable[int]) -> None:
+        """These have changed before they were part of such structures."""
+        self._symbolic.update(numbers)
 
     def make_static(self, numbers: Sequence[int]) -> None:
         self._static.update(numbers)
@@ -95,14 +99,23 @@ class Numbers:
         graphdef = recording.graphdef
         return graphdef.without_numbers(), context, tuple(type(value) for _, value in graphdef.numbers())
 
-    def symbolic(self, recording: _core.Recording, context: Any) -> SymbolicNumbers | None:
-        """What is symbolic in a call of this structure, which has no static entry. None where nothing is."""
+    def symbolic(
+        self, recording: _core.Recording, context: Any, changing: Collection[int] = ()
+    ) -> SymbolicNumbers | None:
+        """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
+
+        Args:
+            changing: roots that are numbers, and were seen to change.
+        """
         found = recording.graphdef.numbers()
         if not found:
             return None
         values = tuple(value for _, value in found)
         family = self._family(self._key(recording, context), values)
         self._last = family
+        if changing:
+            at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
+            family.expect(i for i, (row, _) in enumerate(found) if row in at)
         chosen = family.symbolic(values)
         if not chosen:
             return None

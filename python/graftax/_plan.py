@@ -69,12 +69,8 @@ class Plan:
         ignored = self.ignoring.test(names)
         named = dynamic_in(self.dynamic_patterns, roots, names, flags, shapes, opened, ignored)
 
-        def is_leaf(place: Place) -> bool:
-            return place in symbolic or (named is not None and named(place))
-
-        dynamic = is_leaf if symbolic else named
         donates = self.donates(roots, layout)
-        return _core.Recording(roots, names, flags, layout, donates, shapes, dynamic, opened, ignored)
+        return _core.Recording(roots, names, flags, layout, donates, shapes, named, opened, ignored, symbolic or None)
 
     def _spelled(self, layout: Layout) -> tuple[tuple[str, ...], list[int]]:
         """(names, flags) of the roots of calls with this layout."""

@@ -63,6 +63,7 @@ class ReadSet:
         self._reads_names = False  # is there code that may look at all names of a class?
         self._laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
         self.left: set[tuple[int, str | None]] = set()  # places that are none: they count traces
+        self.changing: set[tuple[int, str | None]] = set()  # places of numbers that were seen to change
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._scope: dict[str, Any] | None = None  # that of the function itself
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
@@ -429,12 +430,15 @@ class ReadSet:
                 continue
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
-            if users and (not is_constant(value) or can_be_equal(value)) and not _is_bound_by(value):
+            changes = type(value) is int or type(value) is float  # by assignment, as a counter does
+            if users and (changes or not is_constant(value) or can_be_equal(value)) and not _is_bound_by(value):
                 where = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
                 self._seen.discard((id(holder), name))
                 owner = in_class(holder, name)[0] if isinstance(holder, type) else None
                 self._add_place(Place(owner or holder, name))
+                if changes:
+                    self.changing.add((id(owner or holder), name))
         for cell in self._reads[1].changed_cells():
             self._add_place(Place(self._cells.pop(id(cell))[1], None))
         for function in list(self._functions.values()):

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that helpers read (globals, attributes of classes and modules, variables of closures) compile twice at most."""
+
+import types
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+
+x = jnp.ones(2)
+RATE = 0.5
+COUNT = 0
+config = types.ModuleType("config_of_a_test")
+config.rate = 0.5
+
+
+class Model:
+    rate = 0.5
+
+    def scaled(self, y):
+        return y * self.rate
+
+
+model = Model()
+
+
+def tick():
+    global COUNT
+    COUNT += 1
+    return COUNT
+
+
+def by_global(y):
+    return y * RATE
+
+
+def by_module(y):
+    return y * config.rate if config.rate < 5 else -y
+
+
+def set_global(value):
+    global RATE
+    RATE = value
+
+
+WAYS = {
+    "global": (lambda y: by_global(y), set_global),
+    "module": (lambda y: by_module(y), lambda value: setattr(config, "rate", value)),
+    "class": (lambda y: model.scaled(y), lambda value: setattr(Model, "rate", value)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_helper_reads_is_symbolic_once_it_changes(way):
+    plain, assign = WAYS[way]
+    f = graftax.jit(plain)
+    for value in (0.5, 0.25, 2.0, 1.5, 0.125):
+        assign(value)
+        assert f(x).tolist() == plain(x).tolist()
+    assert f.cache_info().traces == 2
+    assign(3)
+    assert f(x).tolist() == plain(x).tolist()  # another type of number
+    assign(0.5)
+    assert f(x).tolist() == plain(x).tolist()
+
+
+def test_what_it_decides_is_a_guard():
+    f = graftax.jit(lambda y: by_module(y))
+    for config.rate in (1.0, 2.0, 7.0, 3.0, 8.0):
+        assert f(x).tolist() == by_module(x).tolist()
+    assert f.cache_info().traces == 3
+
+
+def test_a_counter_of_a_helper():
+    before = COUNT
+    f = graftax.jit(lambda y: y * tick())
+    for i in range(1, 8):
+        assert f(x).tolist() == [before + i] * 2
+    assert before + 7 == COUNT and f.cache_info().traces == 2
+
+
+def closures():
+    n = 0
+
+    def tick():
+        nonlocal n
+        n += 1
+        return n
+
+    return tick, lambda y: y * n
+
+
+def test_variables_of_helpers():
+    inc, scaled = closures()
+    f = graftax.jit(lambda y: scaled(y))
+    for _ in range(6):
+        n = inc()
+        assert f(x).tolist() == [n, n]
+    assert f.cache_info().traces <= 3
+    g = graftax.jit(lambda y: y * inc())
+    for i in range(n + 1, n + 6):
+        assert g(x).tolist() == [i, i]
+    assert g.cache_info().traces == 2 and inc() == n + 6
+
+
+def test_with_static_numbers_each_value_is_known_again():
+    f = graftax.jit(lambda y: by_global(y), numbers="static")
+    for value in (0.5, 0.25, 0.5, 0.25):
+        set_global(value)
+        assert f(x).tolist() == by_global(x).tolist()
+    assert f.cache_info().traces <= 3
