@@ -7,6 +7,7 @@ from ._setup import setup as _setup
 _setup()
 
 from . import tree as tree
+from ._agreement import check_hosts as check_hosts
 from ._aot import Compiled as Compiled
 from ._aot import Lowered as Lowered
 from ._aot import Traced as Traced

@@ -509,6 +509,7 @@ def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
 # ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version
 
 DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begins
+TIMED_OUT = "DEADLINE_EXCEEDED"  # of a coordinator's client
 
 
 def is_of_a_traced_value(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -250,3 +250,58 @@ def _expect(holds: bool, found: object) -> None:
     """An assertion that `python -O` keeps."""
     if not holds:
         raise RuntimeError(f"found {found}")
+
+
+# ---- several processes
+
+
+class Coordinator(NamedTuple):
+    """The key-value store of `jax.distributed`, and which of how many processes this is. Nothing public gives it."""
+
+    client: Any
+    process: int
+    processes: int
+
+    def put(self, key: str, value: bytes) -> None:
+        self.client.key_value_set_bytes(key, value, True)
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        """What somebody puts there within a time; None where nobody does."""
+        try:
+            return self.client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            if _compat.TIMED_OUT not in str(error):
+                raise
+            return None
+
+    def below(self, key: str) -> list[str]:
+        return [name for name, _ in self.client.key_value_dir_get_bytes(key)]
+
+    def delete(self, key: str) -> None:
+        self.client.key_value_delete(key)
+
+
+def coordinator() -> Coordinator | None:
+    """That of this process; None where `jax.distributed` does not run.
+
+    Raises:
+        AttributeError: where this version has none that is known.
+    """
+    from jax._src import distributed
+
+    state: Any = distributed.global_state
+    client, process, count = state.client, state.process_id, state.num_processes
+    if client is None:
+        return None
+    for name in ("key_value_set_bytes", "blocking_key_value_get_bytes", "key_value_dir_get_bytes", "key_value_delete"):
+        getattr(client, name)
+    return Coordinator(client, int(process), int(count or 1))
+
+
+def spans_processes(lowered: Any, leaves: Any) -> bool:
+    """Does a lowered program run on devices of several processes? Nothing public tells; its leaves may."""
+    devices: Any = getattr(getattr(lowered, "_lowering", None), "_device_list", None)
+    if devices is None:
+        found = (getattr(leaf, "sharding", None) for leaf in leaves)
+        return any(sharding is not None and not sharding.is_fully_addressable for sharding in found)
+    return len({device.process_index for device in devices}) > 1

@@ -10,8 +10,10 @@ import jax
 from jax.tree_util import SequenceKey
 
 from . import _core
+from ._agreement import Agreeing
 from ._donation import DonationWarnings, donated_leaves
 from ._leaf_names import LeafNames
+from ._meeting import compares
 from ._numbers import SymbolicNumbers
 from ._patterns import root_entries
 from ._placing import Placing
@@ -57,6 +59,8 @@ def build_entry(
         compiled = Placing(plan, layout, graphdef, given, jit_options, outcomes, tupled)
     if donation_warnings is not None:
         compiled = donation_warnings.run(compiled)
+    if not staged and compares():
+        compiled = Agreeing(compiled, plan, layout, outcomes, numbers, tupled)
     entry = _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
     if numbers is not None:
         program = numbers.begin()

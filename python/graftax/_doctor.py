@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 import graftax
 
-from . import _compat, _core, _direct
+from . import _compat, _core, _direct, _meeting
 
 REPORT = (
     "To report a fault: this output, the program (as short as it still fails), and what it prints with "
@@ -125,6 +125,7 @@ def _in_force() -> list[tuple[str, str]]:
     variables += [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("JAX_")]
     return [
         ("direct calls", _direct.status()),
+        ("comparing hosts", _meeting.status()),
         ("tracebacks", _tracebacks()),
         ("settings of JAX", ", ".join(settings) or "as usual"),
         ("environment", ", ".join(variables) or "nothing of graftax's or JAX's"),

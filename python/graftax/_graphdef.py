@@ -7,6 +7,7 @@ import enum
 import hashlib
 import pickle
 import types
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +30,8 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     return digest.hexdigest()
 
 
-def _stable(value: Any) -> str:
+def stable_text(value: Any, other: Callable[[Any], str]) -> str:
+    """A text that equal values have in every process; `other` gives that of a value of any other class."""
     if type(value) in PLAIN:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, types.ModuleType):
@@ -37,15 +39,23 @@ def _stable(value: Any) -> str:
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         return f"name {value.__module__}.{value.__qualname__}"
     if isinstance(value, (list, tuple)):
-        parts = [_stable(v) for v in cast("list[Any]", value)]
+        parts = [stable_text(v, other) for v in cast("list[Any]", value)]
         # A list stands for the elements of a set, which have no order.
         return f"{type(value).__name__} {sorted(parts) if isinstance(value, list) else parts}"
     if isinstance(value, tree_util.PyTreeDef):
         return f"treedef {value}"
     if isinstance(value, frozenset):
-        return f"frozenset {sorted(map(_stable, cast('frozenset[Any]', value)))}"
+        return f"frozenset {sorted(stable_text(v, other) for v in cast('frozenset[Any]', value))}"
     if isinstance(value, enum.Enum):
-        return f"enum {_stable(type(value))}.{value.name}"
+        return f"enum {stable_text(type(value), other)}.{value.name}"
+    return other(value)
+
+
+def _stable(value: Any) -> str:
+    return stable_text(value, _pickled)
+
+
+def _pickled(value: Any) -> str:
     found = named(value)
     if isinstance(found, ByName):
         return "name {}.{}".format(*found.place)

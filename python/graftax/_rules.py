@@ -209,13 +209,14 @@ class Rules:
         total, per_device = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
         return Table(tuple(rows), tuple(assignment.unused), total, per_device)
 
-    def assign(self, graph: Graph, mesh: Any = None, default: Any = ...) -> Assignment:
+    def assign(self, graph: Graph, mesh: Any = None, default: Any = ..., local: bool = False) -> Assignment:
         """What the rules say of each array of a graph. Raises nothing for what does not fit.
 
         Args:
             graph: the object.
             mesh: where it is None, that of the rules, then that of the context.
             default: the spec of arrays that nothing means; `...`: they are a problem.
+            local: arrays are this process's part of the whole: what has to divide them are its own devices.
         """
         mesh = mesh_of(mesh if mesh is not None else self._mesh)
         arrays = _arrays(graph)
@@ -237,7 +238,7 @@ class Rules:
             by, spec = decided.get(number, ("", None))
             if leaf.shape == ():
                 by, spec = "scalar", PartitionSpec()
-            spec, problem = _resolved(spec, leaf, mesh) if by else (None, NO_RULE)
+            spec, problem = _resolved(spec, leaf, mesh.local_mesh if local else mesh) if by else (None, NO_RULE)
             assigned.append(Assigned(number, graph.path(number), leaf, by, spec, problem))
         return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, cast
 
 import jax
+import jax.core
 import numpy as np
 
 from . import _core
@@ -164,9 +165,19 @@ def _array_difference(x: Any, y: Any, rtol: float, atol: float) -> tuple[str, st
 
 def numbers_of(x: Any) -> Any:
     """An array as NumPy's, of a dtype that NumPy can compare: a random key by its data."""
-    a = np.asarray(x if isinstance(x.dtype, np.dtype) else jax.random.key_data(x))
+    a = _whole(x if isinstance(x.dtype, np.dtype) else jax.random.key_data(x))
     inexact = a.dtype.kind not in "fciub" and jax.numpy.issubdtype(a.dtype, np.inexact)  # bfloat16 and its like
     return a.astype(np.float32) if inexact else a
+
+
+def _whole(x: Any) -> Any:
+    """A NumPy array. One that spans hosts is gathered: all of them have to ask."""
+    concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    if concrete and not (x.is_fully_addressable or x.is_fully_replicated):
+        from jax.experimental import multihost_utils  # takes long to import, and few need it
+
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return np.asarray(x)
 
 
 def equal_numbers(a: Any, b: Any, rtol: float, atol: float) -> Any:

@@ -51,7 +51,7 @@ def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = Fa
     """
     rules = rules if isinstance(rules, Rules) else Rules(rules)
     graph = Graph(obj)
-    assignment = rules.assign(graph, mesh, default)
+    assignment = rules.assign(graph, mesh, default, local)
     refuse(assignment.cls, assignment.lines())
     placed: dict[int, Any] = {}
     for array, sharding in assignment.shardings():
