@@ -442,19 +442,14 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
     return found
 
 
-class _Hushed(logging.Filter):
+def _not_hushed(record: logging.LogRecord) -> bool:
     """Keeps JAX from logging a library's error with its own words for it: the call raises the error."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        raised: Any = record.exc_info[1] if record.exc_info else None
-        return type(raised).__name__ != "_EquinoxRuntimeError"
-
-
-_HUSHED = _Hushed()
+    raised: Any = record.exc_info[1] if record.exc_info else None
+    return type(raised).__name__ != "_EquinoxRuntimeError"
 
 
 def hush_failed_callbacks() -> None:
-    logging.getLogger("jax._src.callback").addFilter(_HUSHED)
+    logging.getLogger("jax._src.callback").addFilter(_not_hushed)
 
 
 def _called_by(callback: Any) -> Any:
@@ -509,7 +504,6 @@ def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
 # ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version
 
 DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begins
-TIMED_OUT = "DEADLINE_EXCEEDED"  # of a coordinator's client
 
 
 def is_of_a_traced_value(error: BaseException) -> bool:
@@ -524,6 +518,10 @@ def is_of_shardings(error: BaseException) -> bool:
 
 def is_of_a_deleted_array(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error)
+
+
+def is_of_a_timeout(error: BaseException) -> bool:
+    return "DEADLINE_EXCEEDED" in str(error)
 
 
 def is_of_refused_arguments(error: BaseException) -> bool:

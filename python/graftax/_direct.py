@@ -270,9 +270,9 @@ class Coordinator(NamedTuple):
         try:
             return self.client.blocking_key_value_get_bytes(key, max(1, int(seconds * 1000)))
         except jax.errors.JaxRuntimeError as error:
-            if _compat.TIMED_OUT not in str(error):
-                raise
-            return None
+            if _compat.is_of_a_timeout(error):
+                return None
+            raise
 
     def below(self, key: str) -> list[str]:
         return [name for name, _ in self.client.key_value_dir_get_bytes(key)]
