@@ -172,8 +172,10 @@ def value_and_grad(
         TypeError: where the value is no scalar, or there is nothing to differentiate.
 
     Example:
-        >>> graftax.grad(lambda model, x: (model["w"] @ x).sum())({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
-        {'w': Array([1., 1.], dtype=float32), 'name': None}
+        >>> def loss(model, x):
+        ...     return (model["w"] @ x).sum()
+        >>> graftax.value_and_grad(loss)({"w": jnp.ones(2), "name": "net"}, jnp.ones(2))
+        (Array(2., dtype=float32), {'w': Array([1., 1.], dtype=float32), 'name': None})
     """
     return with_gradient(
         Program, fun, "value_and_grad", argnums, has_aux, wrt, grad_options(holomorphic, allow_int, reduce_axes)
