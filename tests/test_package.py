@@ -67,6 +67,7 @@ LAYERS = [
     },
     {
         "graph",
+        "_assembly",
         "flatform",
         "tree",
         "_fields",

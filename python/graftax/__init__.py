@@ -35,6 +35,10 @@ from ._explain import log_recompiles as log_recompiles
 from ._fields import field as field
 from ._fields import register as register
 from ._fields import register_static as register_static
+from ._files import LoadError as LoadError
+from ._files import load as load
+from ._files import peek as peek
+from ._files import save as save
 from ._jit import filter_jit as filter_jit
 from ._jit import jit as jit
 from ._jitted import Jitted as Jitted

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from jax.tree_util import DictKey, GetAttrKey
+from jax.tree_util import GetAttrKey
 
-from . import _core, _describe
-from ._core import How
+from . import _core
+from ._assembly import Assembly, Node
 from ._errors import StructureError
-from ._jax_nodes import NoneKey, one_level_treedef
 from ._structure import Op, Row, Structure
 from ._tracebacks import boundary
 from .path import Path, Ref
@@ -96,25 +95,8 @@ def from_dict(flat: dict[Path, Any]) -> Any:
     return _Assembly(flat).build()
 
 
-def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
-    """The names of the items of a node whose items have names."""
-    if base == "registered":
-        return _describe.names_of_children(cls) or ()
-    if base == "tuple":
-        return _describe.item_names(cls)
-    if base == "function":
-        return ("__defaults__", "__kwdefaults__", *(f"__closure__[{n!r}]" for n in detail.__code__.co_freevars))
-    return {
-        "method": ("__func__", "__self__"),
-        "partial": ("func", "args", "keywords"),
-        "weakref": ("referent", "__callback__"),
-        "proxy": ("mapping",),
-        "cell": ("cell_contents",),
-    }.get(base, ())
-
-
 class _Assembly:
-    """Writes the flat form as the program of a GraphDef, whose leaves are all its values."""
+    """Numbers the entries of a flat form: what a `Ref` means has the number of the path where it was met first."""
 
     def __init__(self, flat: dict[Path, Any]) -> None:
         self.flat = flat
@@ -129,129 +111,36 @@ class _Assembly:
                     f"{place!r} is there, but no entry {parent!r}.__class__ that names its parent's type"
                 )
             self.children[parent].append(place[-1])
-        self.referenced = {v.path for v in flat.values() if isinstance(v, Ref)}
-        self.code: list[dict[str, Any]] = []
-        self.statics: list[tuple[Any, ...]] = []
-        self.elements: list[int] = []
-        self.keys: list[int] = []
-        self.leaves: list[Any] = []
-        self.tracks: dict[Path, int] = {}
+        self.numbers: dict[Path, int] = {path: number for number, path in enumerate(self.classes)}
+        self.values: dict[int, Any] = {}
+        self.paths: dict[int, Path] = {number: path for path, number in self.numbers.items()}
 
     def _place(self, path: Path) -> Path:
         above = Path(path[:-1])
         return above if path and path[-1] in (_CLASS, _EXTRA) and above in self.classes else path
 
     def build(self) -> Any:
-        pending: list[tuple[Path, int | None]] = [(Path(), None)]
-        while pending:
-            path, close = pending.pop()
-            if close is not None:
-                self.code[close]["next"] = len(self.code)
-            else:
-                pending += self._visit(path)
-        code = tuple(tuple(instruction.values()) for instruction in self.code)
-        state = (1, 1, len(self.leaves), None, code, tuple(self.statics))
-        graphdef = _core.GraphDef._from_state((*state, tuple(self.keys), tuple(self.elements)))
-        return _core.unflatten(graphdef, self.leaves)
+        root = self._number(Path())
+        nodes = {number: self._node(path) for path, number in list(self.numbers.items()) if path in self.classes}
+        return Assembly(nodes, self.values, lambda number: repr(self.paths[number])).build(root)
 
-    def _visit(self, path: Path) -> list[tuple[Path, int | None]]:
-        """Writes what stands at `path`; returns what is to be written after it, last first."""
+    def _number(self, path: Path) -> int:
+        """The number of what stands at `path`."""
         value = self.flat.get(path, self)
         if isinstance(value, Ref):
             if value.path not in self.classes:
                 raise StructureError(f"{path!r} refers to {value.path!r}, where there is no node")
             path = value.path
-        if path in self.tracks:
-            self._emit(Op.ref, arg=self.tracks[path])
-            return []
+        number = self.numbers.setdefault(path, len(self.numbers))
         if path not in self.classes:
             if value is self:
                 raise StructureError(f"there is no entry for {path!r}")
-            self._emit(Op.leaf, arg=len(self.leaves))
-            self.leaves.append(value.value if isinstance(value, Leaf) else value)
-            return []
-        return self._node(path)
+            self.paths[number] = path
+            self.values[number] = value.value if isinstance(value, Leaf) else value
+        return number
 
-    def _emit(self, op: Op, **fields: Any) -> None:
-        """Writes an instruction; fields that are not given are those of an empty one."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        self.code.append(_core.GraphDef._instruction() | {"op": op, "next": len(self.code) + 1} | given)
-
-    def _node(self, path: Path) -> list[tuple[Path, int | None]]:
-        cls: type = self.classes[path]
-        detail: Any = self.flat.get(path + (_EXTRA,))
-        base, tracked, slot_names = _core.kind_info(cls)
-        extra, items, attributes = self._sorted_children(path, cls, base)
-        slots = [s for s in slot_names if s in attributes]
-        fields = [a for a in attributes if a not in slot_names]
-        first_key = len(self.keys)
-        elements = payload = treedef = None
-        if base == "set":
-            ids = [self._key(e) for e in detail or ()]
-            elements = len(ids)
-        else:
-            ids = [self._key(k.key) for k in items if isinstance(k, (DictKey, NoneKey))]
-        if base in ("deque", "buffer", "value") and detail is not None:
-            payload = self._key(detail)
-        if base == "function":
-            payload = len(self.statics)
-            self.statics.append((How.function, detail, 0, 0))
-        if base == "registered":
-            _, aux = cast(Any, detail).node_data()
-            treedef = one_level_treedef(cls, aux, len(items))
-        ids += [self._key(n) for n in (*fields, *slots)]
-        self.keys += ids
-        if tracked or path in self.referenced:
-            self.tracks[path] = len(self.tracks)
-        pc = len(self.code)
-        self._emit(
-            Op.node,
-            arg=elements,
-            track=self.tracks.get(path),
-            items=len(items),
-            fields=len(fields),
-            slots=len(slots),
-            has_extra=len(extra),
-            keys=first_key if ids else None,
-            payload=payload,
-            type=cls,
-            treedef=treedef,
-        )
-        steps = [*extra, *items, *map(GetAttrKey, fields), *map(GetAttrKey, slots)]
-        return [(path, pc), *((path + (step,), None) for step in reversed(steps))]
-
-    def _sorted_children(self, path: Path, cls: type, base: str) -> tuple[list[Any], list[Any], list[str]]:
-        """The children of one node as (extra child, items, attribute names)."""
-        parts = _parts(cls, base, self.flat.get(path + (_EXTRA,)))
-        extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
-        extra: list[Any] = []
-        items: list[Any] = []
-        attributes: list[str] = []
-        for step in self.children[path]:
-            if not isinstance(step, GetAttrKey) or step.name in parts:
-                items.append(step)
-            elif step.name == extra_name:
-                extra.append(step)
-            else:
-                attributes.append(step.name)
-        unnamed = any(not isinstance(step, GetAttrKey) for step in items)
-        if parts and not unnamed:
-            items.sort(key=lambda s: parts.index(s.name))
-        elif not parts and base in ("list", "tuple", "deque"):
-            items.sort(key=lambda s: s.idx)
-            if [s.idx for s in items] != list(range(len(items))):
-                raise StructureError(f"the items of {path!r} are not numbered from 0 without a gap: {items}")
-        if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
-            raise StructureError(f"{path!r} is a {base} node and needs the entries {', '.join(parts)}")
-        if extra_name and not extra:
-            raise StructureError(f"{path!r} is a {base} node without its entry {path!r}.{extra_name}")
-        return extra, items, attributes
-
-    def _key(self, value: Any) -> int:
-        if type(value) is tuple:
-            ids = [self._key(v) for v in value]
-            self.statics.append((How.tuple, value, len(self.elements), len(ids)))
-            self.elements += ids
-        else:
-            self.statics.append((How.identity, value, 0, 0))
-        return len(self.statics) - 1
+    def _node(self, path: Path) -> Node:
+        cls, detail = self.classes[path], self.flat.get(path + (_EXTRA,))
+        if _core.kind_info(cls)[0] == "registered":
+            detail = (cast(Any, detail).node_data()[1],)
+        return Node(cls, [(step, self._number(path + (step,))) for step in self.children[path]], detail)

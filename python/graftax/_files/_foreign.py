@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths by the names that other writers give tensors, and renamed paths: `layers.0.weight` for `layers[0].weight`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from .._structure import plain_key
+from ..path import Path
+from ._rows import Rows
+
+Names = tuple[str, ...]
+
+_NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
+
+BAD_RENAME = "rename= has {old!r}: {new!r}, which have not the same `*` and `**`: each stands for what it is in the other"
+
+
+def tensor_path(path: Path) -> Names:
+    """A path as texts: attributes, keys and numbers are all the same in the name of a tensor."""
+    return tuple(str(plain_key(entry)) for entry in path)
+
+
+def named(text: str) -> Names:
+    """The parts of a name: `a.b`, `a/b`, `a[b]`, `['a'].b`."""
+    return tuple(next(part for part in found.groups() if part is not None) for found in _NAME.finditer(text))
+
+
+class Renaming:
+    """What paths of a file are in `like`.
+
+    Args:
+        renames: patterns by patterns. `*` stands for one part of a path, `**` for any number.
+
+    Raises:
+        ValueError: where what `*` stands for has no place on the other side.
+    """
+
+    def __init__(self, renames: dict[str, str]) -> None:
+        self._rules: list[tuple[re.Pattern[str], Names]] = []
+        for old, new in renames.items():
+            before, after = named(old), named(new)
+            if [part for part in before if "*" in part] != [part for part in after if "*" in part]:
+                raise ValueError(BAD_RENAME.format(old=old, new=new))
+            self._rules.append((_expression(before), after))
+
+    def of_tensors(self, names: Iterable[str]) -> dict[Names, str]:
+        """The tensors of a file by their paths in `like`."""
+        return {self._renamed(named(name)): name for name in names}
+
+    def of_rows(self, rows: Rows) -> dict[Names, Any]:
+        """The rows of arrays and values by their paths in `like`."""
+        found: dict[Names, Any] = {}
+        for number, path in enumerate(rows.paths()):
+            at = rows.target(number)
+            if rows.all[number].op in "as-" or (at != number and rows.all[at].op == "s"):
+                found[self._renamed(tensor_path(path))] = at
+        return found
+
+    def _renamed(self, names: Names) -> Names:
+        text = "".join(f"{name}\0" for name in names)
+        for pattern, after in self._rules:
+            match = pattern.fullmatch(text)
+            if match is not None:
+                groups = iter(match.groups())
+                parts = [next(groups) if "*" in part else f"{part}\0" for part in after]
+                return tuple("".join(parts).split("\0")[:-1])
+        return names
+
+
+def _expression(parts: Names) -> re.Pattern[str]:
+    texts: list[str] = []
+    for part in parts:
+        if part == "**":
+            texts.append(r"((?:[^\0]*\0)*?)")
+        elif part == "*":
+            texts.append(r"([^\0]*\0)")
+        else:
+            if "*" in part:
+                raise ValueError(f"{part!r} in rename=: a * stands for a whole part, as in layers[*].w")
+            texts.append(re.escape(f"{part}\0"))
+    return re.compile("".join(texts), re.DOTALL)

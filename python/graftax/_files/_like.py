@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file beside the objects that it is loaded like: every difference first, then all values, then one write."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+from collections.abc import Generator, Iterable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import DictKey, GetAttrKey
+
+from .. import _core
+from .._compat import ref_types
+from .._difference import Way, lockstep, short_text
+from .._errors import a_type
+from ..path import Graph, Path
+from ..surgery import selection
+from ._build import Build, unknown_names
+from ._errors import LoadError
+from ._foreign import Renaming, tensor_path
+from ._leaf import Leaf
+from ._names import MISSING, Known, full_name, has_name
+from ._place import Placing
+from ._rows import FileRow, Rows
+from ._source import Source
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
+_CONTAINERS = ("list", "tuple", "dict", "odict", "defaultdict", "deque", "set", "buffer", "value")
+_NAMES = 500  # of those that a message looks through for one that is close
+
+NOT_MUTABLE = "into=True: nothing in like can be written to, it is immutable. Use the result of load without into=."
+
+
+class _Wanted(NamedTuple):
+    """An array of the file that goes into a row of `like`."""
+
+    leaf: Leaf
+    value: Any  # what is there
+
+
+class Like:
+    """The values of a file for the objects of `like`.
+
+    Args:
+        only: which leaves of `like` are loaded.
+        strict: is something missing or left over an error?
+        cast: do dtypes and kinds of numbers give way?
+    """
+
+    def __init__(
+        self, source: Source, placing: Placing, like: Any, only: Any, strict: bool, cast: bool, classes: Any, mesh: Any
+    ) -> None:
+        self._source, self._placing, self._like = source, placing, like
+        self._strict, self._cast = strict, cast
+        self._graph = Graph(like)
+        self._wanted = None if only is None else selection(self._graph, only)
+        self._known = Known(_names_in(self._graph), classes)
+        self._mesh = mesh
+        self._arrays: dict[int, tuple[_Wanted, Path]] = {}
+        self._changes: dict[int, Any] = {}
+        self._missing: list[tuple[Path, str]] = []
+        self._extra: list[tuple[Path, str]] = []
+        self._other: list[str] = []
+
+    def loaded(self, renames: dict[str, str], into: bool) -> Any:
+        """The result of `load`."""
+        if self._source.graph is None or renames:
+            self._by_name(Renaming(renames))
+        else:
+            self._rows, self._decoder = self._source.rows(self._known, self._mesh)
+            self._build = Build(self._rows, self._decoder, lambda number: MISSING)
+            self._pairs: dict[int, int] = {}  # the node of the file for each one of `like`, and the other way round
+            self._backs: dict[int, int] = {}
+            for _ in lockstep(self._meet, 0, 0):
+                pass
+        self._refuse()
+        for number, (wanted, path) in self._arrays.items():
+            self._changes[number] = self._array(wanted, path)
+        changes = self._everywhere()
+        if not into:
+            return self._graph.core.build(changes, all=True)
+        if changes and (0 in changes or not self._graph.core.write(changes)):
+            raise TypeError(NOT_MUTABLE)
+        return self._like
+
+    # ---- the structure of the file beside that of `like`
+
+    def _meet(self, a: int, b: int, way: Way) -> Generator[None, None, list[tuple[int, int, Any]]]:
+        yield from ()
+        path = _path_of(way)
+        there = self._graph.rows[a]
+        if there.what == "ref":
+            a, there = there.target, self._graph.rows[there.target]
+        b = self._rows.target(b)
+        row = self._rows.all[b]
+        if there.is_leaf:
+            self._leaf(a, there.value, b, row, path)
+            return []
+        if row.op != "n":
+            self._not_a_node(a, there.value, b, row, path)
+            return []
+        if self._pairs.get(a) == b:
+            return []
+        self._tie(a, b, path)
+        return self._nodes(a, there.value, b, row, path)
+
+    def _tie(self, a: int, b: int, path: Path) -> None:
+        """The same object on both sides, or on neither."""
+        if self._pairs.setdefault(a, b) != b and self._strict:
+            self._other.append(
+                f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file"
+            )
+        if self._backs.setdefault(b, a) != a and self._strict:
+            self._other.append(f"{path!r}: tied in the file to {self._rows.path(b)!r}, and another object in like")
+
+    def _nodes(self, a: int, value: Any, b: int, row: FileRow, path: Path) -> list[tuple[int, int, Any]]:
+        cls = type(value)
+        base = _core.kind_info(cls)[0]
+        bare = not self._rows.holds_arrays(b) and not self._holds_arrays(a)
+        same = full_name(cls) == row.arg
+        if not same and (base in _CONTAINERS or full_name(cls).split(".")[-1] != row.arg.split(".")[-1]):
+            if bare:
+                self._take(a, b, path)
+            elif self._is_wanted(a):
+                self._other.append(f"{path!r}: a {row.arg.partition(':')[2]} in the file, {a_type(value)} in like")
+            return []
+        mine = [(_of_nan(entry), child) for entry, child in self._graph.key_entries(a)]
+        given = {_of_nan(entry): child for entry, child in row.children}
+        if base in ("set", "buffer", "value") or (base == "deque" and row.detail != value.maxlen):
+            self._take(a, b, path)
+            return []
+        names = {entry for entry, _ in mine}
+        if base in _CONTAINERS and bare and (len(mine) != len(given) or names != given.keys()):
+            self._take(a, b, path)
+            return []
+        pairs: list[tuple[int, int, Any]] = []
+        for entry, child in mine:
+            if entry in given:
+                pairs.append((child, given[entry], entry))
+            else:
+                self._is_missing(child, path + (entry,))
+        for entry, child in row.children:
+            if _of_nan(entry) not in names:
+                self._is_extra(child, path + (entry,))
+        return pairs
+
+    def _leaf(self, a: int, value: Any, b: int, row: FileRow, path: Path) -> None:
+        if not self._is_wanted(a):
+            return
+        if row.op == "-":
+            if isinstance(value, jax.ShapeDtypeStruct):
+                self._missing.append((path, self._text(value)))
+        elif row.op == "n":
+            if self._rows.holds_arrays(b):
+                self._is_extra(b, path)
+            elif isinstance(value, _ARRAYS) and not _is_static_array(value):
+                self._missing.append((path, self._text(value)))
+            else:
+                self._take(a, b, path)
+        elif row.op == "a":
+            self._meet_array(a, value, self._rows.arrays[row.arg], path)
+        elif isinstance(value, _ARRAYS) and not _is_static_array(value):
+            self._number_for_array(a, value, row, path)
+        else:
+            self._static(a, value, row, path)
+
+    def _not_a_node(self, a: int, value: Any, b: int, row: FileRow, path: Path) -> None:
+        """A node in `like`, and a value in the file."""
+        if row.op == "a":
+            self._other.append(f"{path!r}: an array in the file, {a_type(value)} in like")
+        elif row.op == "-" or isinstance(value, types.FunctionType):
+            return  # a function without a name comes from `like`
+        elif self._holds_arrays(a):
+            self._is_missing(a, path)
+        else:
+            self._static(a, value, row, path)
+
+    def _static(self, a: int, value: Any, row: FileRow, path: Path) -> None:
+        """A value of the file; what no file can hold stays as it is in `like`."""
+        held: Any = row.arg
+        if type(held) is dict and held.get("!") in ("opaque", "one_device"):
+            return
+        if type(held) is dict and held.get("!") == "name" and _name_of(value) == self._decoder.name(held.get("of")):
+            return
+        new = self._decoder.value(held)
+        if new is not MISSING and (type(new) is not type(value) or not _is_same(new, value)):
+            self._changes[a] = new
+
+    def _take(self, a: int, b: int, path: Path) -> None:
+        """What holds no array comes from the file as a whole."""
+        if self._is_wanted(a):
+            new = self._build.value(b)
+            if new is not MISSING:
+                self._changes[a] = new
+
+    def _meet_array(self, a: int, value: Any, leaf: Leaf, path: Path) -> None:
+        if not isinstance(value, _ARRAYS) or _is_static_array(value):
+            is_number = self._cast and isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
+            if is_number and leaf.key is None:
+                self._arrays[a] = _Wanted(leaf, value), path
+            else:
+                self._other.append(f"{path!r}: {self._array_text(leaf)} in the file, {short_text(value)} in like")
+            return
+        problem = self._differs(value, leaf)
+        if problem is None:
+            self._arrays[a] = _Wanted(leaf, value), path
+        else:
+            self._other.append(f"{path!r}: {problem}")
+
+    def _differs(self, value: Any, leaf: Leaf) -> str | None:
+        shape, dtype = self._source.shape(leaf), self._source.dtype(leaf)
+        wanted = value.dtype
+        texts = f"{self._array_text(leaf)} in the file, {self._text(value)} in like"
+        is_key = jnp.issubdtype(wanted, jax.dtypes.prng_key)
+        if is_key or leaf.key is not None:
+            if not is_key or leaf.key is None:
+                return texts
+            size = len(value.shape)
+            fits = shape[:size] == value.shape and (
+                isinstance(value, jax.ShapeDtypeStruct) or str(jax.random.key_impl(value)) == leaf.key
+            )
+            return None if fits else texts
+        if tuple(value.shape) != shape or (not self._cast and np.dtype(wanted) != dtype):
+            return texts
+        return None
+
+    def _number_for_array(self, a: int, value: Any, row: FileRow, path: Path) -> None:
+        new = row.arg if type(row.arg) in (bool, int, float) else None
+        if new is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex"):
+            new = self._decoder.value(row.arg)
+        if new is None:
+            self._missing.append((path, self._text(value)))
+        elif not self._cast or value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            self._other.append(f"{path!r}: the number {new!r} in the file, {self._text(value)} in like")
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self._changes[a] = value.dtype.type(new) if isinstance(value, np.generic) else np.asarray(new, value.dtype)
+        else:
+            self._changes[a] = jnp.asarray(new, value.dtype)
+
+    # ---- names of tensors beside the paths of `like`
+
+    def _by_name(self, renaming: Renaming) -> None:
+        """Each leaf of `like` by its own path, as it is called in the file."""
+        rows: Rows | None = None
+        if self._source.graph is not None:
+            rows, self._decoder = self._source.rows(self._known, self._mesh)
+            self._rows = rows
+        found = renaming.of_rows(rows) if rows is not None else renaming.of_tensors(self._source.tensors)
+        used: set[Any] = set()
+        for number, there in enumerate(self._graph.rows):
+            if not there.is_leaf or not self._is_wanted(number):
+                continue
+            path = self._graph.path(number)
+            at = found.get(tensor_path(path))
+            if at is None:
+                if isinstance(there.value, _ARRAYS) and not _is_static_array(there.value):
+                    self._missing.append((path, self._text(there.value)))
+                continue
+            used.add(at)
+            if rows is None:
+                self._meet_array(number, there.value, Leaf(cast(str, at)), path)
+            else:
+                self._leaf(number, there.value, at, rows.all[at], path)
+        for at in dict.fromkeys(found.values()):
+            if at not in used and (rows is None or rows.all[at].op == "a"):
+                leaf = Leaf(cast(str, at)) if rows is None else rows.arrays[rows.all[at].arg]
+                where = Path((GetAttrKey(at),)) if rows is None else rows.path(at)
+                self._extra.append((where, self._array_text(leaf)))
+
+    # ---- what differs
+
+    def _is_missing(self, a: int, path: Path) -> None:
+        """A part of `like` that the file does not have."""
+        if not self._is_wanted(a):
+            return
+        leaves = self._leaves_below(a)
+        if not leaves:
+            self._missing.append((path, a_type(self._graph.rows[self._graph.rows[a].target].value)))
+        for leaf in leaves:
+            rest = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[a].target)) :]
+            self._missing.append((path + rest, self._text(self._graph.rows[leaf].value)))
+
+    def _is_extra(self, b: int, path: Path) -> None:
+        """A part of the file that `like` does not have."""
+        if self._wanted is not None:
+            return
+        b = self._rows.target(b)
+        todo, seen = [(b, path)], {b}
+        arrays: list[tuple[Path, str]] = []
+        while todo:
+            at, where = todo.pop()
+            row = self._rows.all[at]
+            if row.op == "a":
+                arrays.append((where, self._array_text(self._rows.arrays[row.arg])))
+            for entry, child in reversed(row.children):
+                if (child := self._rows.target(child)) not in seen:
+                    seen.add(child)
+                    todo.append((child, where + (entry,)))
+        self._extra += arrays or [(path, "a value" if self._rows.all[b].op == "s" else "a part without arrays")]
+
+    def _refuse(self) -> None:
+        if self._known.unknown:
+            raise unknown_names(self._known.unknown, self._source.path)
+        abstract = [m for m in self._missing if m[1].startswith("ShapeDtypeStruct")]
+        lines = list(self._other)
+        missing, extra = (self._missing, self._extra) if self._strict else (abstract, [])
+        names = [repr(path) for path, _ in self._extra][:_NAMES]
+        for path, text in missing:
+            close = difflib.get_close_matches(repr(path), names, n=1) if len(missing) <= _NAMES else []
+            near = f"; the file has {close[0]}" if close else ""
+            lines.append(f"{path!r}: {text} in like, missing in the file{near}")
+        lines += [f"{path!r}: {text} in the file, not in like" for path, text in extra]
+        if lines:
+            raise LoadError(f"{self._source.path} differs from like:", lines)
+
+    def _is_wanted(self, a: int) -> bool:
+        if self._wanted is None:
+            return True
+        row = self._graph.rows[a]
+        return a in self._wanted if row.is_leaf else any(leaf in self._wanted for leaf in self._leaves_below(a, True))
+
+    def _leaves_below(self, a: int, values: bool = False) -> list[int]:
+        """The arrays below a row of `like`; with `values` all leaves."""
+        below = sorted(self._graph.below([a]))
+        return [
+            n
+            for n in below
+            if self._graph.rows[n].is_leaf
+            and (values or (isinstance(v := self._graph.rows[n].value, _ARRAYS) and not _is_static_array(v)))
+        ]
+
+    def _holds_arrays(self, a: int) -> bool:
+        return bool(self._leaves_below(a))
+
+    def _text(self, value: Any) -> str:
+        name = type(value).__name__ if isinstance(value, (np.generic, jax.ShapeDtypeStruct)) else "an array"
+        return f"{name} of {value.dtype}{list(value.shape)}"
+
+    def _array_text(self, leaf: Leaf) -> str:
+        if leaf.key is not None:
+            return f"an array of key<{leaf.key}>{list(self._source.shape(leaf)[:-1])}"
+        return f"an array of {self._source.dtype(leaf)}{list(self._source.shape(leaf))}"
+
+    # ---- values
+
+    def _array(self, wanted: _Wanted, path: Path) -> Any:
+        """The value for a row of `like`: of the kind that is there."""
+        value, leaf = wanted.value, wanted.leaf
+        if not isinstance(value, _ARRAYS):
+            return type(value)(self._source.array(leaf)[()])
+        kind = "scalar" if isinstance(value, np.generic) else "numpy" if isinstance(value, np.ndarray) else "jax"
+        kind = "ref" if isinstance(value, ref_types) else kind
+        dtype = np.dtype(value.dtype) if leaf.key is None else None
+        dtype = None if dtype is None or dtype == self._source.dtype(leaf) else dtype
+        sharding = getattr(value, "sharding", None)
+        if isinstance(value, jax.Array) and not value.committed:
+            sharding = None
+        return self._placing.value(leaf._replace(kind=kind), path, sharding, dtype)
+
+    def _everywhere(self) -> dict[int, Any]:
+        """The changes, and the same for every other place of a node that is replaced as a whole."""
+        nodes = {number for number in self._changes if not self._graph.rows[number].is_leaf}
+        changes = dict(self._changes)
+        if nodes:
+            refers = self._graph.refers()
+            for number in nodes:
+                for place in refers.get(number, ()):
+                    changes[place] = self._changes[number]
+        return changes
+
+
+def _of_nan(entry: Any) -> Any:
+    """A key that is NaN equals itself alone: here all of them are one."""
+    key = getattr(entry, "key", None)
+    return DictKey(math.nan) if type(key) is float and key != key else entry
+
+
+def _path_of(way: Way) -> Path:
+    entries: list[Any] = []
+    while way is not None:
+        way, entry = cast(Any, way)
+        entries.append(entry)
+    return Path(reversed(entries))
+
+
+def _is_static_array(value: Any) -> bool:
+    """NumPy arrays of texts and dates are values."""
+    return isinstance(value, (np.ndarray, np.generic)) and (value.dtype.kind in "USMm" or value.dtype == jax.dtypes.float0)
+
+
+def _name_of(value: Any) -> str | None:
+    return full_name(value) if has_name(value) else None
+
+
+def _is_same(new: Any, value: Any) -> bool:
+    """Is a value what it was? A NaN is itself, and -0.0 is not 0.0."""
+    if new is value:
+        return True
+    if isinstance(new, (float, complex)):
+        return repr(new) == repr(value)
+    try:
+        return bool(new == value)
+    except Exception:  # it does not say
+        return False
+
+
+def _names_in(graph: Graph) -> dict[str, Any]:
+    """The classes, functions and modules of objects, by name."""
+    found: dict[str, Any] = {}
+    for row in graph.rows:
+        value = row.value
+        values: Iterable[Any] = (value, type(value)) if row.is_leaf else (type(value),)
+        if isinstance(value, types.FunctionType):
+            values = (value, type(value))
+        for known in values:
+            if isinstance(known, types.ModuleType):
+                found[f"{known.__name__}:"] = known
+            elif isinstance(known, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(known):
+                found.setdefault(f"{known.__module__}:{known.__qualname__}", known)
+    return found
+
+

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An object graph as the rows of a file: nodes, arrays, values and references, in walk order."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+from .. import _core
+from .._errors import UnsupportedValueError, at_path
+from .._jax_nodes import NoneKey
+from .._structure import Op, Row, Structure
+from ..path import Path, open_node
+from ._leaf import Leaf, Outgoing, outgoing
+from ._names import Names, has_name
+from ._statics import Encoder, Opaque
+
+FORMAT = 1
+_LONGEST_NAME = 400
+
+NO_KEY = (
+    "a {cls} that is a key of a dict, or an element of a set, has neither a value nor a name that a file can hold. Use "
+    "numbers, texts, tuples of them or enums."
+)
+
+
+class Outline:
+    """What is written of one object graph.
+
+    Args:
+        obj: the root.
+        wanted: is an array at this path written? The others are noted as left out.
+        dtype: of floating arrays, where it is not their own.
+
+    Raises:
+        UnsupportedValueError: for what no file can hold, at its path.
+    """
+
+    def __init__(self, obj: Any, wanted: Callable[[Path], bool] | None, dtype: np.dtype[Any] | None) -> None:
+        self._leaves, graphdef = _core.flatten(obj)
+        self._structure = Structure(graphdef)
+        self._wanted, self._dtype = wanted, dtype
+        self._names = Names()
+        self._encoder = Encoder(self._names)
+        self._numbers: dict[int, int] = {}  # of the rows of the structure, among those of the file
+        self._tensors: dict[int, int] = {}  # of the arrays, by id
+        self._taken: set[str] = {"__metadata__"}
+        self.rows: list[list[Any]] = []
+        self.arrays: list[Outgoing] = []
+        self._walk(obj)
+
+    def to_json(self) -> dict[str, Any]:
+        arrays = [array.leaf.to_json() for array in self.arrays]
+        return {"format": FORMAT, "needs": 1, "names": list(self._names.all), "arrays": arrays, "rows": self.rows}
+
+    def _walk(self, obj: Any) -> None:
+        todo: list[tuple[Row, Path, Any]] = [(self._structure.rows[0], Path(), obj)]
+        while todo:
+            row, path, live = todo.pop()
+            try:
+                todo += self._visit(row, path, live)
+            except Exception as error:
+                raise at_path(error, repr(path)) from error.__cause__
+
+    def _visit(self, row: Row, path: Path, live: Any) -> list[tuple[Row, Path, Any]]:
+        """Writes a row; returns those below it, last first."""
+        row = self._structure.target(row)
+        if row.op is Op.leaf:
+            self.rows.append(self._leaf(self._leaves[row.leaf], path))
+            return []
+        if row.op is Op.static:
+            self.rows.append(["s", self._encoder.value(row.value)])
+            return []
+        if row.number in self._numbers:
+            self.rows.append(["r", self._numbers[row.number]])
+            return []
+        self._numbers[row.number] = len(self.rows)
+        if isinstance(live, types.FunctionType) and not self._is_opened(row, live):
+            self.rows.append(["s", self._encoder.value(live)])
+            return []
+        children = list(self._structure.children(row))
+        opened = _core.children_with_keys(live)
+        entries, below = [child.key_entry for child in children], [value for _, value in opened]
+        if any(isinstance(entry, FlattenedIndexKey) for entry in entries):
+            entries = [entry for entry, _ in open_node(live)]
+        self.rows.append(["n", self._names.number(row.type), self._entries(entries), *self._detail(row)])
+        found = zip(children, entries, below, strict=True)
+        return [(child, path + (entry,), value) for child, entry, value in found][::-1]
+
+    def _is_opened(self, row: Row, function: types.FunctionType) -> bool:
+        """A function without a name counts by what it captures where there are arrays in it."""
+        return not has_name(function) and any(below.op is Op.leaf for below in self._structure.below(row))
+
+    def _leaf(self, value: Any, path: Path) -> list[Any]:
+        if self._wanted is not None and not self._wanted(path):
+            return ["-"]
+        known = self._tensors.get(id(value))
+        if known is None:
+            known = self._tensors[id(value)] = len(self.arrays)
+            self.arrays.append(outgoing(value, self._name(path), self._dtype))
+        return ["a", known]
+
+    def _name(self, path: Path) -> str:
+        text = str(path).removeprefix(".") or "obj"
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
+        if len(text) > _LONGEST_NAME:
+            text = f"{text[:200]}…{text[-100:]}"
+        name, count = text, 1
+        while name in self._taken:
+            count += 1
+            name = f"{text}~{count}"
+        self._taken.add(name)
+        return name
+
+    def _entries(self, entries: list[Any]) -> Any:
+        if all(isinstance(entry, SequenceKey) for entry in entries):
+            return len(entries)
+        return [self._entry(entry) for entry in entries]
+
+    def _entry(self, entry: Any) -> Any:
+        """An attribute as a text, a key in a list, numbers as numbers."""
+        if isinstance(entry, GetAttrKey):
+            return entry.name
+        if isinstance(entry, SequenceKey):
+            return entry.idx
+        if isinstance(entry, FlattenedIndexKey):
+            return {"flat": entry.key}
+        if isinstance(entry, (DictKey, NoneKey)):
+            return [self._key(entry.key)]
+        return {"text": str(entry)}
+
+    def _key(self, value: Any) -> Any:
+        try:
+            return self._encoder.key(value)
+        except Opaque:
+            raise UnsupportedValueError(NO_KEY.format(cls=type(value).__qualname__)) from None
+
+    def _detail(self, row: Row) -> Iterator[Any]:
+        cls = row.type
+        if cls is None:
+            return
+        base = _core.kind_info(cls)[0]
+        value = row.value
+        if base == "set":
+            yield [self._key(element) for element in value]
+        elif base == "function":
+            yield {"qualname": value.__qualname__, "variables": list(value.__code__.co_freevars)}
+        elif base in ("deque", "buffer", "value") and value is not None:
+            yield self._key(value)
+
+
