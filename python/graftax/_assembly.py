@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
@@ -77,7 +77,7 @@ class Assembly:
         self._code.append(_core.GraphDef._instruction() | {"op": op, "next": len(self._code) + 1} | given)
 
     def _node(self, number: int) -> list[tuple[int, int | None]]:
-        cls, children, detail = self._nodes[number]
+        cls, _, detail = self._nodes[number]
         base, tracked, slot_names = _core.kind_info(cls)
         extra, items, attributes = self._sorted_children(number, base)
         slots = [s for s in slot_names if s in attributes]
@@ -95,7 +95,7 @@ class Assembly:
             payload = len(self._statics)
             self._statics.append((How.function, detail, 0, 0))
         if base == "registered":
-            treedef = one_level_treedef(cls, detail[0], len(items))
+            treedef = one_level_treedef(cls, cast("tuple[Any]", detail)[0], len(items))
         ids += [self._key(n) for n in (*fields, *slots)]
         self._keys += ids
         if tracked or self._met[number] > 1:
@@ -134,21 +134,20 @@ class Assembly:
                 extra.append((entry, child))
             else:
                 attributes[entry.name] = child
-        path = self._name(number)
         unnamed = any(not isinstance(entry, GetAttrKey) for entry, _ in items)
         if parts and not unnamed:
             items.sort(key=lambda item: parts.index(item[0].name))
         elif not parts and base in ("list", "tuple", "deque"):
             if not all(isinstance(entry, SequenceKey) for entry, _ in items):
-                raise StructureError(f"the items of {path} have keys that are no numbers")
+                raise StructureError(f"the items of {self._name(number)} have keys that are no numbers")
             items.sort(key=lambda item: item[0].idx)
             if [entry.idx for entry, _ in items] != list(range(len(items))):
                 given = [entry for entry, _ in items]
-                raise StructureError(f"the items of {path} are not numbered from 0 without a gap: {given}")
+                raise StructureError(f"the items of {self._name(number)} are not numbered from 0 without a gap: {given}")
         if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
-            raise StructureError(f"{path} is a {base} node and needs the entries {', '.join(parts)}")
+            raise StructureError(f"{self._name(number)} is a {base} node and needs the entries {', '.join(parts)}")
         if extra_name and not extra:
-            raise StructureError(f"{path} is a {base} node without its entry {path}.{extra_name}")
+            raise StructureError(f"{self._name(number)} is a {base} node without its entry {self._name(number)}.{extra_name}")
         return extra, items, attributes
 
     def _key(self, value: Any) -> int:

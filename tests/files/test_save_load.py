@@ -23,13 +23,14 @@ from hypothesis import given
 from jax.sharding import NamedSharding, PartitionSpec
 
 import graftax
+import oracle
 import zoo
 from strategies import graphs
 from zoo import Box
 
 safe_open = pytest.importorskip("safetensors").safe_open
 
-KNOWN = ("zoo", "math", "types", zoo.SENTINEL.__class__)
+KNOWN = ("zoo", "math", "types", "callables", "strategies", "plain")
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_the_zoo_comes_back_like_itself(path, name):
     new = round_trip(path, obj, like=like)
     assert graftax.equal(new, obj)
     if like is not None and name not in ("array", "typed_key"):
-        mutable = any(hasattr(like, a) for a in ("append", "add", "update")) or isinstance(like, (Box, zoo.Node))
+        mutable = any(hasattr(like, a) for a in ("append", "update")) or isinstance(like, (Box, zoo.Node))
+        mutable = mutable and not isinstance(like, set)
         if mutable:
             assert graftax.load(path, like, into=True) is like
             assert graftax.equal(like, obj)
@@ -81,14 +83,20 @@ def test_values_come_back(path):
     assert all(a is b or (type(a) is type(b) and repr(a) == repr(b)) for a, b in zip(new, values, strict=True))
 
 
-@given(obj=graphs())
-def test_any_graph_comes_back(tmp_path_factory, obj):
-    path = tmp_path_factory.mktemp("any") / "x.safetensors"
-    graftax.save(path, obj)
-    assert graftax.equal(graftax.load(path, obj), obj)
+@given(graphs())
+def test_any_graph_comes_back(tmp_path_factory, recipe):
+    path, graph = tmp_path_factory.mktemp("any") / "x.safetensors", recipe.build()
+    graftax.save(path, graph)
+    assert oracle.difference(graph, graftax.load(path, recipe.build())) is None
+    try:
+        anew = graftax.load(path, classes=KNOWN)
+    except graftax.LoadError as error:
+        assert "only like= can give" in str(error)
+    else:
+        assert oracle.difference(graph, anew) is None
 
 
-DTYPES = [np.dtype(name) for name in "?bhilqBHILQefdFD"] + [
+DTYPES = [np.dtype(name) for name in "?bhilBHILefdFD"] + [
     np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "int2", "int4", "uint2", "uint4", *(n for n in dir(ml_dtypes) if n.startswith("float8_")))
 ]
@@ -100,7 +108,7 @@ def test_every_dtype_comes_back(path, dtype):
     host = np.asarray(np.arange(6).reshape(2, 3) % 2, np.float32).astype(dtype)
     obj = {"numpy": host, "scalar": host[0, 1], "zero": host[()][1, 1].reshape(()), "none": host[:0]}
     with jax.enable_x64(True):
-        obj["jax"] = jnp.asarray(host) if dtype.name not in ("float8_e3m4_",) else host
+        obj["jax"] = jnp.asarray(host)
     new = round_trip(path, obj)
     for name, value in obj.items():
         assert type(new[name]) is type(value) and new[name].dtype == value.dtype and new[name].shape == value.shape
@@ -121,7 +129,7 @@ def test_what_a_tensor_does_not_say_comes_back(path):
     }
     new = round_trip(path, obj)
     assert graftax.equal(new, obj)
-    assert [new[name].weak_type for name in ("weak", "literal", "jax")] == [False, True, False]
+    assert [new[name].weak_type for name in ("weak", "literal", "jax")] == [True, True, False]
     assert str(jax.random.key_impl(new["key"])) == "rbg"
     assert isinstance(new["numpy"], np.ndarray) and isinstance(new["jax"], jax.Array)
 
@@ -245,7 +253,9 @@ def test_a_deep_graph_comes_back(path):
 
 def test_libraries_come_back(path):
     model = eqx.nn.MLP(2, 3, 4, 2, key=jax.random.key(0))
-    new = round_trip(path, model)
+    with pytest.raises(graftax.LoadError, match="lambda"):
+        round_trip(path, model)
+    new = graftax.load(path, eqx.nn.MLP(2, 3, 4, 2, key=jax.random.key(1)))
     assert eqx.tree_equal(model, new) and type(new) is eqx.nn.MLP
     x = jnp.ones(2)
     assert jnp.array_equal(new(x), model(x))
@@ -263,11 +273,11 @@ def nnx_model(seed):
 
 def test_nnx_modules_come_back(path):
     model, like = nnx_model(0), nnx_model(1)
-    model.norm.mean.value += 1
+    model.norm.mean[...] += 1
     graftax.save(path, model)
     assert graftax.load(path, like, into=True) is like
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), nnx.state(model), nnx.state(like))))
-    assert isinstance(like.linear.kernel, nnx.Param) and like.norm.mean.value[0] == 1
+    assert isinstance(like.linear.kernel, nnx.Param) and like.norm.mean[0] == 1
 
 
 def test_optimizers_come_back(path):
@@ -279,10 +289,10 @@ def test_optimizers_come_back(path):
     assert graftax.equal(new, state)
 
     model = {"w": jnp.ones(3)}
-    opt = graftax.optimizer(model, optax.adam(1e-2))
+    opt = graftax.optimizer(optax.adam(1e-2), model)
     graftax.save(path, (model, opt))
     again = {"w": jnp.zeros(3)}
-    new_model, new_opt = graftax.load(path, (again, graftax.optimizer(again, optax.adam(1e-3))))
+    new_model, new_opt = graftax.load(path, (again, graftax.optimizer(optax.adam(1e-3), again)))
     assert jnp.array_equal(new_model["w"], model["w"]) and type(new_opt) is type(opt)
 
 

@@ -12,7 +12,7 @@ from jax.tree_util import DictKey, GetAttrKey
 from .. import _core
 from .._assembly import Assembly, Node
 from .._errors import GraftaxError
-from ._errors import LoadError
+from ._errors import LoadError, Malformed
 from ._names import MISSING
 from ._rows import Rows, UnknownKey
 from ._statics import Decoder
@@ -47,8 +47,16 @@ class Build:
             return Assembly(self._nodes, self._values, lambda at: repr(self._rows.path(at) if at >= 0 else at)).build(
                 number
             )
+        except (Malformed, LoadError):
+            raise
         except (GraftaxError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise LoadError(f"what the file has at {self._rows.path(number)!r} cannot be built: {error}") from error
+
+    def note_unknown(self) -> None:
+        """Notes everything in the file that is not known."""
+        for number, row in enumerate(self._rows.all):
+            if row.op != "r" and number not in self._nodes and number not in self._values:
+                self._one(number)
 
     def _describe(self, number: int) -> bool:
         """Describes a row and all below it. False where something is not known."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The safetensors container: a header of JSON that says where the bytes of each tensor are, then the bytes.
 
-Written and read here, so that a file can be written a leaf at a time and opened without a copy. The header is checked in
-full before anything is read through it.
+Written and read here, so that a file can be written a leaf at a time and opened without a copy. The header is checked
+in full before anything is read through it.
 """
 
 from __future__ import annotations
@@ -167,7 +167,12 @@ def _no_constant(name: str) -> Any:
 def _tensor(path: str, name: str, entry: Any) -> Tensor:
     fields: dict[str, Any] = entry if type(entry) is dict else {}
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if type(dtype) is not str or not _are_sizes(shape) or not _are_sizes(offsets) or len(cast("list[int]", offsets)) != 2:
+    if (
+        type(dtype) is not str
+        or not _are_sizes(shape)
+        or not _are_sizes(offsets)
+        or len(cast("list[int]", offsets)) != 2
+    ):
         raise damaged(path, f"what it says of {name!r} is no tensor")
     sizes, (start, end) = cast("list[int]", shape), cast("list[int]", offsets)
     bits = DTYPES[dtype].itemsize * 8 if dtype in DTYPES else _PACKED.get(dtype)

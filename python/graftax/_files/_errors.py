@@ -29,6 +29,10 @@ def _made(text: str, differences: tuple[str, ...]) -> LoadError:
     return error
 
 
+class Malformed(ValueError):
+    """What a file says has no meaning; `load` and `peek` name the file."""
+
+
 def damaged(path: str, what: str) -> LoadError:
     """The error for a file that is not what a file of this kind is."""
     return LoadError(f"{path} is no safetensors file, or it is damaged: {what}")

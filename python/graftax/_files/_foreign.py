@@ -15,7 +15,9 @@ Names = tuple[str, ...]
 
 _NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
 
-BAD_RENAME = "rename= has {old!r}: {new!r}, which have not the same `*` and `**`: each stands for what it is in the other"
+BAD_RENAME = (
+    "rename= has {old!r}: {new!r}, which have not the same `*` and `**`: each stands for what it is in the other"
+)
 
 
 def tensor_path(path: Path) -> Names:
@@ -53,10 +55,10 @@ class Renaming:
     def of_rows(self, rows: Rows) -> dict[Names, Any]:
         """The rows of arrays and values by their paths in `like`."""
         found: dict[Names, Any] = {}
-        for number, path in enumerate(rows.paths()):
+        for number in range(len(rows.all)):
             at = rows.target(number)
             if rows.all[number].op in "as-" or (at != number and rows.all[at].op == "s"):
-                found[self._renamed(tensor_path(path))] = at
+                found[self._renamed(tensor_path(rows.path(number)))] = at
         return found
 
     def _renamed(self, names: Names) -> Names:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -15,20 +16,22 @@ import numpy as np
 from .._compat import as_weak, ref_types
 from .._errors import UnsupportedValueError
 from ._container import DTYPES, Tensor
-from ._errors import LoadError
+from ._errors import LoadError, Malformed
 
 GONE = "it was deleted or donated: there is nothing left to save"
 NO_DATA = "a {cls} has no data to save"
 ELSEWHERE = (
-    "it lies on devices of other processes: one process cannot write it. Use graftax.Checkpoints, which lets each write "
-    "its own part"
+    "it lies on devices of other processes: one process cannot write it. Use graftax.Checkpoints, which lets each "
+    "write its own part"
 )
 
 # As the dtype of a tensor. Float8 has codes in the format that few readers know: bytes, with the dtype beside them.
 _CODES = {dtype: code for code, dtype in DTYPES.items() if not code.startswith("F8")}
-_NAMES = ("int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")
-_NAMES += ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn")
-_NAMES += ("float6_e3m2fn", "int1", "uint1")
+_NAMES = (
+    *("int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu"),
+)
 LOGICAL: dict[str, np.dtype[Any]] = {
     **{dtype.name: dtype for dtype in _CODES},
     **{name: np.dtype(getattr(ml_dtypes, name)) for name in _NAMES if hasattr(ml_dtypes, name)},
@@ -47,20 +50,22 @@ class Leaf(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         defaults = Leaf._field_defaults
-        return {name: value for name, value in self._asdict().items() if name not in defaults or value != defaults[name]}
+        return {
+            name: value for name, value in self._asdict().items() if name not in defaults or value != defaults[name]
+        }
 
     @staticmethod
     def from_json(found: Any) -> Leaf:
-        """Unknown fields are ignored. Raises ValueError where one has the wrong type."""
+        """Unknown fields are ignored. Raises Malformed where one has the wrong type."""
         if type(found) is not dict:
-            raise ValueError("an array that is no object")
+            raise Malformed("an array that is no object")
         fields: dict[str, Any] = {name: found[name] for name in Leaf._fields if name in found}
         texts = [fields.get("name"), fields.get("kind", "jax"), fields.get("dtype", ""), fields.get("key", "")]
         if not all(type(text) is str for text in texts) or type(fields.get("weak", False)) is not bool:
-            raise ValueError("an array with a field of the wrong type")
+            raise Malformed("an array with a field of the wrong type")
         leaf = Leaf(**fields)
         if leaf.kind not in ("jax", "numpy", "scalar", "ref") or (leaf.dtype or "int8") not in LOGICAL:
-            raise ValueError(f"an array of an unknown kind or dtype: {leaf.kind} {leaf.dtype}")
+            raise Malformed(f"an array of an unknown kind or dtype: {leaf.kind} {leaf.dtype}")
         return leaf
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import difflib
 import math
 import types
-from collections.abc import Generator, Iterable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,13 @@ from ._foreign import Renaming, tensor_path
 from ._leaf import Leaf
 from ._names import MISSING, Known, full_name, has_name
 from ._place import Placing
-from ._rows import FileRow, Rows
+from ._rows import FileRow
 from ._source import Source
-
+from ._way import Where
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
+N = TypeVar("N")
+
 _CONTAINERS = ("list", "tuple", "dict", "odict", "defaultdict", "deque", "set", "buffer", "value")
 _NAMES = 500  # of those that a message looks through for one that is close
 
@@ -62,10 +64,10 @@ class Like:
         self._wanted = None if only is None else selection(self._graph, only)
         self._known = Known(_names_in(self._graph), classes)
         self._mesh = mesh
-        self._arrays: dict[int, tuple[_Wanted, Path]] = {}
+        self._arrays: dict[int, tuple[_Wanted, Where]] = {}
         self._changes: dict[int, Any] = {}
-        self._missing: list[tuple[Path, str]] = []
-        self._extra: list[tuple[Path, str]] = []
+        self._missing: list[tuple[Where | Path, str]] = []
+        self._extra: list[tuple[Where | Path, str]] = []
         self._other: list[str] = []
 
     def loaded(self, renames: dict[str, str], into: bool) -> Any:
@@ -93,7 +95,7 @@ class Like:
 
     def _meet(self, a: int, b: int, way: Way) -> Generator[None, None, list[tuple[int, int, Any]]]:
         yield from ()
-        path = _path_of(way)
+        path = Where(way)
         there = self._graph.rows[a]
         if there.what == "ref":
             a, there = there.target, self._graph.rows[there.target]
@@ -110,16 +112,16 @@ class Like:
         self._tie(a, b, path)
         return self._nodes(a, there.value, b, row, path)
 
-    def _tie(self, a: int, b: int, path: Path) -> None:
-        """The same object on both sides, or on neither."""
+    def _tie(self, a: int, b: int, path: Where) -> None:
+        """The same object on both sides, or on neither. What cannot change has no identity that counts."""
+        if not _core.kind_info(type(self._graph.rows[a].value))[1]:
+            return
         if self._pairs.setdefault(a, b) != b and self._strict:
-            self._other.append(
-                f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file"
-            )
+            self._other.append(f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file")
         if self._backs.setdefault(b, a) != a and self._strict:
             self._other.append(f"{path!r}: tied in the file to {self._rows.path(b)!r}, and another object in like")
 
-    def _nodes(self, a: int, value: Any, b: int, row: FileRow, path: Path) -> list[tuple[int, int, Any]]:
+    def _nodes(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> list[tuple[int, int, Any]]:
         cls = type(value)
         base = _core.kind_info(cls)[0]
         bare = not self._rows.holds_arrays(b) and not self._holds_arrays(a)
@@ -132,7 +134,7 @@ class Like:
             return []
         mine = [(_of_nan(entry), child) for entry, child in self._graph.key_entries(a)]
         given = {_of_nan(entry): child for entry, child in row.children}
-        if base in ("set", "buffer", "value") or (base == "deque" and row.detail != value.maxlen):
+        if not self._has_content(value, base, row.detail):
             self._take(a, b, path)
             return []
         names = {entry for entry, _ in mine}
@@ -150,7 +152,22 @@ class Like:
                 self._is_extra(child, path + (entry,))
         return pairs
 
-    def _leaf(self, a: int, value: Any, b: int, row: FileRow, path: Path) -> None:
+    def _has_content(self, value: Any, base: str, detail: Any) -> bool:
+        """Is a node of `like`, apart from its children, what the file has?"""
+        if base == "set":
+            found = self._decoder.parts(detail, 0)
+            return found is not MISSING and _typed(found) == _typed(value)
+        if base == "deque":
+            return value.maxlen == detail
+        if base == "value":
+            plain = next((kind for kind in _PLAIN_VALUES if isinstance(value, kind)), None)
+            found = self._decoder.value(detail)
+            return type(found) is plain and found == cast(Any, _PLAIN_VALUES[cast(Any, plain)])(value)
+        if base == "buffer":
+            return isinstance(value, bytearray) and bytes(value) == self._decoder.value(detail)
+        return True
+
+    def _leaf(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> None:
         if not self._is_wanted(a):
             return
         if row.op == "-":
@@ -159,18 +176,18 @@ class Like:
         elif row.op == "n":
             if self._rows.holds_arrays(b):
                 self._is_extra(b, path)
-            elif isinstance(value, _ARRAYS) and not _is_static_array(value):
+            elif _is_array(value):
                 self._missing.append((path, self._text(value)))
             else:
                 self._take(a, b, path)
         elif row.op == "a":
             self._meet_array(a, value, self._rows.arrays[row.arg], path)
-        elif isinstance(value, _ARRAYS) and not _is_static_array(value):
+        elif _is_array(value):
             self._number_for_array(a, value, row, path)
         else:
             self._static(a, value, row, path)
 
-    def _not_a_node(self, a: int, value: Any, b: int, row: FileRow, path: Path) -> None:
+    def _not_a_node(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> None:
         """A node in `like`, and a value in the file."""
         if row.op == "a":
             self._other.append(f"{path!r}: an array in the file, {a_type(value)} in like")
@@ -181,7 +198,7 @@ class Like:
         else:
             self._static(a, value, row, path)
 
-    def _static(self, a: int, value: Any, row: FileRow, path: Path) -> None:
+    def _static(self, a: int, value: Any, row: FileRow, path: Where) -> None:
         """A value of the file; what no file can hold stays as it is in `like`."""
         held: Any = row.arg
         if type(held) is dict and held.get("!") in ("opaque", "one_device"):
@@ -192,15 +209,15 @@ class Like:
         if new is not MISSING and (type(new) is not type(value) or not _is_same(new, value)):
             self._changes[a] = new
 
-    def _take(self, a: int, b: int, path: Path) -> None:
+    def _take(self, a: int, b: int, path: Where) -> None:
         """What holds no array comes from the file as a whole."""
         if self._is_wanted(a):
             new = self._build.value(b)
             if new is not MISSING:
                 self._changes[a] = new
 
-    def _meet_array(self, a: int, value: Any, leaf: Leaf, path: Path) -> None:
-        if not isinstance(value, _ARRAYS) or _is_static_array(value):
+    def _meet_array(self, a: int, value: Any, leaf: Leaf, path: Where) -> None:
+        if not _is_array(value):
             is_number = self._cast and isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
             if is_number and leaf.key is None:
                 self._arrays[a] = _Wanted(leaf, value), path
@@ -230,7 +247,7 @@ class Like:
             return texts
         return None
 
-    def _number_for_array(self, a: int, value: Any, row: FileRow, path: Path) -> None:
+    def _number_for_array(self, a: int, value: Any, row: FileRow, path: Where) -> None:
         new = row.arg if type(row.arg) in (bool, int, float) else None
         if new is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex"):
             new = self._decoder.value(row.arg)
@@ -247,35 +264,42 @@ class Like:
 
     def _by_name(self, renaming: Renaming) -> None:
         """Each leaf of `like` by its own path, as it is called in the file."""
-        rows: Rows | None = None
-        if self._source.graph is not None:
-            rows, self._decoder = self._source.rows(self._known, self._mesh)
-            self._rows = rows
-        found = renaming.of_rows(rows) if rows is not None else renaming.of_tensors(self._source.tensors)
-        used: set[Any] = set()
+        if self._source.graph is None:
+            found = renaming.of_tensors(self._source.tensors)
+            for name in self._meet_names(
+                found, lambda a, value, name, path: self._meet_array(a, value, Leaf(name), path)
+            ):
+                self._extra.append((Path((GetAttrKey(name),)), self._array_text(Leaf(name))))
+            return
+        rows, self._decoder = self._source.rows(self._known, self._mesh)
+        self._rows = rows
+        self._build = Build(rows, self._decoder, lambda number: MISSING)
+
+        def meet(a: int, value: Any, b: int, path: Where) -> None:
+            self._leaf(a, value, b, rows.all[b], path)
+
+        for number in self._meet_names(renaming.of_rows(rows), meet):
+            if rows.all[number].op == "a":
+                self._extra.append((rows.path(number), self._array_text(rows.arrays[rows.all[number].arg])))
+
+    def _meet_names(self, found: dict[tuple[str, ...], N], meet: Callable[[int, Any, N, Where], None]) -> list[N]:
+        """Lets each leaf of `like` meet what has its path; returns what no leaf has met."""
+        used: set[N] = set()
         for number, there in enumerate(self._graph.rows):
             if not there.is_leaf or not self._is_wanted(number):
                 continue
-            path = self._graph.path(number)
-            at = found.get(tensor_path(path))
-            if at is None:
-                if isinstance(there.value, _ARRAYS) and not _is_static_array(there.value):
-                    self._missing.append((path, self._text(there.value)))
-                continue
-            used.add(at)
-            if rows is None:
-                self._meet_array(number, there.value, Leaf(cast(str, at)), path)
-            else:
-                self._leaf(number, there.value, at, rows.all[at], path)
-        for at in dict.fromkeys(found.values()):
-            if at not in used and (rows is None or rows.all[at].op == "a"):
-                leaf = Leaf(cast(str, at)) if rows is None else rows.arrays[rows.all[at].arg]
-                where = Path((GetAttrKey(at),)) if rows is None else rows.path(at)
-                self._extra.append((where, self._array_text(leaf)))
+            place = self._graph.path(number)
+            at, path = found.get(tensor_path(place)), Where(None) + place
+            if at is not None:
+                used.add(at)
+                meet(number, there.value, at, path)
+            elif _is_array(there.value):
+                self._missing.append((path, self._text(there.value)))
+        return [] if self._wanted is not None else [at for at in dict.fromkeys(found.values()) if at not in used]
 
     # ---- what differs
 
-    def _is_missing(self, a: int, path: Path) -> None:
+    def _is_missing(self, a: int, path: Where) -> None:
         """A part of `like` that the file does not have."""
         if not self._is_wanted(a):
             return
@@ -286,13 +310,13 @@ class Like:
             rest = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[a].target)) :]
             self._missing.append((path + rest, self._text(self._graph.rows[leaf].value)))
 
-    def _is_extra(self, b: int, path: Path) -> None:
+    def _is_extra(self, b: int, path: Where) -> None:
         """A part of the file that `like` does not have."""
         if self._wanted is not None:
             return
         b = self._rows.target(b)
         todo, seen = [(b, path)], {b}
-        arrays: list[tuple[Path, str]] = []
+        arrays: list[tuple[Where | Path, str]] = []
         while todo:
             at, where = todo.pop()
             row = self._rows.all[at]
@@ -328,12 +352,7 @@ class Like:
     def _leaves_below(self, a: int, values: bool = False) -> list[int]:
         """The arrays below a row of `like`; with `values` all leaves."""
         below = sorted(self._graph.below([a]))
-        return [
-            n
-            for n in below
-            if self._graph.rows[n].is_leaf
-            and (values or (isinstance(v := self._graph.rows[n].value, _ARRAYS) and not _is_static_array(v)))
-        ]
+        return [n for n in below if self._graph.rows[n].is_leaf and (values or _is_array(self._graph.rows[n].value))]
 
     def _holds_arrays(self, a: int) -> bool:
         return bool(self._leaves_below(a))
@@ -349,10 +368,10 @@ class Like:
 
     # ---- values
 
-    def _array(self, wanted: _Wanted, path: Path) -> Any:
+    def _array(self, wanted: _Wanted, path: Where) -> Any:
         """The value for a row of `like`: of the kind that is there."""
         value, leaf = wanted.value, wanted.leaf
-        if not isinstance(value, _ARRAYS):
+        if not _is_array(value):
             return type(value)(self._source.array(leaf)[()])
         kind = "scalar" if isinstance(value, np.generic) else "numpy" if isinstance(value, np.ndarray) else "jax"
         kind = "ref" if isinstance(value, ref_types) else kind
@@ -381,17 +400,26 @@ def _of_nan(entry: Any) -> Any:
     return DictKey(math.nan) if type(key) is float and key != key else entry
 
 
-def _path_of(way: Way) -> Path:
-    entries: list[Any] = []
-    while way is not None:
-        way, entry = cast(Any, way)
-        entries.append(entry)
-    return Path(reversed(entries))
+# What a subclass of a plain type is without its attributes, whatever it overrides.
+_PLAIN_VALUES: dict[type, Any] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
 
 
-def _is_static_array(value: Any) -> bool:
+def _typed(values: Iterable[Any]) -> set[tuple[type, Any]]:
+    """1 and True are one element, and another value."""
+    return {(type(value), value) for value in values}
+
+
+def _is_array(value: Any) -> bool:
     """NumPy arrays of texts and dates are values."""
-    return isinstance(value, (np.ndarray, np.generic)) and (value.dtype.kind in "USMm" or value.dtype == jax.dtypes.float0)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind not in "USMm" and value.dtype != jax.dtypes.float0
+    return isinstance(value, _ARRAYS)
 
 
 def _name_of(value: Any) -> str | None:
@@ -424,5 +452,3 @@ def _names_in(graph: Graph) -> dict[str, Any]:
             elif isinstance(known, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(known):
                 found.setdefault(f"{known.__module__}:{known.__qualname__}", known)
     return found
-
-

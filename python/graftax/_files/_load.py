@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
@@ -13,17 +14,14 @@ from .._patterns import Pattern
 from .._tracebacks import boundary
 from ..path import Path, without_root
 from ._build import Build, unknown_names
-from ._errors import LoadError
 from ._foreign import named
 from ._leaf import Leaf
 from ._like import Like
 from ._names import MISSING, Known
 from ._place import Placing
-from ._source import Source
+from ._source import Source, named_errors
 
 T = TypeVar("T")
-
-FOREIGN = "{path} was not written by graftax: it has tensors, and nothing about objects"
 
 
 @overload
@@ -73,8 +71,8 @@ def load(
 ) -> Any:
     """Reads what `graftax.save` wrote, or the tensors of any safetensors file.
 
-    Nothing is imported or unpickled, and no `__init__`, `__setattr__` or `__reduce__` is called: a file is data. On a CPU
-    arrays stay in the mapped file, without a copy.
+    Nothing is imported or unpickled, and no `__init__`, `__setattr__` or `__reduce__` is called: a file is data. On a
+    CPU arrays stay in the mapped file, without a copy.
 
     Args:
         path: of the file.
@@ -83,17 +81,17 @@ def load(
         only: which leaves are loaded, as in `graftax.partition`; the others are those of `like`, or None.
         into: `like` itself gets the values, in place, all or none.
         strict: False: what is missing in the file stays as it is in `like`, and what it has besides is left out.
-        cast: arrays get the dtype that they have in `like`, and numbers and arrays of one number each other's type.
+        cast: arrays get the dtype that they have in `like`, and numbers become arrays of one number, or the other way.
         rename: patterns of paths in the file, and what they are in `like`: `{"old.**": "new.**"}`.
-        shard: a `jax.sharding.Sharding`, a `PartitionSpec` of `mesh`, or a function from (path, jax.ShapeDtypeStruct) to
-            one, for arrays that `like` has not committed to devices.
+        shard: a `jax.sharding.Sharding`, a `PartitionSpec` of `mesh`, or a function from (path, jax.ShapeDtypeStruct)
+            to one, for arrays that `like` has not committed to devices.
         mesh: of the specs, and in the place of a saved mesh of the same axes.
         classes: classes and functions that the file may name besides those in `like` and registered ones, patterns of
             them in loaded modules (`"mypkg.*"`), or "dict": objects of unknown classes become dicts.
         lazy: arrays are NumPy arrays in the mapped file, and nothing of them is read before they are used.
 
     Returns:
-        the objects: new ones, or `like` itself with `into=True`. Of a file of others without `like`, a dict of its tensors.
+        the objects: new ones, or with `into=True` `like` itself. Of a file of others without `like`, its tensors by name.
 
     Raises:
         LoadError: where the file is damaged, where it names what is not known, or with every difference from `like`.
@@ -108,36 +106,33 @@ def load(
         raise TypeError("into=True needs like=, the object that gets the values")
     source = Source(os.fspath(path))
     placing = Placing(source, shard, mesh, lazy)
-    if like is not None:
-        return Like(source, placing, like, only, strict, cast, classes, mesh).loaded(dict(rename or {}), into)
-    if rename is not None:
+    if like is None and rename is not None:
         raise TypeError("rename= needs like=, whose paths are the new names")
-    if source.graph is None:
-        return _tensors(source, placing, only)
-    return _anew(source, placing, only, classes, mesh)
+    with named_errors(source.path):
+        if like is not None:
+            return Like(source, placing, like, only, strict, cast, classes, mesh).loaded(dict(rename or {}), into)
+        if source.graph is None:
+            return _tensors(source, placing, only)
+        return _anew(source, placing, only, classes, mesh)
 
 
 def _anew(source: Source, placing: Placing, only: Any, classes: Any, mesh: Any) -> Any:
     known = Known({}, classes)
     rows, decoder = source.rows(known, mesh)
     wanted = _wanted(only)
-    paths = rows.paths()
 
     def array(number: int) -> Any:
-        row, path = rows.all[number], paths[number]
-        if wanted is not None and not wanted.covers(path):
+        row, path = rows.all[number], functools.partial(rows.path, number)
+        if wanted is not None and not wanted.covers(path()):
             return None
         if row.op == "-":
-            return known.missing(f"the array at {path!r}, which was left out of the file")
+            return known.missing(f"the array at {path()!r}, which was left out of the file")
         return placing.value(rows.arrays[row.arg], path)
 
-    try:
-        value = Build(rows, decoder, array).value(0)
-    except ValueError as error:
-        if isinstance(error, LoadError):
-            raise
-        raise LoadError(f"{source.path} cannot be loaded: {error}") from error
+    build = Build(rows, decoder, array)
+    value = build.value(0)
     if value is MISSING:
+        build.note_unknown()
         raise unknown_names(known.unknown, source.path)
     return value
 
@@ -146,7 +141,7 @@ def _wanted(only: Any) -> Any:
     """What a pattern, or several, mean without objects to ask."""
     if only is None:
         return None
-    texts = [only] if isinstance(only, (str, Path)) else list(only)
+    texts = [only] if isinstance(only, (str, Path)) else list(only) if isinstance(only, (list, tuple)) else []
     if not texts or not all(isinstance(text, (str, Path)) for text in texts):
         raise TypeError("only= without like= takes patterns of paths: there is nothing that another filter could ask")
     return _Any([Pattern(without_root(str(text))) for text in texts])
@@ -165,8 +160,7 @@ class _Any:
 def _tensors(source: Source, placing: Placing, only: Any) -> dict[str, Any]:
     """The tensors of a file of others, by name."""
     wanted = _wanted(only)
+    paths = {name: Path(map(GetAttrKey, named(name))) for name in source.tensors}
     return {
-        name: placing.value(Leaf(name), path)
-        for name in source.tensors
-        if (path := Path(map(GetAttrKey, named(name)))) is not None and (wanted is None or wanted.covers(path))
+        name: placing.value(Leaf(name), functools.partial(Path, path)) for name, path in paths.items() if wanted is None or wanted.covers(path)
     }

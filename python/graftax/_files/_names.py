@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes and functions in a file: `module:qualname`, and nothing else. Reading one imports and calls nothing.
 
-A name leads to an object only where that was given to `load` (in `like`, in `classes=`), or where somebody has made the class
-known as what graphs consist of: by registering it, or as a library that graftax knows.
+A name leads to an object only where that was given to `load` (in `like`, in `classes=`), or where somebody has made the
+class known as what graphs consist of: by registering it, or as a library that graftax knows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,18 @@ BUILTIN: dict[str, type] = {
 }
 _PLAIN = (int, float, bool, complex, str, bytes, object, type(None), type(...))
 PLAIN: dict[str, type] = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _PLAIN}
-_ARITHMETIC = ("jax.nn", "jax.lax", "jax._src.nn", "jax._src.lax", "jax._src.numpy.ufuncs", "jax._src.custom_derivatives")
+_ARITHMETIC = (
+    "jax.nn",
+    "jax.lax",
+    "jax.numpy",
+    "jax._src.nn",
+    "jax._src.lax",
+    "jax._src.numpy.ufuncs",
+    "jax._src.custom_derivatives",
+)
+
+
+_FILES = frozenset(f"jax.numpy:{name}" for name in ("save", "savez", "load", "fromfile"))
 
 
 class Names:
@@ -83,8 +94,8 @@ class Known:
 
     Args:
         like: objects that are known because `like` has them.
-        classes: classes, functions, and patterns of `module.name`; or "dict", which turns objects of unknown classes into
-            dicts.
+        classes: classes, functions, and patterns of `module.name`; or "dict", which makes dicts of objects of unknown
+            classes.
     """
 
     def __init__(self, like: Mapping[str, Any], classes: Any) -> None:
@@ -128,6 +139,8 @@ class Known:
             return value
         if isinstance(value, type):
             return value if is_known_class(value) else MISSING
+        if name in _FILES:
+            return MISSING
         if is_of(module, _ARITHMETIC) or is_of(module, [name for name in interop.ADAPTERS if name in sys.modules]):
             return value
         return MISSING

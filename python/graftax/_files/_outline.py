@@ -13,9 +13,11 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from .. import _core
 from .._errors import UnsupportedValueError, at_path
 from .._jax_nodes import NoneKey
+from .._difference import Way
 from .._structure import Op, Row, Structure
 from ..path import Path, open_node
-from ._leaf import Leaf, Outgoing, outgoing
+from ._way import path_of
+from ._leaf import Outgoing, outgoing
 from ._names import Names, has_name
 from ._statics import Encoder, Opaque
 
@@ -58,19 +60,19 @@ class Outline:
         return {"format": FORMAT, "needs": 1, "names": list(self._names.all), "arrays": arrays, "rows": self.rows}
 
     def _walk(self, obj: Any) -> None:
-        todo: list[tuple[Row, Path, Any]] = [(self._structure.rows[0], Path(), obj)]
+        todo: list[tuple[Row, Way, Any]] = [(self._structure.rows[0], None, obj)]
         while todo:
-            row, path, live = todo.pop()
+            row, way, live = todo.pop()
             try:
-                todo += self._visit(row, path, live)
+                todo += self._visit(row, way, live)
             except Exception as error:
-                raise at_path(error, repr(path)) from error.__cause__
+                raise at_path(error, repr(path_of(way))) from error.__cause__
 
-    def _visit(self, row: Row, path: Path, live: Any) -> list[tuple[Row, Path, Any]]:
+    def _visit(self, row: Row, way: Way, live: Any) -> list[tuple[Row, Way, Any]]:
         """Writes a row; returns those below it, last first."""
         row = self._structure.target(row)
         if row.op is Op.leaf:
-            self.rows.append(self._leaf(self._leaves[row.leaf], path))
+            self.rows.append(self._leaf(self._leaves[row.leaf], way))
             return []
         if row.op is Op.static:
             self.rows.append(["s", self._encoder.value(row.value)])
@@ -89,23 +91,23 @@ class Outline:
             entries = [entry for entry, _ in open_node(live)]
         self.rows.append(["n", self._names.number(row.type), self._entries(entries), *self._detail(row)])
         found = zip(children, entries, below, strict=True)
-        return [(child, path + (entry,), value) for child, entry, value in found][::-1]
+        return [(child, (way, entry), value) for child, entry, value in found][::-1]
 
     def _is_opened(self, row: Row, function: types.FunctionType) -> bool:
         """A function without a name counts by what it captures where there are arrays in it."""
         return not has_name(function) and any(below.op is Op.leaf for below in self._structure.below(row))
 
-    def _leaf(self, value: Any, path: Path) -> list[Any]:
-        if self._wanted is not None and not self._wanted(path):
+    def _leaf(self, value: Any, way: Way) -> list[Any]:
+        if self._wanted is not None and not self._wanted(path_of(way)):
             return ["-"]
         known = self._tensors.get(id(value))
         if known is None:
             known = self._tensors[id(value)] = len(self.arrays)
-            self.arrays.append(outgoing(value, self._name(path), self._dtype))
+            self.arrays.append(outgoing(value, self._name(way), self._dtype))
         return ["a", known]
 
-    def _name(self, path: Path) -> str:
-        text = str(path).removeprefix(".") or "obj"
+    def _name(self, way: Way) -> str:
+        text = str(path_of(way, _LONGEST_NAME)).removeprefix(".") or "obj"
         text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
         if len(text) > _LONGEST_NAME:
             text = f"{text[:200]}…{text[-100:]}"
@@ -151,5 +153,3 @@ class Outline:
             yield {"qualname": value.__qualname__, "variables": list(value.__code__.co_freevars)}
         elif base in ("deque", "buffer", "value") and value is not None:
             yield self._key(value)
-
-

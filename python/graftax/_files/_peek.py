@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .._tracebacks import boundary
 from ._leaf import Leaf
 from ._names import Known
-from ._source import Source
+from ._source import Source, named_errors
 
 
 class Tensor(NamedTuple):
@@ -73,7 +73,8 @@ def peek(path: str | os.PathLike[str]) -> Peek:
     if source.graph is None:
         leaves, names, number = [Leaf(name) for name in held], [], None
     else:
-        rows, _ = source.rows(Known({}, ()), None)
+        with named_errors(source.path):
+            rows, _ = source.rows(Known({}, ()), None)
         leaves, names, number = rows.arrays, source.graph["names"], source.graph.get("format")
     tensors: list[Tensor] = []
     for leaf in leaves:

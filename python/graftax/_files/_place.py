@@ -31,7 +31,7 @@ class Placing:
         self._source, self._shard, self._mesh, self._lazy = source, shard, mesh, lazy
         self._made: dict[tuple[str, Any], Any] = {}
 
-    def value(self, leaf: Leaf, path: Path, sharding: Sharding | None = None, dtype: Any = None) -> Any:
+    def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
         """The value of an array of the graph: one object, wherever it stands.
 
         Args:
@@ -51,14 +51,14 @@ class Placing:
             self._made[leaf.name, dtype] = known
         return known
 
-    def sharding(self, path: Path, host: np.ndarray[Any, Any]) -> Sharding | None:
+    def sharding(self, path: Callable[[], Path], host: np.ndarray[Any, Any]) -> Sharding | None:
         """What `shard` says of an array."""
         found = self._shard
         if callable(found) and not isinstance(found, (Sharding, PartitionSpec)):
-            found = cast("Callable[..., Any]", found)(path, jax.ShapeDtypeStruct(host.shape, host.dtype))
+            found = cast("Callable[..., Any]", found)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
         if isinstance(found, PartitionSpec):
             if self._mesh is None:
-                raise ValueError(NO_MESH.format(spec=found, path=path))
+                raise ValueError(NO_MESH.format(spec=found, path=path()))
             return NamedSharding(self._mesh, found)
         return found
 

@@ -9,11 +9,13 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from .._jax_nodes import dict_key
 from ..path import Path
+from ._errors import Malformed
 from ._leaf import Leaf
 from ._names import MISSING
 from ._statics import Decoder
 
 NEEDS = 1  # what this version can read
+_MOST_INDEX = 1 << 31
 
 
 class UnknownKey:
@@ -60,13 +62,14 @@ class Rows:
         names: reads names and keys.
 
     Raises:
-        ValueError: for anything that is not as it is written.
+        Malformed: for anything that is not as it is written.
     """
 
     def __init__(self, held: dict[str, Any], decoder: Decoder) -> None:
         self._decoder = decoder
         self.arrays = [Leaf.from_json(found) for found in _list(held.get("arrays"))]
         self.all: list[FileRow] = []
+        self._above: list[Any] = [None]  # the key entry of each row
         rows = _list(held.get("rows"))
         self._to_come = len(rows) - 1
         above: list[tuple[int, int]] = []  # of each open node: its number, how many children are still to come
@@ -76,17 +79,18 @@ class Rows:
                 while above and not above[-1][1]:
                     above.pop()
                 if not above:
-                    raise ValueError("rows after the last one")
+                    raise Malformed("rows after the last one")
                 parent, left = above[-1]
                 above[-1] = (parent, left - 1)
                 children = self.all[parent].children
                 at = len(children) - left
+                self._above.append(children[at][0])
                 children[at] = (children[at][0], number)
             self.all.append(self._row(_list(row), number, parent))
             if self.all[-1].op == "n":
                 above.append((number, len(self.all[-1].children)))
         if not rows or any(left for _, left in above):
-            raise ValueError("rows are missing")
+            raise Malformed("rows are missing")
         self._holds: list[bool] | None = None
 
     def target(self, number: int) -> int:
@@ -97,18 +101,9 @@ class Rows:
         """Where a row stands."""
         steps: list[Any] = []
         while number:
-            parent = self.all[number].parent
-            steps.append(next(entry for entry, child in self.all[parent].children if child == number))
-            number = parent
+            steps.append(self._above[number])
+            number = self.all[number].parent
         return Path(reversed(steps))
-
-    def paths(self) -> list[Path]:
-        """Where each row stands."""
-        out = [Path()] * len(self.all)
-        for number, row in enumerate(self.all):
-            for entry, child in row.children:
-                out[child] = out[number] + (entry,)
-        return out
 
     def holds_arrays(self, number: int) -> bool:
         """Is there an array below, or behind a reference to something not above?"""
@@ -130,7 +125,7 @@ class Rows:
         if op == "r" and type(arg) is int and 0 <= arg < number and self.all[arg].op in "ns":
             return FileRow("r", arg, [], None, parent)
         if op != "n" or len(row) < 3:
-            raise ValueError(f"row {number} is none of this format")
+            raise Malformed(f"row {number} is none of this format")
         entries: Any = row[2]
         if type(entries) is int:
             self._promise(entries)
@@ -144,29 +139,29 @@ class Rows:
         """No memory is taken for children that do not come."""
         self._to_come -= children
         if children < 0 or self._to_come < 0:
-            raise ValueError("a number of children that do not come")
+            raise Malformed("a number of children that do not come")
 
     def _entry(self, entry: Any) -> Any:
         if type(entry) is str:
             return GetAttrKey(entry)
-        if type(entry) is int:
+        if type(entry) is int and 0 <= entry < _MOST_INDEX:
             return SequenceKey(entry)
         if type(entry) is list and len(cast("list[Any]", entry)) == 1:
             key = self._decoder.value(entry[0])
             try:
                 hash(key)
             except TypeError as error:
-                raise ValueError(f"a key without a hash: {error}") from None
+                raise Malformed(f"a key without a hash: {error}") from None
             return dict_key(UnknownKey(str(entry[0])) if key is MISSING else key)
         held: dict[str, Any] = entry if type(entry) is dict else {}
-        if type(held.get("flat")) is int:
+        if type(held.get("flat")) is int and 0 <= held["flat"] < _MOST_INDEX:
             return FlattenedIndexKey(held["flat"])
         if type(held.get("text")) is str:
             return OtherKey(held["text"])
-        raise ValueError(f"a key that is none: {entry!r}")
+        raise Malformed(f"a key that is none: {entry!r}")
 
 
 def _list(found: Any) -> list[Any]:
     if type(found) is not list:
-        raise ValueError("a list was expected")
+        raise Malformed("a list was expected")
     return cast("list[Any]", found)

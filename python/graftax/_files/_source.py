@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Generator
 from typing import Any, cast
 
 import numpy as np
 
 from ._container import Header, Mapped, Tensor, parsed
-from ._errors import LoadError, damaged
+from ._errors import LoadError, Malformed, damaged
 from ._leaf import Leaf, logical, logical_dtype, logical_shape
 from ._names import Known
 from ._rows import NEEDS, Rows
@@ -18,6 +20,15 @@ from ._statics import Decoder
 
 _MOST_DEPTH = 250  # of brackets in the graph: tuples in tuples are all that nests
 _PART = re.compile(r"[^/\\\0]+-\d{5,}-of-\d{5,}\.safetensors")
+
+
+@contextlib.contextmanager
+def named_errors(path: str) -> Generator[None]:
+    """What is malformed within is so in the file at `path`."""
+    try:
+        yield
+    except (Malformed, RecursionError) as error:
+        raise damaged(path, str(error)) from None
 
 
 class Source:
@@ -54,19 +65,16 @@ class Source:
         return {name: file.header.tensors[name] for name, file in self._tensors.items()}
 
     def rows(self, known: Known, mesh: Any) -> tuple[Rows, Decoder]:
-        """The graph, checked, and what reads the values in it."""
+        """The graph, checked, and what reads the values in it. Raises Malformed."""
         held = self.graph or {}
         names: Any = held.get("names")
-        try:
-            if type(names) is not list or not all(type(name) is str for name in cast("list[Any]", names)):
-                raise ValueError("the names are no texts")
-            decoder = Decoder(cast("list[str]", names), known, mesh)
-            rows = Rows(held, decoder)
-            for leaf in rows.arrays:
-                if leaf.name not in self._tensors:
-                    raise ValueError(f"there is no tensor {leaf.name!r}")
-        except (ValueError, RecursionError) as error:
-            raise damaged(self.path, str(error)) from None
+        if type(names) is not list or not all(type(name) is str for name in cast("list[Any]", names)):
+            raise Malformed("the names are no texts")
+        decoder = Decoder(cast("list[str]", names), known, mesh)
+        rows = Rows(held, decoder)
+        for leaf in rows.arrays:
+            if leaf.name not in self._tensors:
+                raise Malformed(f"there is no tensor {leaf.name!r}")
         return rows, decoder
 
     def tensor(self, name: str) -> Tensor:

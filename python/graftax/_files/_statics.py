@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .. import interop
+from ._errors import Malformed
 from ._leaf import LOGICAL
 from ._names import MISSING, Known, Names, has_name
 
@@ -44,7 +45,8 @@ class Encoder:
         try:
             return self.key(value)
         except Opaque:
-            return {"!": "opaque", "of": self._names.number(type(value))}
+            named = {"name": value.__qualname__} if isinstance(value, types.FunctionType) else {}
+            return {"!": "opaque", "of": self._names.number(type(value)), **named}
 
     def key(self, value: Any, depth: int = 0) -> Any:
         """The JSON of a value. Raises Opaque where there is none."""
@@ -96,7 +98,7 @@ class Encoder:
             if isinstance(value, base) and not getattr(value, "__dict__", None):
                 if cls.__reduce_ex__ is not object.__reduce_ex__ or any(vars(c).get("__slots__") for c in cls.__mro__):
                     break
-                plain = base.__new__(base, value)  # pyright: ignore[reportArgumentType]
+                plain = cast(Any, base)(value)
                 return {"!": "instance", "of": self._names.number(cls), "value": self.key(plain, depth + 1)}
         raise Opaque
 
@@ -164,30 +166,33 @@ class Decoder:
 
     def name(self, number: Any) -> str:
         if type(number) is not int or not 0 <= number < len(self._names):
-            raise ValueError(f"there is no name {number!r}")
+            raise Malformed(f"there is no name {number!r}")
         return self._names[number]
 
     def value(self, found: Any, depth: int = 0) -> Any:
-        """The value. Raises ValueError where the JSON is none that was written by an `Encoder`."""
+        """The value. Raises Malformed where the JSON is none that was written by an `Encoder`."""
         if type(found) is not dict:
             if type(found) is list:
-                raise ValueError("a list where a value is to be")
+                raise Malformed("a list where a value is to be")
             return found
         if depth > _MOST_DEPTH + 4:
-            raise ValueError("a value in values without end")
+            raise Malformed("a value in values without end")
         held = cast("dict[str, Any]", found)
-        read = _READERS.get(cast(str, held.get("!")))
+        kind = held.get("!")
+        read = _READERS.get(kind) if type(kind) is str else None
         if read is None:
-            raise ValueError(f"a value of an unknown form {held.get('!')!r}")
+            raise Malformed(f"a value of an unknown form {held.get('!')!r}")
         try:
             return read(self, held, depth + 1)
-        except (TypeError, KeyError, IndexError, ArithmeticError, AttributeError, struct.error) as error:
-            raise ValueError(f"a {held['!']} that is none: {error!r}") from None
+        except Malformed:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error) as error:
+            raise Malformed(f"a {held['!']} that is none: {error!r}") from None
 
     def parts(self, found: Any, depth: int) -> list[Any] | Any:
         """The parts of a value; MISSING where one of them is."""
         if type(found) is not list:
-            raise ValueError("no list of parts")
+            raise Malformed("no list of parts")
         parts = [self.value(part, depth) for part in cast("list[Any]", found)]
         return MISSING if any(part is MISSING for part in parts) else parts
 
@@ -202,7 +207,7 @@ class Decoder:
         if known is None and issubclass(cls, enum.Flag) and cls._missing_.__func__ is enum.Flag._missing_.__func__:
             known = cls(value)
         if known is None:
-            raise ValueError(f"{cls.__qualname__} has no {value!r}")
+            raise Malformed(f"{cls.__qualname__} has no {value!r}")
         return known
 
     def an_instance(self, held: dict[str, Any], depth: int) -> Any:
@@ -211,8 +216,8 @@ class Decoder:
             return MISSING
         base = type(value)
         if base not in (int, float, complex, str, bytes) or not issubclass(cls, base):
-            raise ValueError(f"{cls!r} has no value {value!r}")
-        return base.__new__(cls, value)
+            raise Malformed(f"{cls!r} has no value {value!r}")
+        return cast(Any, base).__new__(cls, value)
 
     def a_new(self, held: dict[str, Any], depth: int) -> Any:
         cls = self.known.a_class(self.name(held["of"]))
@@ -241,8 +246,13 @@ class Decoder:
 def _axes(held: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     names, sizes = zip(*held["axes"], strict=True) if held["axes"] else ((), ())
     if not all(type(name) is str for name in names) or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("axes that are none")
+        raise Malformed("axes that are none")
     return names, sizes
+
+
+def _abstract_mesh(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
+    names, sizes = _axes(held)
+    return AbstractMesh(sizes, names)
 
 
 def _bits(found: Any) -> float:
@@ -255,7 +265,7 @@ def _bits(found: Any) -> float:
 def _numbers(held: dict[str, Any], count: int) -> list[int]:
     parts = held["parts"]
     if type(parts) is not list or len(cast("list[Any]", parts)) != count or not all(type(x) is int for x in parts):
-        raise ValueError("parts that are no numbers")
+        raise Malformed("parts that are no numbers")
     return cast("list[int]", parts)
 
 
@@ -276,7 +286,7 @@ def _zone(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
 def _zone_info(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
     name = held["name"]
     if type(name) is not str:
-        raise ValueError("a time zone without a name")
+        raise Malformed("a time zone without a name")
     try:
         return zoneinfo.ZoneInfo(name)
     except zoneinfo.ZoneInfoNotFoundError:
@@ -286,7 +296,7 @@ def _zone_info(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
 def _a_path(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
     kind, text = {cls.__name__: cls for cls in _PATHS}[held["kind"]], held["text"]
     if type(text) is not str:
-        raise ValueError("no text")
+        raise Malformed("no text")
     if issubclass(kind, pathlib.Path) and not isinstance(pathlib.Path(), kind):  # of another system
         kind = pathlib.PurePosixPath if issubclass(kind, pathlib.PurePosixPath) else pathlib.PureWindowsPath
     return kind(text)
@@ -295,14 +305,14 @@ def _a_path(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
 def _dtype(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
     name = held["name"]
     if type(name) is not str or len(name) > 40:
-        raise ValueError("no dtype")
+        raise Malformed("no dtype")
     return LOGICAL[name] if name in LOGICAL else np.dtype(name)
 
 
 def _numpy_scalar(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
     dtype, data = _dtype(decoder, {"name": held["dtype"]}, depth), base64.b64decode(held["data"], validate=True)
     if dtype.hasobject or len(data) != dtype.itemsize:
-        raise ValueError("no scalar")
+        raise Malformed("no scalar")
     return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 
 
@@ -315,7 +325,9 @@ def _collection(cls: Any) -> Any:
 
 
 def _unknown(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    return decoder.known.missing(f"a {decoder.name(held['of'])}, which only like= can give")
+    cls, name = decoder.name(held["of"]).partition(":")[2], held.get("name")
+    what = f"a {cls}" if type(name) is not str else f"the {cls} {name}"
+    return decoder.known.missing(f"{what}, which only like= can give")
 
 
 _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
@@ -343,7 +355,7 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "numpy": _numpy_scalar,
     "spec": lambda d, v, n: d.a_range(PartitionSpec, v, n),
     "mesh": Decoder.a_mesh,
-    "abstract_mesh": lambda d, v, n: AbstractMesh(*reversed(_axes(v))),
+    "abstract_mesh": _abstract_mesh,
     "sharding": Decoder.a_sharding,
     "one_device": lambda d, v, n: SingleDeviceSharding(jax.devices()[0]),
     "enum": Decoder.an_enum,

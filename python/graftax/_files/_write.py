@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
@@ -37,8 +37,8 @@ def save(
     """Writes an object graph to a safetensors file: its arrays, its structure and its other values.
 
     An array is a tensor with the name of its key path, and any tool for such files can read it; a shared one is there
-    once. The rest is a text in the file's metadata. The file appears whole: if anything fails, or the process dies, what
-    was at `path` before is still there.
+    once. The rest is a text in the file's metadata. The file appears whole: if anything fails, or the process dies,
+    what was at `path` before is still there.
 
     Args:
         path: of the file.
@@ -162,7 +162,7 @@ def _write(path: str, arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> N
 
 
 @contextlib.contextmanager
-def replacing(path: str) -> Iterator[IO[bytes]]:
+def replacing(path: str) -> Generator[IO[bytes]]:
     """A file that becomes `path` when it is complete and on the disk; on an error it is gone."""
     folder = os.path.dirname(path) or "."
     temporary = os.path.join(folder, f".{os.path.basename(path)[:100]}.{secrets.token_hex(6)}.tmp")

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file beside `like`: by path, every difference at once, and nothing written where there is one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import graftax
+from zoo import Box, Data
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x.safetensors"
+
+
+class Trainer:
+    def __init__(self, seed=0, width=3, **more):
+        self.layers = [Box(w=jax.random.normal(jax.random.key(seed), (width,)), b=jnp.zeros(2)) for _ in range(2)]
+        self.epoch = seed
+        self.losses = [float(i) for i in range(seed)]
+        self.act = lambda x: x
+        self.__dict__.update(more)
+
+    def __setattr__(self, name, value):
+        if name in self.__dict__:
+            raise AssertionError("assigned")
+        object.__setattr__(self, name, value)
+
+
+def test_arrays_and_numbers_come_from_the_file_and_functions_from_like(path):
+    old, new = Trainer(3), Trainer(0)
+    act = new.act
+    graftax.save(path, old)
+    assert graftax.load(path, new, into=True) is new
+    assert new.epoch == 3 and new.losses == [0.0, 1.0, 2.0] and new.act is act
+    assert jnp.array_equal(new.layers[1].w, old.layers[1].w)
+
+
+def test_without_into_like_stays(path):
+    like = Trainer(0)
+    graftax.save(path, Trainer(3))
+    new = graftax.load(path, like)
+    assert new.epoch == 3 and like.epoch == 0 and new.layers is not like.layers
+
+
+def test_an_abstract_like_is_enough(path):
+    class Model:
+        def __init__(self):
+            self.w = jnp.ones((2, 3))
+            self.tied = [self.w, 7]
+
+    graftax.save(path, Model())
+    shapes = graftax.eval_shape(Model)
+    new = graftax.load(path, shapes)
+    assert type(new) is Model and isinstance(new.w, jax.Array) and new.w.sum() == 6 and new.tied[1] == 7
+
+
+def test_one_error_lists_every_difference(path):
+    shared = [1]
+    graftax.save(
+        path,
+        {
+            "weight": jnp.ones(2),
+            "shape": jnp.ones(3),
+            "dtype": jnp.ones(2),
+            "tie": [shared, shared],
+            "kind": {"a": jnp.ones(1)},
+            "number": jnp.ones(2),
+            "key": jax.random.key(0),
+        },
+    )
+    like = {
+        "weigth": jnp.ones(2),
+        "shape": jnp.ones((3, 1)),
+        "dtype": jnp.ones(2, jnp.bfloat16),
+        "tie": [[1], [1]],
+        "kind": [jnp.ones(1)],
+        "number": 1.0,
+        "key": jax.random.key(0, impl="rbg"),
+    }
+    before = graftax.copy(like)
+    for into in (False, True):
+        with pytest.raises(graftax.LoadError) as caught:
+            graftax.load(path, like, into=into)
+        lines = caught.value.differences
+        assert len(lines) == 8 and all(line in str(caught.value) for line in lines)
+        expected = [
+            "obj[shape]: an array of float32[3] in the file, an array of float32[3, 1] in like",
+            "obj[dtype]: an array of float32[2] in the file, an array of bfloat16[2] in like",
+            "obj[tie][1]: tied in the file to obj[tie][0], and another object in like",
+            "obj[kind]: a dict in the file, a list in like",
+            "obj[number]: an array of float32[2] in the file, 1.0 in like",
+            "obj[weigth]: an array of float32[2] in like, missing in the file; the file has obj[weight]",
+            "obj[weight]: an array of float32[2] in the file, not in like",
+        ]
+        assert set(expected) <= set(lines)
+    assert graftax.equal(like, before)
+
+
+def test_what_is_matched_is_the_path_and_never_the_order(path):
+    graftax.save(path, {"a": jnp.zeros(2), "b": jnp.ones(2), 1: 5, "1": 6})
+    new = graftax.load(path, {"1": 0, 1: 0, "b": jnp.zeros(2), "a": jnp.zeros(2)})
+    assert new["a"].sum() == 0 and new["b"].sum() == 2 and new[1] == 5 and new["1"] == 6
+
+
+def test_a_file_with_less_or_more_is_loaded_where_it_is_asked_for(path):
+    graftax.save(path, {"a": jnp.ones(2), "more": jnp.ones(3), "n": 4})
+    like = {"a": jnp.zeros(2), "new": jnp.zeros(3), "n": 0}
+    with pytest.raises(graftax.LoadError):
+        graftax.load(path, like)
+    new = graftax.load(path, like, strict=False)
+    assert new["a"].sum() == 2 and new["new"].sum() == 0 and new["n"] == 4 and "more" not in new
+    with pytest.raises(graftax.LoadError, match="missing"):  # there is nothing that could stay
+        graftax.load(path, {"a": jnp.zeros(2), "new": jax.ShapeDtypeStruct((3,), jnp.float32)}, strict=False)
+    with pytest.raises(graftax.LoadError):  # a shape never gives way
+        graftax.load(path, {"a": jnp.zeros(5)}, strict=False)
+
+
+def test_cast_gives_what_like_has(path):
+    graftax.save(path, {"w": jnp.ones(2), "step": jnp.asarray(3), "n": 5, "x": np.ones(2)})
+    new = graftax.load(path, {"w": jnp.ones(2, jnp.bfloat16), "step": 0, "n": jnp.asarray(0), "x": jnp.ones(2)}, cast=True)
+    assert new["w"].dtype == jnp.bfloat16 and new["step"] == 3 and type(new["step"]) is int
+    assert isinstance(new["n"], jax.Array) and new["n"] == 5 and new["x"].dtype == jnp.float32
+
+
+def test_only_some_leaves_are_loaded(path):
+    graftax.save(path, {"a": [jnp.ones(2)], "b": jnp.ones(3), "n": 4})
+    new = graftax.load(path, {"a": [jnp.zeros(2)], "b": jnp.zeros(5), "n": 0}, only="a")
+    assert new["a"][0].sum() == 2 and new["b"].shape == (5,) and new["n"] == 0
+    assert graftax.load(path, only="b")["a"] == [None]
+    with pytest.raises(TypeError, match="patterns"):
+        graftax.load(path, only=lambda p, x: True)
+
+
+def test_renamed_parts(path):
+    graftax.save(path, {"old": [{"w": jnp.ones(2)}, {"w": jnp.zeros(2)}], "n": 4})
+    like = {"new": {"layers": [Box(weight=jnp.zeros(2)), Box(weight=jnp.ones(2))]}, "n": 0}
+    new = graftax.load(path, like, rename={"old.*.w": "new.layers.*.weight"})
+    assert new["new"]["layers"][0].weight.sum() == 2 and new["n"] == 4
+    with pytest.raises(ValueError, match="stands for"):
+        graftax.load(path, like, rename={"old.**": "new"})
+    with pytest.raises(graftax.LoadError, match="missing"):
+        graftax.load(path, like, rename={"other.**": "new.**"})
+
+
+def test_files_of_others_are_loaded_by_their_names(path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"model.layers.0.weight": np.ones(2, np.float32), "model.b": np.zeros(3, np.float32)}, path)
+    assert set(graftax.load(path)) == {"model.layers.0.weight", "model.b"}
+    like = Box(layers=[{"weight": jnp.zeros(2)}], b=jnp.ones(3))
+    new = graftax.load(path, like, rename={"model.**": "**"})
+    assert new.layers[0]["weight"].sum() == 2 and new.b.sum() == 0
+    with pytest.raises(graftax.LoadError) as caught:
+        graftax.load(path, like)
+    assert len(caught.value.differences) == 4
+    assert graftax.load(path, only="model.b").keys() == {"model.b"}
+    assert graftax.peek(path).format is None
+
+
+def test_places_are_those_of_like_then_of_shard(path):
+    mesh = jax.make_mesh((1,), ("data",))
+    split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    graftax.save(path, {"a": jnp.ones(2), "b": jnp.ones(2)})
+    like = {"a": jax.device_put(jnp.ones(2), split), "b": jnp.ones(2)}
+    new = graftax.load(path, like)
+    assert new["a"].sharding == split and new["a"].committed and not new["b"].committed
+    new = graftax.load(path, like, shard=whole)
+    assert new["a"].sharding == split and new["b"].sharding == whole
+    new = graftax.load(path, shard=PartitionSpec("data"), mesh=mesh)
+    assert new["a"].sharding == split
+    new = graftax.load(path, shard=lambda p, x: split if str(p) == "[a]" else None)
+    assert new["a"].sharding == split and isinstance(new["b"].sharding, SingleDeviceSharding)
+    shapes = {name: jax.ShapeDtypeStruct((2,), jnp.float32, sharding=split) for name in "ab"}
+    assert graftax.load(path, shapes)["b"].sharding == split
+    with pytest.raises(ValueError, match="mesh"):
+        graftax.load(path, shard=PartitionSpec("data"))
+
+
+def test_classes_are_known_from_like_or_by_name_alone(path):
+    obj = {"d": Data(jnp.ones(1), Box(n=1)), "f": test_renamed_parts}
+    graftax.save(path, obj)
+    with pytest.raises(graftax.LoadError) as caught:
+        graftax.load(path)
+    assert set(caught.value.differences) == {"zoo:Data", "zoo:Box", f"{__name__}:test_renamed_parts"}
+    assert type(graftax.load(path, classes=[Data, Box, test_renamed_parts])["d"]) is Data
+    assert type(graftax.load(path, classes=["zoo.*", __name__])["d"].b) is Box
+    new = graftax.load(path, obj)
+    assert type(new["d"]) is Data and new["f"] is test_renamed_parts
+    graftax.save(path, obj["d"])
+    new = graftax.load(path, classes="dict")
+    assert new["b"] == {"n": 1} and new["a"].sum() == 1
+
+
+class Spy:
+    """Tells of everything that a file is not to run."""
+
+    ran = []
+
+    def __init__(self):
+        Spy.ran.append("__init__")
+
+    def __setattr__(self, name, value):
+        Spy.ran.append("__setattr__")
+        object.__setattr__(self, name, value)
+
+    def __reduce__(self):
+        Spy.ran.append("__reduce__")
+        return Spy, ()
+
+    def __setstate__(self, state):
+        Spy.ran.append("__setstate__")
+
+    def __new__(cls):
+        Spy.ran.append("__new__")
+        return object.__new__(cls)
+
+
+def test_no_code_of_a_class_runs(path):
+    spy = Spy()
+    spy.w = jnp.ones(2)
+    Spy.ran.clear()
+    graftax.save(path, spy)
+    for new in (graftax.load(path, classes=[Spy]), graftax.load(path, spy), graftax.load(path, spy, into=True)):
+        assert new.w.sum() == 2
+    assert not Spy.ran
+
+
+def test_a_file_written_again_while_it_is_open_stays_what_it_was(path):
+    graftax.save(path, {"w": np.ones(100_000)})
+    first = graftax.load(path)
+    graftax.save(path, {"w": np.zeros(100_000)})
+    assert first["w"].sum() == 100_000
+
+
+def test_large_ones_are_in_parts(path):
+    obj = [jnp.full(100, i) for i in range(10)]
+    graftax.save(path, obj, max_file=1000)
+    files = sorted(f.name for f in path.parent.iterdir())
+    assert len(files) == 6 and files[-1] == "x.safetensors"
+    assert graftax.equal(graftax.load(path), obj)
+    assert len(graftax.peek(path).tensors) == 10
+    graftax.save(path, obj, max_file="2 KB")
+    assert len(list(path.parent.iterdir())) == 3
+    graftax.save(path, obj)
+    assert [f.name for f in path.parent.iterdir()] == ["x.safetensors"]
+    for size in ("x", "0", -1, "1 PB"):
+        with pytest.raises(ValueError, match="max_file"):
+            graftax.save(path, obj, max_file=size)
+
+
+def test_a_save_that_fails_leaves_what_was_there(path, monkeypatch):
+    graftax.save(path, [jnp.ones(2)])
+    doomed = jnp.ones(3) + 1
+
+    def fail(*_):
+        raise OSError("full")
+
+    for size in (10, "1 GB"):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.replace", fail)
+            with pytest.raises(OSError, match="full"):
+                graftax.save(path, [doomed, doomed + 1], max_file=size)
+        assert [f.name for f in path.parent.iterdir()] == ["x.safetensors"]
+        assert graftax.load(path)[0].sum() == 2
+
+
+def test_what_like_has_twice_gets_one_object(path):
+    layer = Box(w=jnp.ones(2))
+    graftax.save(path, [layer, layer])
+    like_layer = Box(w=jnp.zeros(2))
+    new = graftax.load(path, [like_layer, like_layer])
+    assert new[0] is new[1] and new[0].w.sum() == 2
