@@ -105,11 +105,15 @@ LAYERS = [
         "_ship",
     },
     {"_jitted"},
-    {"_check", "_progress", "_jit", "export", "transforms", "_show"},
+    {"_check", "_progress", "_jit", "export", "transforms", "_show", "_files"},
     {"graftax"},
     {"__main__", "_demo", "_doctor"},
 ]
 PUBLIC = {
+    "LoadError",
+    "save",
+    "load",
+    "peek",
     "jit",
     "filter_jit",
     "flatten",

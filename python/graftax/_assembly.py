@@ -143,11 +143,13 @@ class Assembly:
             items.sort(key=lambda item: item[0].idx)
             if [entry.idx for entry, _ in items] != list(range(len(items))):
                 given = [entry for entry, _ in items]
-                raise StructureError(f"the items of {self._name(number)} are not numbered from 0 without a gap: {given}")
+                where = self._name(number)
+                raise StructureError(f"the items of {where} are not numbered from 0 without a gap: {given}")
         if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
             raise StructureError(f"{self._name(number)} is a {base} node and needs the entries {', '.join(parts)}")
         if extra_name and not extra:
-            raise StructureError(f"{self._name(number)} is a {base} node without its entry {self._name(number)}.{extra_name}")
+            where = self._name(number)
+            raise StructureError(f"{where} is a {base} node without its entry {where}.{extra_name}")
         return extra, items, attributes
 
     def _key(self, value: Any) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged and hostile files: a clear error, no crash, no memory beyond the file's size, and nothing that runs."""
 
+import contextlib
 import json
 import random
 import struct
@@ -61,10 +62,8 @@ def attempt(path, data, like=None):
             loaded = True
         except graftax.LoadError:
             pass
-    try:
+    with contextlib.suppress(graftax.LoadError):
         repr(graftax.peek(path))
-    except graftax.LoadError:
-        pass
     return loaded
 
 
@@ -89,7 +88,13 @@ def bytes_changed(good, rng):
 
 BAD = [None, True, -1, 0, 1, 2**70, 1.5, "", "x", "builtins:list", [], {}, [[]], {"!": "name", "of": 0}, ["r", 0]]
 BAD += [{"!": "tuple", "of": [1]}, {"!": "bytes", "data": "!"}, ["n", 0, 2], ["s", {"!": "opaque", "of": 0}], ["a", 1]]
-BAD += [{"!": "path", "kind": "Path", "text": "a"}, {"!": "float", "bits": "zz"}, {"!": "int", "hex": "0x"}, ["-"], ["s"]]
+BAD += [
+    {"!": "path", "kind": "Path", "text": "a"},
+    {"!": "float", "bits": "zz"},
+    {"!": "int", "hex": "0x"},
+    ["-"],
+    ["s"],
+]
 BAD += [["n", 0, ["a", "a"]], ["n", 3, [[1]], 5], {"!": "mesh", "axes": [["a", 10**9]]}, {"flat": 0}, {"text": "t"}]
 
 
@@ -200,7 +205,7 @@ EMPTY = {"__metadata__": {}}
         ({"__metadata__": {"graftax": '{"needs":1}'}}, b"", "names"),
         ({"__metadata__": {"graftax": '{"needs":1,"parts":["../x"]}'}}, b"", "no names"),
         ({"__metadata__": {"graftax": '{"needs":1,"names":[],"arrays":[],"rows":[]}'}}, b"", "missing"),
-        ({"__metadata__": {"graftax": '{"needs":1,"names":["builtins:list"],"arrays":[],"rows":[["n",0,9999999]]}'}}, b"",
+        ({"__metadata__": {"graftax": '{"needs":1,"names":["builtins:list"],"arrays":[],"rows":[["n",0,99999]]}'}}, b"",
          "do not come"),
     ],
 )  # fmt: skip
@@ -226,16 +231,14 @@ def test_no_memory_is_taken_for_what_is_not_there(tmp_path):
     rows = [["n", 0, 1]] * 3000 + [["s", 1]]
     graph = {"needs": 1, "names": ["builtins:tuple"], "arrays": [], "rows": rows}
     twice = [["n", 0, 2], ["s", 1], ["s", 1]]
-    for number in range(60):  # a tuple of the last two, and so on: 2**60 items, were they written out
-        twice = [["n", 0, 2], *twice, ["r", 1]] if number else [["n", 0, 2], *twice, ["r", 1]]
+    for _ in range(60):  # a tuple of the last two, and so on: 2**60 items, were they written out
+        twice = [["n", 0, 2], *twice, ["r", 1]]
     bombs = [graph, {**graph, "rows": twice}, {**graph, "rows": [["s", {"!": "range", "of": [0, 10**18, 1]}]]}]
     for bomb in bombs:
         path.write_bytes(joined({"__metadata__": {"graftax": json.dumps(bomb)}}, b""))
         tracemalloc.start()
-        try:
+        with contextlib.suppress(graftax.LoadError):
             graftax.load(path)
-        except graftax.LoadError:
-            pass
         taken = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert taken < 200 * path.stat().st_size + 1_000_000
@@ -265,5 +268,3 @@ def test_nothing_is_imported_and_nothing_runs(tmp_path):
     path.write_bytes(joined({"__metadata__": {"graftax": json.dumps(graph)}}, b""))
     done = subprocess.run([sys.executable, "-c", LOADER, path], capture_output=True, text=True, check=False)
     assert done.stdout == "fine\n", done.stderr
-
-

@@ -121,7 +121,9 @@ def test_a_file_with_less_or_more_is_loaded_where_it_is_asked_for(path):
 
 def test_cast_gives_what_like_has(path):
     graftax.save(path, {"w": jnp.ones(2), "step": jnp.asarray(3), "n": 5, "x": np.ones(2)})
-    new = graftax.load(path, {"w": jnp.ones(2, jnp.bfloat16), "step": 0, "n": jnp.asarray(0), "x": jnp.ones(2)}, cast=True)
+    new = graftax.load(
+        path, {"w": jnp.ones(2, jnp.bfloat16), "step": 0, "n": jnp.asarray(0), "x": jnp.ones(2)}, cast=True
+    )
     assert new["w"].dtype == jnp.bfloat16 and new["step"] == 3 and type(new["step"]) is int
     assert isinstance(new["n"], jax.Array) and new["n"] == 5 and new["x"].dtype == jnp.float32
 
@@ -175,6 +177,14 @@ def test_places_are_those_of_like_then_of_shard(path):
     assert new["a"].sharding == split and isinstance(new["b"].sharding, SingleDeviceSharding)
     shapes = {name: jax.ShapeDtypeStruct((2,), jnp.float32, sharding=split) for name in "ab"}
     assert graftax.load(path, shapes)["b"].sharding == split
+    rules = graftax.Rules([("a", PartitionSpec("data")), ("b", None)])
+    for new in (
+        graftax.load(path, shard=rules, mesh=mesh),
+        graftax.load(path, {"a": jnp.ones(2), "b": jnp.ones(2)}, shard=rules, mesh=mesh),
+    ):
+        assert new["a"].sharding == split and new["b"].sharding == whole
+    with pytest.raises(graftax.StructureError, match="no rule"):
+        graftax.load(path, shard=graftax.Rules([("a", None)]), mesh=mesh)
     with pytest.raises(ValueError, match="mesh"):
         graftax.load(path, shard=PartitionSpec("data"))
 

@@ -82,6 +82,8 @@ class Like:
             for _ in lockstep(self._meet, 0, 0):
                 pass
         self._refuse()
+        if self._placing.wants_objects:
+            self._placing.look_at(self._like)
         for number, (wanted, path) in self._arrays.items():
             self._changes[number] = self._array(wanted, path)
         changes = self._everywhere()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
+import jax
 from jax.tree_util import GetAttrKey
 
 from .._patterns import Pattern
@@ -19,6 +20,7 @@ from ._leaf import Leaf
 from ._like import Like
 from ._names import MISSING, Known
 from ._place import Placing
+from ._rows import Rows
 from ._source import Source, named_errors
 
 T = TypeVar("T")
@@ -83,15 +85,15 @@ def load(
         strict: False: what is missing in the file stays as it is in `like`, and what it has besides is left out.
         cast: arrays get the dtype that they have in `like`, and numbers become arrays of one number, or the other way.
         rename: patterns of paths in the file, and what they are in `like`: `{"old.**": "new.**"}`.
-        shard: a `jax.sharding.Sharding`, a `PartitionSpec` of `mesh`, or a function from (path, jax.ShapeDtypeStruct)
-            to one, for arrays that `like` has not committed to devices.
+        shard: a `jax.sharding.Sharding`, a `PartitionSpec` of `mesh`, `graftax.Rules`, or a function from
+            (path, jax.ShapeDtypeStruct) to one, for arrays that `like` has not committed to devices.
         mesh: of the specs, and in the place of a saved mesh of the same axes.
         classes: classes and functions that the file may name besides those in `like` and registered ones, patterns of
             them in loaded modules (`"mypkg.*"`), or "dict": objects of unknown classes become dicts.
         lazy: arrays are NumPy arrays in the mapped file, and nothing of them is read before they are used.
 
     Returns:
-        the objects: new ones, or with `into=True` `like` itself. Of a file of others without `like`, its tensors by name.
+        the objects: new ones, or `like` itself with `into=True`. Of a file of others without `like`, a dict.
 
     Raises:
         LoadError: where the file is damaged, where it names what is not known, or with every difference from `like`.
@@ -121,6 +123,11 @@ def _anew(source: Source, placing: Placing, only: Any, classes: Any, mesh: Any) 
     rows, decoder = source.rows(known, mesh)
     wanted = _wanted(only)
 
+    if placing.wants_objects:
+        abstract = Build(rows, decoder, functools.partial(_abstract, source, rows)).value(0)
+        if abstract is not MISSING:
+            placing.look_at(abstract)
+
     def array(number: int) -> Any:
         row, path = rows.all[number], functools.partial(rows.path, number)
         if wanted is not None and not wanted.covers(path()):
@@ -135,6 +142,14 @@ def _anew(source: Source, placing: Placing, only: Any, classes: Any, mesh: Any) 
         build.note_unknown()
         raise unknown_names(known.unknown, source.path)
     return value
+
+
+def _abstract(source: Source, rows: Rows, number: int) -> Any:
+    row = rows.all[number]
+    if row.op == "-":
+        return None
+    leaf = rows.arrays[row.arg]
+    return jax.ShapeDtypeStruct(source.shape(leaf), source.dtype(leaf))
 
 
 def _wanted(only: Any) -> Any:
@@ -162,5 +177,7 @@ def _tensors(source: Source, placing: Placing, only: Any) -> dict[str, Any]:
     wanted = _wanted(only)
     paths = {name: Path(map(GetAttrKey, named(name))) for name in source.tensors}
     return {
-        name: placing.value(Leaf(name), functools.partial(Path, path)) for name, path in paths.items() if wanted is None or wanted.covers(path)
+        name: placing.value(Leaf(name), functools.partial(Path, path))
+        for name, path in paths.items()
+        if wanted is None or wanted.covers(path)
     }

@@ -11,15 +11,15 @@ import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from .. import _core
+from .._difference import Way
 from .._errors import UnsupportedValueError, at_path
 from .._jax_nodes import NoneKey
-from .._difference import Way
 from .._structure import Op, Row, Structure
 from ..path import Path, open_node
-from ._way import path_of
 from ._leaf import Outgoing, outgoing
 from ._names import Names, has_name
 from ._statics import Encoder, Opaque
+from ._way import path_of
 
 FORMAT = 1
 _LONGEST_NAME = 400

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from .._rules import Rules
 from ..path import Path
 from ._leaf import Leaf, made
 from ._source import Source
@@ -22,7 +23,7 @@ class Placing:
     """How arrays come to their devices.
 
     Args:
-        shard: a sharding, a spec or a function from (path, jax.ShapeDtypeStruct) to one; None: the default device.
+        shard: a sharding, a spec, `Rules` or a function from (path, jax.ShapeDtypeStruct) to one; None: nothing said.
         mesh: of the specs.
         lazy: they stay in the file: NumPy arrays whose pages are read when they are used.
     """
@@ -30,6 +31,16 @@ class Placing:
     def __init__(self, source: Source, shard: Any, mesh: Any, lazy: bool) -> None:
         self._source, self._shard, self._mesh, self._lazy = source, shard, mesh, lazy
         self._made: dict[tuple[str, Any], Any] = {}
+        self._by_path: dict[Path, Any] | None = None
+
+    @property
+    def wants_objects(self) -> bool:
+        """Does `shard` look at the whole graph before it says something of an array?"""
+        return isinstance(self._shard, Rules)
+
+    def look_at(self, obj: Any) -> None:
+        """Shows the rules the objects; abstract arrays will do. Raises StructureError where the rules do not fit."""
+        self._by_path = self._shard.shardings(obj, self._mesh)
 
     def value(self, leaf: Leaf, path: Callable[[], Path], sharding: Sharding | None = None, dtype: Any = None) -> Any:
         """The value of an array of the graph: one object, wherever it stands.
@@ -54,6 +65,8 @@ class Placing:
     def sharding(self, path: Callable[[], Path], host: np.ndarray[Any, Any]) -> Sharding | None:
         """What `shard` says of an array."""
         found = self._shard
+        if self._by_path is not None:
+            return self._by_path.get(path())
         if callable(found) and not isinstance(found, (Sharding, PartitionSpec)):
             found = cast("Callable[..., Any]", found)(path(), jax.ShapeDtypeStruct(host.shape, host.dtype))
         if isinstance(found, PartitionSpec):

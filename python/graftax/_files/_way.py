@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place that a walk has come to, whose path is spelled only where somebody asks: it may be as long as the graph is deep."""
+"""Where a walk has come to. The path is spelled only where somebody asks: it may be as long as the graph is deep."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from ..surgery import selection
 from ._container import ALIGN, Tensor, header_bytes
 from ._leaf import Outgoing
 from ._outline import Outline
+from ._source import part_names
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 RESERVED = ("graftax", "format")
@@ -99,10 +100,11 @@ def write_outline(
     # most of it for XLA, without a gap, which the format does not have.
     order = sorted(arrays, key=lambda array: (array.tensor.end % ALIGN != 0, -array.itemsize))
     groups = list(_groups(order, most))
-    if len(groups) < 2:
-        return _write(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
-    stem, mark = os.path.basename(path).removesuffix(".safetensors"), secrets.token_hex(4)
     before = _parts_of(path)
+    if len(groups) < 2:
+        _write(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
+        return _remove(path, before)
+    stem, mark = os.path.basename(path).removesuffix(".safetensors"), secrets.token_hex(4)
     names: list[str] = []
     try:
         for number, group in enumerate(groups, 1):
@@ -134,8 +136,6 @@ def _groups(arrays: Iterable[Outgoing], most: int) -> Iterator[list[Outgoing]]:
 
 def _parts_of(path: str) -> list[str]:
     """The files that an earlier save to this path has made beside it."""
-    from ._source import part_names
-
     try:
         return part_names(path)
     except (OSError, ValueError):
