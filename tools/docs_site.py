@@ -38,6 +38,7 @@ GROUPS = {
     "compiling": ("Compiling", {"_jit", "_jitted", "_aot", "_table", "export", "_show", "_core"}),
     "transforms": ("Transforms", {"transforms", "_stacking"}),
     "filtered": ("By value, as Equinox", set[str]()),  # filter_*
+    "files": ("Files", {"_files"}),
     "graphs": ("Graphs by hand", set[str]()),  # all others
     "training": ("Training", {"_leaves", "_optimizer", "_labels"}),
     "classes": ("Classes", {"_fields", "marks", "module"}),

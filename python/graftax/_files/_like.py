@@ -164,7 +164,7 @@ class Like:
         if base == "value":
             plain = next((kind for kind in _PLAIN_VALUES if isinstance(value, kind)), None)
             found = self._decoder.value(detail)
-            return type(found) is plain and found == cast(Any, _PLAIN_VALUES[cast(Any, plain)])(value)
+            return type(found) is plain and plain is not None and found == _PLAIN_VALUES[plain](value)
         if base == "buffer":
             return isinstance(value, bytearray) and bytes(value) == self._decoder.value(detail)
         return True

@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+import jax
+import jax.numpy
 import numpy as np
 
 from .. import interop
@@ -37,18 +39,6 @@ BUILTIN: dict[str, type] = {
 }
 _PLAIN = (int, float, bool, complex, str, bytes, object, type(None), type(...))
 PLAIN: dict[str, type] = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _PLAIN}
-_ARITHMETIC = (
-    "jax.nn",
-    "jax.lax",
-    "jax.numpy",
-    "jax._src.nn",
-    "jax._src.lax",
-    "jax._src.numpy.ufuncs",
-    "jax._src.custom_derivatives",
-)
-
-
-_FILES = frozenset(f"jax.numpy:{name}" for name in ("save", "savez", "load", "fromfile"))
 
 
 class Names:
@@ -139,9 +129,7 @@ class Known:
             return value
         if isinstance(value, type):
             return value if is_known_class(value) else MISSING
-        if name in _FILES:
-            return MISSING
-        if is_of(module, _ARITHMETIC) or is_of(module, [name for name in interop.ADAPTERS if name in sys.modules]):
+        if is_arithmetic(value) or is_of(module, [name for name in interop.ADAPTERS if name in sys.modules]):
             return value
         return MISSING
 
@@ -153,6 +141,13 @@ class Known:
         """Notes that something is not known."""
         self.unknown[name] = None
         return MISSING
+
+
+def is_arithmetic(value: Any) -> bool:
+    """Is it a public function of JAX on arrays, none that reads or writes files?"""
+    name = getattr(value, "__name__", "")
+    public = any(vars(module).get(name) is value for module in (jax.nn, jax.lax, jax.numpy))
+    return public and name not in ("save", "savez", "load", "fromfile")
 
 
 def is_of(module: str, packages: Iterable[str]) -> bool:

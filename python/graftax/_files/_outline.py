@@ -91,7 +91,8 @@ class Outline:
             entries = [entry for entry, _ in open_node(live)]
         self.rows.append(["n", self._names.number(row.type), self._entries(entries), *self._detail(row)])
         found = zip(children, entries, below, strict=True)
-        return [(child, (way, entry), value) for child, entry, value in found][::-1]
+        todo: list[tuple[Row, Way, Any]] = [(child, (way, entry), value) for child, entry, value in found]
+        return todo[::-1]
 
     def _is_opened(self, row: Row, function: types.FunctionType) -> bool:
         """A function without a name counts by what it captures where there are arrays in it."""
