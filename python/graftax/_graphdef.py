@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import pickle
 import types
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,7 +13,7 @@ import numpy as np
 from jax import tree_util
 
 from . import _core
-from ._pickle import ByName, named
+from ._pickle import OF_DEVICES, ByName, dumps, named
 from ._statics import PLAIN
 
 
@@ -56,10 +55,10 @@ def _stable(value: Any) -> str:
 
 
 def _pickled(value: Any) -> str:
-    found = named(value)
+    found = value if isinstance(value, OF_DEVICES) else named(value)
     if isinstance(found, ByName):
         return "name {}.{}".format(*found.place)
-    return f"{_stable(type(value))} {pickle.dumps(value, protocol=4)!r}"
+    return f"{_stable(type(value))} {dumps(value, protocol=4)!r}"
 
 
 def children(graphdef: _core.GraphDef) -> list[_core.GraphDef]:

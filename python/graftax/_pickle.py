@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import pickle
 import types
 from typing import Any
 
+import jax
 from jax import tree_util
 
 from . import _core
@@ -52,8 +54,44 @@ def _find(module: str, name: str) -> Any:
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles devices too: each by its platform and number, which another process has as well."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (_device, (obj.platform, obj.id)) if isinstance(obj, jax.Device) else NotImplemented
+
+
+def _device(platform: str, number: int) -> Any:
+    known = {device.id: device for device in jax.devices(platform)}
+    if number not in known:
+        raise pickle.UnpicklingError(f"the pickle means device {number} of platform {platform}, and there is none")
+    return known[number]
+
+
+def dumps(value: Any, protocol: int | None = None) -> bytes:
+    """`pickle.dumps` of what may hold devices, such as a mesh or a sharding."""
+    file = io.BytesIO()
+    _Pickler(file, protocol).dump(value)
+    return file.getvalue()
+
+
+class _Pickled:
+    """Stands in a pickle for what `dumps` has made bytes of."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pickle.loads, (self.content,))
+
+
+OF_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding)
+
+
 def named(value: Any) -> Any:
     """`value`, or what stands for it in a pickle."""
+    if isinstance(value, OF_DEVICES):
+        return _Pickled(dumps(value))
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle does it itself
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

@@ -136,3 +136,65 @@ def test_what_does_not_fit_is_said():
 
     with pytest.raises(graftax.StructureError, match=r"m\.extra"):
         graftax.scan(grows, in_axes=(None, 0), out_axes=0)(Model(jnp.ones(())), XS)
+
+
+def test_keyword_arguments_with_an_entry():
+    run = graftax.scan(lambda c, x: (c + x, c), in_axes=(Carry, 1))
+    np.testing.assert_array_equal(run(jnp.zeros(2), x=XS)[0], XS.sum(1))
+    assert graftax.vmap(lambda a, b: a + b, in_axes=(None, 1))(jnp.ones(2), b=XS).shape == (3, 2)
+
+
+def test_the_carry_as_rows_too():
+    last, ys = graftax.scan(lambda c, x: ({"a": c["a"] + x},) * 2)({"a": jnp.array(0.0)}, jnp.arange(3.0))
+    assert float(last["a"]) == 3
+    np.testing.assert_array_equal(ys["a"], [0, 1, 3])
+
+
+def test_a_number_in_a_variable_is_an_array_in_each_step():
+    count = nnx.BatchStat(0)
+
+    @graftax.scan(in_axes=(None, 0), out_axes=0)
+    def run(count, x):
+        count[...] += 1
+        return x * count[...]
+
+    np.testing.assert_array_equal(run(count, jnp.ones(3)), [1, 2, 3])
+    assert int(count[...]) == 3
+    assert graftax.vmap(lambda c, x: c[...] * x, in_axes=(None, 0))(nnx.BatchStat(2), jnp.ones(3)).sum() == 6
+
+
+def test_filters_choose_what_is_made_inside():
+    axes = nnx.StateAxes({(nnx.Param, nnx.RngState): 0, ...: None})
+
+    class Layers(nnx.Module):
+        @graftax.vmap(in_axes=(axes, 0))
+        def __init__(self, key):
+            self.linear, self.node = nnx.Linear(3, 3, rngs=nnx.Rngs(key)), nnx.Variable(jnp.ones(2))
+
+        @graftax.scan(in_axes=(axes, Carry), out_axes=Carry)
+        def __call__(self, x):
+            return nnx.gelu(self.linear(x))
+
+    layers = Layers(key=jax.random.split(jax.random.key(0), 5))
+    assert (layers.linear.kernel.shape, layers.node.shape) == ((5, 3, 3), (2,))
+    assert layers(jnp.ones((1, 3))).shape == (1, 3)
+
+
+def test_names_of_axes_are_kept_by_the_transform_of_metadata():
+    @graftax.vmap
+    @nnx.transform_metadata(in_axes=0, out_axes=0, partition="layers")
+    def make(key):
+        init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("in", "out"), eager_sharding=False)
+        return nnx.Linear(2, 3, kernel_init=init, rngs=nnx.Rngs(key))
+
+    layers = make(jax.random.split(jax.random.key(0), 4))
+    assert layers.kernel.get_metadata()["out_sharding"] == ("layers", "in", "out")
+
+    @graftax.scan(in_axes=(0, None), out_axes=0)
+    @nnx.transform_metadata(in_axes=(0, None), out_axes=0, partition="layers")
+    def run(layer, x):
+        assert layer.kernel.get_metadata()["out_sharding"] == ("in", "out")
+        return layer(x)
+
+    assert run(layers, jnp.ones(2)).shape == (4, 3)
+    assert layers.kernel.get_metadata()["out_sharding"] == ("layers", "in", "out")

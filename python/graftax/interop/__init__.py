@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from .._description import Description, TreeDescription
 
-ADAPTERS = {"equinox": ".equinox", "flarejax": ".flarejax", "flax.core.spmd": ".linen", "flax.nnx": ".nnx"}
+ADAPTERS = {
+    "equinox": ".equinox",
+    "flarejax": ".flarejax",
+    "flax.core.spmd": ".linen",
+    "flax.nnx": ".nnx",
+    "flax.training.train_state": ".train_state",
+}
 
 
 class LibraryFilter(NamedTuple):

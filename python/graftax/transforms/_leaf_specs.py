@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,6 +13,7 @@ from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import StructureError
+from .._filters import Recorded
 from .._handles import handle_classes
 from .._structure import Op, Structure
 from ._lift import call_first
@@ -50,6 +52,17 @@ def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) 
                 )
             )
     return broadcast
+
+
+def as_positional(
+    fun: Callable[..., Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(positional, keyword arguments), with those by position that a tuple of entries has one for."""
+    if kwargs and isinstance(spec, (tuple, list)) and len(cast("Sequence[Any]", spec)) > len(args):
+        bound = inspect.signature(fun).bind(*args, **kwargs)
+        if len(bound.args) == len(cast("Sequence[Any]", spec)):
+            return bound.args, bound.kwargs
+    return args, kwargs
 
 
 def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: Any) -> list[Spec]:
@@ -101,10 +114,14 @@ class Outputs:
         `call` calls the function.
         """
         results: list[Any] = []
+        after: list[Recorded] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
             result = call(functions, operands)
             results.append(result)
+            if self._broadcast.has_filters:  # they are asked about what is new in the operands, too
+                leaves, graphdef = _core.record(tuple(operands))
+                after.append(Recorded(graphdef, leaves))
             return result
 
         outcome, out = self._program.trace(self._leaves, body, arrays=True)
@@ -119,7 +136,7 @@ class Outputs:
         found: list[OutputLeaf] = []
         for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
-                name, leaf_spec = self._broadcast.written(tracks[root - 1], path, leaf)
+                name, leaf_spec = self._broadcast.written(tracks[root - 1], path, leaf, after[-1] if after else None)
             else:
                 name = _RESULT + keystr(path)
                 leaf_spec = whole.at(path) if whole is not None else read.leaf_spec(leaf, Here(lambda: _RESULT, tuple))

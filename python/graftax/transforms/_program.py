@@ -19,6 +19,7 @@ from .._difference import differences
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._structure import place_name
+from .._symbols import NUMBERS
 from .._trace import definition_of, run_trace
 from .._views import seen
 
@@ -166,7 +167,7 @@ class Program:
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)
         # JAX may read a NumPy array after the call has returned; and the function would change a copy of it in place.
-        return [jnp.array(x, copy=True) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], graphdef
+        return [_as_leaf(x) for x in leaves], graphdef
 
     @property
     def places(self) -> list[NamedPlace]:
@@ -291,6 +292,12 @@ class Program:
     def definition(self) -> Any:
         """What JAX's messages name in place of a flat function: the first function and where it is written."""
         return definition_of(self._parts[0].function)
+
+
+def _as_leaf(x: Any) -> Any:
+    if isinstance(x, (np.ndarray, np.generic)):
+        return jnp.array(x, copy=True)
+    return jnp.asarray(x) if type(x) in NUMBERS else x  # the function sees an array, also where JAX is given none
 
 
 class _Placeholder:

@@ -14,7 +14,7 @@ import numpy as np
 from .. import _core, interop
 from .._difference import differences_text
 from .._errors import StructureError
-from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
+from ._leaf_specs import OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import call_first, name_of, named, wraps
 from ._program import Program
 from ._specs import SpecOption
@@ -74,6 +74,7 @@ def scan_by_axes(
 
     @wraps(f, "scan")
     def scanned(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = as_positional(f, in_axes, args, kwargs)
         if carry_in is not None and carry_in < len(args):
             args = (*args[:carry_in], with_arrays(args[carry_in]), *args[carry_in + 1 :])
         program = Program(name, [f], args, kwargs)
@@ -176,7 +177,8 @@ class _Steps:
             found = type_text(result) + count
             raise ValueError(NOT_A_TUPLE.format(name=self._program.name, count=len(axes), found=found))
         at = next(i for i, axis in enumerate(axes) if is_carry(axis))
-        parts: list[Any] = [with_arrays(x) if i == at else x for i, x in enumerate(cast("Sequence[Any]", result))]
+        several = enumerate(cast("Sequence[Any]", result))
+        parts: list[Any] = [with_arrays(x) if i == at else _copied(x) for i, x in several]
         return type(cast("Any", result))(parts), parts[at]
 
     def _places(self, own: dict[Any, int]) -> list[int | None]:
@@ -207,3 +209,9 @@ def _position(name: str, option: str, axes: Any) -> int | None:
     if len(found) > 1:
         raise ValueError(ONE_CARRY.format(name=name, option=option, count=len(found)))
     return found[0] if found else None
+
+
+def _copied(part: Any) -> Any:
+    """A part of the result that may be the carry too: its rows are another object than what the last step left."""
+    leaves, graphdef = _core.flatten(part)
+    return _core.unflatten(graphdef, leaves)

@@ -423,8 +423,15 @@ class Broadcast:
 
     # ---- leaves that were not there when the spec was brought to the graph
 
-    def written(self, track: int, path: tuple[Any, ...], leaf: Any) -> tuple[str, Any]:
+    @property
+    def has_filters(self) -> bool:
+        """Are there filters that a leaf has to be asked about?"""
+        return any(choice.wanted is not None for spec in self._patterns.values() for choice in spec.choices)
+
+    def written(self, track: int, path: tuple[Any, ...], leaf: Any, after: Recorded | None = None) -> tuple[str, Any]:
         """(the path, the spec) of a leaf that a function left in one of the graph's nodes.
+
+        `after` is the graph as it left it, for filters.
 
         Where there was a leaf before it is that leaf's; elsewhere what the spec as a whole says of the place, or
         what the other leaves of the node have.
@@ -443,7 +450,7 @@ class Broadcast:
             return name, self._found[before][0]
         candidates: list[Any] = []
         for spec, chain in visits:
-            value = self._resolve(spec, chain, path, leaf)
+            value = self._resolve(spec, chain, path, leaf, after)
             values = self._around(chain) if value is UNKNOWN else [value]
             candidates += [v for v in values if v not in candidates]
         option = visits[0][0].option
@@ -470,13 +477,19 @@ class Broadcast:
             row = self._structure.target(found) if found.op is Op.ref else found
         return row.leaf if row.op is Op.leaf else None
 
-    def _resolve(self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any) -> Any:
+    def _resolve(self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any, after: Recorded | None) -> Any:
         for key in path:
             spec = spec.step(key)
         if isinstance(spec, Prefix):
             return UNKNOWN
+
+        def meant(wanted: Filter) -> bool:
+            return after is not None and any(after.leaves[i] is leaf for i in after.chosen(wanted))
+
         here = Here(
-            lambda: place_name((0, path), (self.name(chain),)), lambda: (*self._here(chain).key_entries(), *path)
+            lambda: place_name((0, path), (self.name(chain),)),
+            lambda: (*self._here(chain).key_entries(), *path),
+            meant,
         )
         return spec.leaf_spec(leaf, here)
 

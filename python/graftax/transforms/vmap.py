@@ -20,7 +20,7 @@ from .._compat import ref_types
 from .._errors import MutationError
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
-from ._leaf_specs import Call, OutputLeaf, Outputs, broadcast_of
+from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
 from ._specs import Broadcast, SpecOption
@@ -136,6 +136,7 @@ def vmap_by(
 
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = as_positional(fun, in_axes, args, kwargs)
         program = make(name_of(fun, title), [fun], args, kwargs)
         inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
         broadcast = broadcast_of(program, inputs, in_axes, 0)
