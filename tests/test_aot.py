@@ -363,3 +363,39 @@ def test_differences_below_functions_that_share_a_variable_are_named():
     assert "fs[0]" in str(caught.value) and "'n'" in str(caught.value)
     with pytest.raises(graftax.StructureError, match="two objects"):
         compiled((pair(2, 3)[0], pair(2, 3)[1]), jnp.ones(2))
+
+
+def test_eval_shape_and_the_call_share_one_trace():
+    class Model:
+        def __init__(self):
+            self.w, self.log = [jnp.ones((2, 2))] * 40, {"n": 0}
+
+    @graftax.jit
+    def step(model, y):
+        model.w = [w @ y for w in model.w]
+        model.last = y
+        return model, model.log, {"y": y}
+
+    model = Model()
+    w = model.w
+    shapes = step.eval_shape(model, jnp.ones((2, 3)))
+    assert shapes[0].w[39].shape == (2, 3) and shapes[0] is not model and shapes[0].last is shapes[2]["y"]
+    assert model.w is w and not hasattr(model, "last")
+    assert step(model, jnp.ones((2, 3)))[0] is model and model.w[0].shape == (2, 3)
+    assert step.cache_info().traces == 1
+
+
+def test_eval_shape_leaves_alone_what_is_handed_over_as_itself():
+    class Counter:
+        n = 0
+
+    @graftax.jit
+    def f(counter, y):
+        counter.n += 1
+        return y * 2
+
+    counter = Counter()
+    for _ in range(2):
+        assert f.eval_shape(counter, jnp.ones(3)).shape == (3,) and counter.n == 0
+    f(counter, jnp.ones(3))
+    assert counter.n == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that helpers read (globals, attributes of classes and modules, variables of closures) compile twice at most."""
+"""Numbers that helpers read (globals, attributes of classes and modules, variables) compile twice at most."""
 
 import types
 

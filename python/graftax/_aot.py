@@ -237,6 +237,35 @@ class Stageable(_core.Caller, Generic[P, R]):
 
     def _shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         roots, layout, recording = self._prepare(args, kwargs)
+        shared = self._shared_shapes(roots, layout, recording)
+        return shared[0] if shared else self._own_shapes(roots, layout, recording)
+
+    def _shared_shapes(
+        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording
+    ) -> tuple[Any] | None:
+        """(the result,) by the trace that a call uses, applied to a copy of the graph. None where it is written to what
+        is handed over as itself, or there may be no such trace."""
+        if self._table.frozen:
+            return None
+        entry = self._shared_entry(roots, layout, recording, _core.context_of_call())
+        run = getattr(entry.compiled, "eval_shape", None)
+        if run is None:
+            return None
+        leaves, outcomes = recording.leaves, entry.outcomes
+        given = (tuple(leaves),) if entry.tupled else leaves
+        result, written, code = _core.run_active(self, roots, outcomes, recording, run, *given)
+        if entry.untold:
+            entry.tell(self._reads(entry))
+        outcome, known = outcomes[_core.decode(code)], [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
+        _core.record(tuple(known))  # a walk knows the types that a recording has met
+        rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, roots)
+        copied = _core.walk(recording.graphdef, tuple(rebuilt.rebuild(known)))
+        rebuilt.close()
+        if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
+            return None
+        return (outcome.apply([*result, *written], known, copied[1]),)
+
+    def _own_shapes(self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording) -> Any:
         leaves, graphdef = recording.leaves, recording.graphdef
         outcomes: list[_core.Outcome] = []
         donated, _ = leaf_options(self._plan, roots, layout, graphdef, recording.leaves)
