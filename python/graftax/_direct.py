@@ -218,14 +218,21 @@ def _tested() -> bool:
 
 
 def _self_test() -> None:
-    """Runs a small program both ways: results, types, placement, weak types and forwarding have to be the same."""
+    """Runs a small program both ways: results, types, placement, weak types and forwarding have to be the same.
+
+    The second call of a process waits for it: it compiles this one program, and nothing on the way there.
+    """
 
     def program(x: Any, unused: Any, key: Any, i: Any, host: Any) -> tuple[Any, Any, Any]:
         del unused
-        return (x * 2, jax.random.fold_in(key, 1), i + 1, host + 1), (x.astype(int),), (None, ())
+        other = jax.random.wrap_key_data(jax.random.key_data(key) + 1, impl="threefry2x32")
+        return (x * 2, other, i + 1, host + 1), (x.astype(int),), (None, ())
 
     jitted = jax.jit(program)
-    plain = jnp.arange(6.0).reshape(2, 3), jnp.zeros(4), jax.random.key(3), jnp.asarray(5, "int16")
+    bits = jax.device_put(np.asarray([0, 3], "uint32"))
+    numbers = np.arange(6.0, dtype="float32").reshape(2, 3), np.zeros(4, "float32"), np.asarray(5, "int16")
+    x, unused, i = map(jax.device_put, numbers)
+    plain = x, unused, jax.random.wrap_key_data(bits, impl="threefry2x32"), i
     leaves: tuple[Any, ...] = (*plain, np.arange(3.0))
     expected: Any = jitted(*leaves)
     captured = _captured(jitted, leaves, tupled=False)
