@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MOST_WORDS = 25
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "errors").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "core/README.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 BLOCK = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 MEASURED = re.compile(r"<!-- measured: .*?<!-- end -->", re.DOTALL)

@@ -235,7 +235,7 @@ if new_ref is not None:
         assert (errors[0] is None) == (errors[1] is None), errors
 
 
-# ── what is no array ──
+# ── static values ──
 
 RESULTS = {
     "int": 3,
