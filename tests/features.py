@@ -8,7 +8,9 @@ classes alone, or none.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+import tempfile
 import types
 import warnings
 from collections.abc import Callable
@@ -29,6 +31,8 @@ README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- features: run by tests/test_features.py -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 YES, OWN, NO = "✓", "*own*", "✗"
 
+_numbers = itertools.count()
+
 Make = Callable[..., Any]  # fields by name -> an object with these attributes
 
 
@@ -41,6 +45,8 @@ class Library:
     own: Make | None  # objects of its own classes
     sgd: Callable[[Any, Callable[[Any], jax.Array]], Any]  # (model, loss) -> the model after a step of rate 0.1
     linear: Callable[[], Any] | None = None  # a layer of its own
+    save: Callable[[str, Any], Any] | None = None
+    load: Callable[[str, Any], Any] | None = None  # given an object like it
     parameter: Callable[[jax.Array], Any] = lambda x: x  # an array as its objects hold it
 
 
@@ -77,6 +83,7 @@ def of_equinox(**fields: Any) -> Any:
 
 
 def of_flarejax(**fields: Any) -> Any:
+    @flarejax.saveable(f"own {next(_numbers)}")
     class Own(flarejax.Module):
         def __init__(self) -> None:
             for name, value in fields.items():
@@ -114,11 +121,27 @@ def by_graftax(model: Any, loss: Any) -> Any:
 
 
 LIBRARIES = [
-    Library("graftax", graftax.jit, None, by_graftax),
+    Library("graftax", graftax.jit, None, by_graftax, save=graftax.save, load=graftax.load),
     Library("`jax.jit`", jax.jit, registered, by_tree(jax.grad)),
-    Library("Equinox", eqx.filter_jit, of_equinox, by_tree(eqx.filter_grad), lambda: eqx.nn.Linear(3, 2, key=KEY)),
-    Library("Flax NNX", nnx.jit, of_nnx, by_nnx, lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param),
-    Library("FlareJax", flarejax.filter_jit, of_flarejax, by_tree(jax.grad), lambda: flarejax.net.Linear(KEY, 2)),
+    Library(
+        "Equinox",
+        eqx.filter_jit,
+        of_equinox,
+        by_tree(eqx.filter_grad),
+        lambda: eqx.nn.Linear(3, 2, key=KEY),
+        eqx.tree_serialise_leaves,
+        eqx.tree_deserialise_leaves,
+    ),
+    Library("Flax NNX", nnx.jit, of_nnx, by_nnx, lambda: nnx.Linear(3, 2, rngs=nnx.Rngs(0)), parameter=nnx.Param),
+    Library(
+        "FlareJax",
+        flarejax.filter_jit,
+        of_flarejax,
+        by_tree(jax.grad),
+        lambda: flarejax.net.Linear(KEY, 2),
+        lambda path, obj: flarejax.save(obj, path),
+        lambda path, like: flarejax.load(path),
+    ),
 ]
 
 
@@ -241,6 +264,17 @@ def takes_options(lib: Library, make: Make) -> bool:
     given = {"w": jnp.ones(7)}
     got = lib.jit(lambda state: {"w": state["w"] + 1}, donate_argnames="state")(given)
     return (got["w"] == 2).all()
+
+
+@row("saves objects to a file and loads them, without another package")
+def saves(lib: Library, make: Make) -> bool:
+    if lib.save is None or lib.load is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.npz"
+        lib.save(path, make(w=ONES * 3, name="net"))
+        loaded = lib.load(path, make(w=ONES, name="net"))
+        return bool((loaded.w == 3).all()) and loaded.name == "net"
 
 
 @row("comes with layers, such as `Linear`")

@@ -39,6 +39,7 @@ GROUPS = {
     "transforms": ("Transforms", {"transforms", "_stacking"}),
     "filtered": ("By value, as Equinox", set[str]()),  # filter_*
     "files": ("Files", {"_files"}),
+    "devices": ("Many devices", {"_rules", "_agreement"}),  # and shard
     "graphs": ("Graphs by hand", set[str]()),  # all others
     "training": ("Training", {"_leaves", "_optimizer", "_labels"}),
     "classes": ("Classes", {"_fields", "marks", "module"}),
@@ -62,6 +63,8 @@ def group_of(name: str, module: str) -> str:
     """The page that a name is on."""
     if name.startswith("filter_") and module.startswith("transforms"):
         return "filtered"
+    if module == "transforms.shard":
+        return "devices"
     first = module.partition(".")[0]
     return next((group for group, (_, modules) in GROUPS.items() if first in modules), "graphs")
 
