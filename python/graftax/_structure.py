@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jax.tree_util import GetAttrKey, keystr
 
 from . import _core
+from .interop import UNSPOKEN
 
 Op = _core.Op
 Row = _core.Row
@@ -20,7 +21,7 @@ S = TypeVar("S")
 # A row in a walk: the chain of the row above, and its own number. A row that is reached by two ways has two chains.
 Chain = tuple["Chain | None", int]
 
-_IN_CELL = GetAttrKey("cell_contents")
+_UNSPOKEN = frozenset({"cell_contents", UNSPOKEN})
 
 
 class Structure:
@@ -114,9 +115,14 @@ def walk(
 
 
 def place_name(place: Place, names: tuple[str, ...]) -> str:
-    """The text of a place, as messages print it: a closure cell is what is in it."""
+    """The text of a place, as messages print it: a closure cell is what is in it, and so is a Variable of NNX."""
     root, path = place
-    return names[root] + keystr(tuple(entry for entry in path if entry != _IN_CELL))
+    return names[root] + path_text(path)
+
+
+def path_text(path: Iterable[Any]) -> str:
+    """The text of a key path, as messages print it."""
+    return keystr(tuple(e for e in path if not (isinstance(e, GetAttrKey) and e.name in _UNSPOKEN)))
 
 
 def plain_key(entry: Any) -> Any:

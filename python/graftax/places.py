@@ -7,6 +7,10 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
+import jax
+import numpy as np
+
+from . import interop
 from ._errors import StructureError, a_type, at_path, some
 from ._filters import Filter, Seen, filter_of
 from ._patterns import is_pattern, nearest
@@ -51,6 +55,9 @@ def at(obj: T) -> At[T]:
         {'layers': [{'w': 4}, {'w': 6}], 'head': None}
     """
     return At(obj)
+
+
+_VALUES = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
 
 
 class At(Generic[T]):
@@ -133,6 +140,7 @@ class Places(Generic[T]):
             for number in group:
                 if changes.setdefault(number, new) is not new:
                     raise ValueError(TWO_VALUES.format(path=self._graph.path(number)))
+        changes = self._inside(changes)
         self._graph.refuse_nested(changes)
         return changes
 
@@ -150,7 +158,17 @@ class Places(Generic[T]):
                 except Exception as error:
                     raise at_path(error, repr(self._graph.path(number)))  # noqa: B904 - it is the same one
             changes[number] = made[target]
-        return changes
+        return self._inside(changes)
+
+    def _inside(self, changes: dict[int, Any]) -> dict[int, Any]:
+        """An array for what holds one, such as a Variable of NNX, is put into it."""
+        graph, placed = self._graph, dict[int, Any]()
+        for number, new in changes.items():
+            holder = graph.rows[number].target
+            field = interop.value_field(graph.rows[holder].value) if isinstance(new, _VALUES) else None
+            inside = (child for entry, child in graph.key_entries(holder) if plain_key(entry) == field)
+            placed[number if field is None else next(inside, number)] = new
+        return placed
 
     def __repr__(self) -> str:
         return f"<places {some([repr(path) for path in self.paths], 8)}>"

@@ -48,6 +48,15 @@ def axes(node: Any) -> Any:
     return _first("axes", node)
 
 
+# A field that users do not spell: paths are printed without it. `layer.kernel` is a Variable, and the array in it.
+UNSPOKEN = "_raw_value"
+
+
+def value_field(obj: Any) -> str | None:
+    """The field of an object that its library's users take for its value."""
+    return _first("value_field", obj)
+
+
 def is_carry(spec: Any) -> bool:
     """Is this a library's own mark for what a loop carries?"""
     return _first("is_carry", spec) is True

@@ -27,7 +27,7 @@ from flax.typing import HashableMapping
 from jax.sharding import PartitionSpec, Sharding
 
 from .._description import Description
-from . import LibraryFilter
+from . import UNSPOKEN, LibraryFilter
 from .linen import mesh_axes
 
 # Flax before 0.12.8 has a type alias where it has a class now.
@@ -36,7 +36,7 @@ _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatSt
 
 TreeState = getattr(extract, "TreeState", None)  # that of `nnx.prefix`, since Flax 0.12.9
 
-_VALUE = frozenset({"_raw_value"})  # is data, a Python number too; metadata and attributes of modules are static
+_VALUE = frozenset({UNSPOKEN})  # is data, a Python number too; metadata and attributes of modules are static
 
 
 def describe(cls: type) -> Description | None:
@@ -54,6 +54,10 @@ def describe(cls: type) -> Description | None:
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
         return Description("reduce", reduce=operator.attrgetter("_mapping"))
     return None
+
+
+def value_field(obj: Any) -> str | None:
+    return UNSPOKEN if isinstance(obj, Variable) else None
 
 
 _FILTERS = tuple(

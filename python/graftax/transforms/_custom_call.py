@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
-from jax.tree_util import keystr
 
 from .. import _core
 from .._compat import is_of_differentiated_callback, is_of_symbolic_zeros
 from .._difference import differences_text, like_but_for_jaxprs
 from .._errors import MutationError, StructureError
-from .._structure import place_name
+from .._structure import path_text, place_name
 from .._symbols import NUMBERS, FloatSymbol
 from ._dce import without_dead_code
 from ._lift import Output, call_first, named
@@ -115,14 +114,15 @@ class Value:
     def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str) -> None:
         self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
         paths = output.graphdef.leaf_paths()
-        self.types = [TangentType.of(x, 0, p, f"value{keystr(p)}") for x, p in zip(output.leaves, paths, strict=True)]
+        pairs = zip(output.leaves, paths, strict=True)
+        self.types = [TangentType.of(x, 0, path, f"value{path_text(path)}") for x, path in pairs]
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
         number_of = {path: i for i, path in enumerate(paths)}
         result = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
         missing = set(paths).difference(result)
         for path, leaf in zip(paths, output.leaves, strict=True):
             if path in missing and is_inexact(leaf):
-                raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{keystr(path)}"))
+                raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{path_text(path)}"))
         self.order = [number_of[path] for path in result]  # for each result leaf, its number among those of the value
         placeholders = [np.zeros(()) for _ in output.leaves]
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}

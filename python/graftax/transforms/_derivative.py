@@ -7,10 +7,9 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
-from jax.tree_util import keystr
-
 from .. import _core
 from .._compat import is_of_reverse_loop
+from .._structure import path_text
 from ._lift import Make, Output, named
 from ._program import Program
 from ._tangents import TangentType, is_nothing, matched
@@ -122,7 +121,7 @@ class Differentiated:
         assert self._output is not None
         paths = self._output.graphdef.leaf_paths()
         shapes = tuple(
-            TangentType.of(leaf, 0, path, f"value{keystr(path)}")
+            TangentType.of(leaf, 0, path, f"value{path_text(path)}")
             for leaf, path in zip(self._output.leaves, paths, strict=True)
         )
         return LinearMap(self._program.name, self._chosen, self._inputs, self._output.graphdef, shapes)

@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
 
-from jax.tree_util import keystr
-
 from .. import _core
 from .._errors import StructureError
 from .._filters import Recorded
 from .._handles import handle_classes
-from .._structure import Op, Structure
+from .._structure import Op, Structure, path_text
 from ._lift import call_first
 from ._program import Program
 from ._specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
@@ -138,7 +136,7 @@ class Outputs:
             if root > 0:
                 name, leaf_spec = self._broadcast.written(tracks[root - 1], path, leaf, after[-1] if after else None)
             else:
-                name = _RESULT + keystr(path)
+                name = _RESULT + path_text(path)
                 leaf_spec = whole.at(path) if whole is not None else read.leaf_spec(leaf, Here(lambda: _RESULT, tuple))
             leaf_spec = self._option.nothing if i in apart and root == 0 else leaf_spec
             of = self._program.untouched.get(i)
@@ -166,7 +164,7 @@ class Outputs:
                 raise StructureError(
                     RETURNED_OTHERWISE.format(
                         name=option.name,
-                        path=_RESULT + keystr(path),
+                        path=_RESULT + path_text(path),
                         option=option.keyword,
                         entry=leaf_spec,
                         asked=asked,

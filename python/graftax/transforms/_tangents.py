@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.tree_util import keystr
 
 from .. import _core
 from .._errors import StructureError, some
-from .._structure import Op, Row, Structure
+from .._structure import Op, Row, Structure, path_text
 
 OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
 OTHER_TANGENT = (
@@ -100,7 +99,7 @@ def matched(name: str, what: str, wanted: Sequence[TangentType], given: tuple[An
     for place, (is_array, value) in found.items():
         if is_array and place not in used and not is_nothing(value):
             expected = some([shape.name for shape in wanted if not is_nothing(shape)]) or "no place"
-            path = f"{_root_name(wanted, place[0], what)}{keystr(place[1:])}"
+            path = f"{_root_name(wanted, place[0], what)}{path_text(place[1:])}"
             raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=path, expected=expected))
     if missing:
         raise StructureError(NO_TANGENT.format(name=name, what=what, path=some([shape.name for shape in missing])))
@@ -109,7 +108,7 @@ def matched(name: str, what: str, wanted: Sequence[TangentType], given: tuple[An
 
 def _root_name(wanted: Sequence[TangentType], root: int, what: str) -> str:
     """How messages name one of the graphs of tangents: as that of the operand."""
-    names = [shape.name.removesuffix(keystr(shape.path)) for shape in wanted if shape.root == root]
+    names = [shape.name.removesuffix(path_text(shape.path)) for shape in wanted if shape.root == root]
     return names[0] if names else f"{what}s[{root}]"
 
 
