@@ -9,6 +9,7 @@ import decimal
 import enum
 import fractions
 import functools
+import json
 import math
 import random
 import re
@@ -323,3 +324,12 @@ def test_a_frozen_function_says_which_number_it_cannot_compute(program: Any, val
     f.freeze()
     with pytest.raises(graftax.GraftaxError, match=re.escape(text)):
         f(x(), value)
+
+
+def test_a_serializer_in_c_is_given_numbers():
+    def note(n):
+        return json.dumps({"n": n}, default=str)
+
+    f = graftax.jit(lambda x, n: (x * n, note(n)))
+    for n in range(4):
+        assert f(jnp.ones(1), n)[1] == note(n)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from ._stand_ins import TYPE, stand_ins
 
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
+_SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
 _FOR_SYMBOLS = frozenset({"float", "int", "sum", "type"})
 
 Scopes = dict[int, dict[str, Any]]  # globals, by id
@@ -34,12 +36,14 @@ class StoodIn:
         self.symbolic = False  # does the trace that runs have symbols?
         self._of_types: Scopes = {}  # of code that names type()
         self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
+        self._writes_numbers = False  # in C, which asks what it does not know for something to write instead
         self._passed: dict[int, set[str]] = {}  # builtin classes that code does more with than to call them
 
     @property
     def size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
-        symbolic = (len(self._of_types), sum(map(len, self._passed.values()))) if self.symbolic else (0, 0)
+        kinds = len(self._of_types), sum(map(len, self._passed.values())), self._writes_numbers
+        symbolic = kinds if self.symbolic else ()
         return len(self.of_ids), len(self.of_vars), *symbolic
 
     def note(
@@ -50,6 +54,10 @@ class StoodIn:
             self.of_ids.setdefault(id(scope), scope)
         if users and "vars" in names.loaded and "vars" not in scope:
             self.of_vars.setdefault(id(scope), scope)
+        if users and not self._writes_numbers:
+            firsts = {chain[0] for chain in names.chains}
+            modules = [sys.modules.get(module) for module in names.imports.values()]
+            self._writes_numbers = any(map(_is_of_a_serializer, [*map(scope.get, firsts), *modules]))
         if "type" in names.loaded and "type" not in scope:
             self._of_types.setdefault(id(scope), scope)
         if classes := _FOR_SYMBOLS.intersection(names.loaded):
@@ -70,8 +78,9 @@ class StoodIn:
 
     @property
     def tells_types(self) -> bool:
-        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else."""
-        return not any("type" in self._passed.get(i, ()) for i in self._of_types)
+        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else, or
+        gives numbers to C code that asks by itself."""
+        return not self._writes_numbers and not any("type" in self._passed.get(i, ()) for i in self._of_types)
 
     def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
@@ -79,3 +88,8 @@ class StoodIn:
             yield scope, {"type": TYPE}
         for i, scope in self._of_numbers.items():
             yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))
+
+
+def _is_of_a_serializer(value: Any) -> bool:
+    of = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return isinstance(of, str) and of.partition(".")[0] in _SERIALIZERS

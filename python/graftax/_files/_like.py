@@ -7,7 +7,7 @@ import difflib
 import math
 import types
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
