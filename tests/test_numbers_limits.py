@@ -333,3 +333,20 @@ def test_a_serializer_in_c_is_given_numbers():
     f = graftax.jit(lambda x, n: (x * n, note(n)))
     for n in range(4):
         assert f(jnp.ones(1), n)[1] == note(n)
+
+
+@pytest.mark.parametrize("where", ["all", "argument", "pattern"])
+def test_numbers_beside_shardings_of_the_arguments(where):
+    sharding = jax.sharding.NamedSharding(jax.make_mesh((1,), ("d",)), jax.sharding.PartitionSpec("d"))
+    options = {"all": sharding, "argument": (None, sharding), "pattern": {"state[w]": sharding, "**": None}}
+
+    def step(state, y):
+        state["step"] += 1
+        state["w"] = state["w"] + y * 0.9 ** state["step"]
+        return state["w"]
+
+    f = graftax.jit(step, in_shardings=options[where])
+    plain, state = {"w": jnp.ones(4), "step": 0}, {"w": jnp.ones(4), "step": 0}
+    for _ in range(5):
+        np.testing.assert_allclose(f(state, jnp.ones(4)), step(plain, jnp.ones(4)), rtol=1e-6)
+    assert state["step"] == 5 and f.cache_info().traces == 2

@@ -52,6 +52,10 @@ def build_entry(
     if donation_warnings is not None:
         flat = donation_warnings.around(flat)
     given: Any = taking_tuple(flat) if tupled else flat
+    if numbers is not None and "in_shardings" in jit_options:
+        of_leaves = enumerate(jit_options["in_shardings"])
+        given_ones = [None if leaf in numbers.leaves else sharding for leaf, sharding in of_leaves]
+        jit_options["in_shardings"] = (*given_ones, None, None)  # of what the host computes
     given.__signature__ = LeafNames(graphdef, recording.names, tupled)
     if options.out_shardings is None and (options.by_value or jax.device_count() == 1):
         compiled: Any = jax.jit(given, **jit_options)

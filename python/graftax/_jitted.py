@@ -215,7 +215,8 @@ class Jitted(Stageable[P, R]):
     @property
     def _takes_symbols(self) -> bool:
         options, reads = self._options, self._table.reads
-        return options.numbers == "symbolic" and not options.shards and reads is not None and reads.builtins.tells_types
+        symbolic = options.numbers == "symbolic" and options.out_shardings is None
+        return symbolic and reads is not None and reads.builtins.tells_types
 
     def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """A call that is not made, recorded with the symbols that it would have."""
