@@ -39,7 +39,7 @@ from ._stood_in import NewReads
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary
-from .interop import own_error
+from .interop import own_error, refuse_around
 
 DELETED = (
     "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
@@ -125,6 +125,7 @@ class Jitted(Stageable[P, R]):
         self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
     ) -> tuple[_core.Entry, _core.Recording]:
         table = self._table
+        refuse_around(self._plan.name)
         try:
             recording = self._plan.record(roots, layout, opened=opened)
         except UnsupportedValueError:

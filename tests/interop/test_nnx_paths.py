@@ -56,3 +56,13 @@ def test_another_variable_takes_the_place():
     assert graftax.at(Net())["linear.bias"].set(None).linear.bias is None
     assert graftax.eval_shape(lambda: Net()).linear.kernel.shape == (2, 2)
     assert isinstance(jax.tree.leaves(nnx.state(other))[0], jax.Array)
+
+
+def test_cached_partial_has_nothing_to_keep():
+    net, f = Net(), graftax.jit(lambda net, x: net.linear(x))
+    cached = nnx.cached_partial(f, net)
+    for _ in range(2):
+        with pytest.raises(graftax.GraftaxError, match="without nnx.cached_partial"):
+            cached(jnp.ones(2))
+    assert f(net, jnp.ones(2)).shape == (2,)
+    assert nnx.cached_partial(nnx.jit(lambda net, x: net.linear(x)), net)(jnp.ones(2)).shape == (2,)

@@ -57,6 +57,13 @@ def value_field(obj: Any) -> str | None:
     return _first("value_field", obj)
 
 
+def refuse_around(name: str) -> None:
+    """Raises where a library waits, around the call, for a transform of its own."""
+    for module in _adapters():
+        if (refuse := getattr(module, "refuse_around", None)) is not None:
+            refuse(name)
+
+
 def is_carry(spec: Any) -> bool:
     """Is this a library's own mark for what a loop carries?"""
     return _first("is_carry", spec) is True

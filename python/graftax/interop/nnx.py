@@ -15,7 +15,7 @@ import operator
 from typing import Any
 
 from flax.core.spmd import get_logical_axis_rules
-from flax.nnx import extract, filterlib, merge
+from flax.nnx import extract, filterlib, graphlib, merge
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
@@ -27,6 +27,7 @@ from flax.typing import HashableMapping
 from jax.sharding import PartitionSpec, Sharding
 
 from .._description import Description
+from .._errors import GraftaxError
 from . import UNSPOKEN, LibraryFilter
 from .linen import mesh_axes
 
@@ -58,6 +59,20 @@ def describe(cls: type) -> Description | None:
 
 def value_field(obj: Any) -> str | None:
     return UNSPOKEN if isinstance(obj, Variable) else None
+
+
+IN_CACHED_PARTIAL = (
+    "{name} is called through nnx.cached_partial, which keeps for nnx.jit what a module is made of. graftax.jit reads "
+    "modules by itself: call it with the module, without nnx.cached_partial."
+)
+
+
+def refuse_around(name: str) -> None:
+    """Raises inside of `nnx.cached_partial`, whose cache nothing here takes."""
+    context: Any = graphlib.GRAPH_CONTEXT
+    if getattr(context, "tmp_static_cache", None) is not None:
+        context.tmp_static_cache = None  # else NNX raises an error of its own in place of this one
+        raise GraftaxError(IN_CACHED_PARTIAL.format(name=name))
 
 
 _FILTERS = tuple(
