@@ -193,6 +193,19 @@ def test_a_training_step_of_optax_keeps_all_of_its_state():
 
 
 @eight
+def test_a_count_that_was_put_nowhere_compiles_nothing_again():
+    model = graftax.jit(Model, out_shardings=rules())()
+    opt = graftax.optimizer(optax.adam(1e-2), model)
+
+    @graftax.jit
+    def step(model: Any, opt: Any, x: Any) -> None:
+        opt.update(model, graftax.grad(lambda m, x: m.loss(x))(model, x))
+
+    assert compiled("step", lambda: [step(model, opt, np.ones((4, 8), np.float32)) for _ in range(40)]) == 1
+    assert specs(model) == [P("data", "model"), P()] and int(opt.state[0].count) == 40
+
+
+@eight
 def test_lowered_and_exported_programs_have_them_too():
     model = Model()
     lowered = graftax.jit(Model, out_shardings=rules()).lower()

@@ -142,6 +142,15 @@ def test_metadata_of_flax_counts_where_no_rule_does():
 
 
 @eight
+def test_shapes_in_variables_of_nnx():
+    shapes = graftax.eval_shape(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    rules = graftax.Rules([("**.kernel", P("data")), (nnx.Param, None)], mesh=MESH)
+    assert spec(graftax.shard(shapes, None, rules).kernel.get_value()) == P("data")
+    made = graftax.jit(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)), out_shardings=rules)()
+    assert spec(made.kernel[...]) == P("data") and spec(made.bias[...]) == P()
+
+
+@eight
 def test_the_table_shows_bytes_and_problems():
     rules = graftax.Rules([("**[w]", P("data")), ("nothing", None)], mesh=MESH)
     table = rules.table(graftax.eval_shape(Net))

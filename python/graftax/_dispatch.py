@@ -16,7 +16,7 @@ from ._leaf_names import LeafNames
 from ._meeting import compares
 from ._numbers import SymbolicNumbers
 from ._patterns import root_entries
-from ._placing import Placing
+from ._placing import Placing, spread
 from ._plan import Layout, Plan, covered_places, refuse_vain_patterns
 from ._shardings import Shardings
 from ._trace import Flat, definition_of, flat_function
@@ -57,7 +57,7 @@ def build_entry(
         given_ones = [None if leaf in numbers.leaves else sharding for leaf, sharding in of_leaves]
         jit_options["in_shardings"] = (*given_ones, None, None)  # of what the host computes
     given.__signature__ = LeafNames(graphdef, recording.names, tupled)
-    if options.out_shardings is None and (options.by_value or jax.device_count() == 1):
+    if options.out_shardings is None and (options.by_value or not spread(leaves)):
         compiled: Any = jax.jit(given, **jit_options)
     else:
         compiled = Placing(plan, layout, graphdef, given, jit_options, outcomes, tupled)

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import jax
 import jax.core
-from jax.sharding import AxisType, Mesh, NamedSharding
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import SequenceKey
 
 from . import _core
+from ._compat import array_class
 from ._options import FrozenDict, Held
 from ._patterns import root_entries
 from ._plan import Layout, Plan
@@ -68,28 +70,36 @@ class Placing:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, *given: Any) -> Any:
-        return self._run(given)(*given)
+        run, given = self._run(given)
+        return run(*given)
 
     def lower(self, *given: Any) -> Any:
-        return self._run(given).lower(*given)
+        run, given = self._run(given)
+        return run.lower(*given)
 
     def trace(self, *given: Any) -> Any:
-        return self._run(given).trace(*given)
+        run, given = self._run(given)
+        return run.trace(*given)
 
     def _cache_size(self) -> int:
         return sum(run._cache_size() for run in {id(run): run for run in (self._plain, *self._known.values())}.values())
 
-    def _run(self, given: tuple[Any, ...]) -> Any:
-        """The `jax.jit` object for these leaves."""
+    def _run(self, given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """The `jax.jit` object for these leaves, and what it is given."""
         leaves = given[0] if self._tupled else given
         shardings = tuple(map(_kept, leaves))
-        if not self._parts and not any(shardings):
-            return self._plain
+        mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
+        if mesh is not None:
+            leaves = tuple(_on_mesh(leaf, mesh) for leaf in leaves)
+            given = (leaves,) if self._tupled else leaves
+            shardings = tuple(map(_kept, leaves))
+        elif not self._parts:
+            return self._plain, given
         key = shardings, tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)
         run = self._known.get(key)
         if run is None:
             run = self._known[key] = self._made(given, leaves, shardings)
-        return run
+        return run, given
 
     def _made(self, given: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
         result, written, code = (jax.jit(self._flat, **self._options) if self._parts else self._plain).eval_shape(
@@ -177,15 +187,34 @@ class _After:
         return Path(path[1:]).get(self._both[0][path[0].idx])
 
 
+def spread(leaves: Sequence[Any]) -> bool:
+    """Can one of these leaves be on a mesh, or become so?"""
+    return jax.device_count() > 1 or any(type(getattr(leaf, "sharding", None)) is NamedSharding for leaf in leaves)
+
+
 def _kept(leaf: Any) -> Any:
     """The sharding of a leaf that a mesh has; None where what is written in its place may go anywhere."""
     sharding = getattr(leaf, "sharding", None)
     if type(sharding) is not NamedSharding or isinstance(leaf, jax.core.Tracer):
         return None
-    if not isinstance(sharding.mesh, Mesh) or sharding.mesh.size == 1:
+    if not isinstance(sharding.mesh, Mesh):
         return None
     usual = sharding.memory_kind in (None, sharding.mesh.devices.flat[0].default_memory().kind)
     return sharding if usual and AxisType.Explicit not in sharding.mesh.axis_types else None
+
+
+def _on_mesh(leaf: Any, mesh: Mesh) -> Any:
+    """A leaf; a scalar that was put nowhere (the count of an optimizer) as the copies of it that the call makes anyway.
+
+    What replaces it is on the mesh: without this the next call would compile again. Of larger arrays XLA may split one.
+    """
+    if type(leaf) is not array_class() or leaf.shape != () or leaf.committed:
+        return leaf
+    sharding = NamedSharding(mesh, PartitionSpec())
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    number = np.asarray(leaf)
+    return jax.make_array_from_callback((), sharding, lambda part: number[part])
 
 
 def _fits(sharding: Any, array: Any) -> bool:

@@ -17,8 +17,8 @@ from ._errors import StructureError, some
 from ._filters import filter_of
 from ._structure import plain_key
 from ._tracebacks import boundary
-from .path import Graph, Path
-from .surgery import selection
+from .path import Graph, GraphRow, Path
+from .places import Shown, matching
 
 NO_RULE = "no rule means it. The last rule can be ('**', None), which replicates what no other means"
 UNUSED = "decides about no array: it means none, or rules before it mean them all"
@@ -32,7 +32,7 @@ NO_MESH = (
 )
 NOT_A_RULE = "a rule is a pair (where, spec), and {rule!r} is none"
 NO_WHERE = "{where!r} says of no array whether it is meant: give a pattern, re.Pattern, type, filter, or f(path, leaf)"
-PROBLEMS = "the rules do not fit this {cls}:\n{lines}"
+PROBLEMS = "the rules do not fit {what}:\n{lines}"
 
 _MOST = 40  # problems that a message shows
 
@@ -94,7 +94,7 @@ class Assignment(NamedTuple):
 
     def check(self) -> None:
         """Raises StructureError with everything that is wrong."""
-        refuse(self.cls, self.lines())
+        refuse(f"this {self.cls}", self.lines())
 
     def shardings(self) -> Iterator[tuple[Assigned, Any]]:
         """Each array, and its sharding; a bare spec where the mesh is that of the context."""
@@ -243,11 +243,11 @@ class Rules:
         return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
 
 
-def refuse(cls: str, lines: Sequence[str]) -> None:
+def refuse(what: str, lines: Sequence[str]) -> None:
     """Raises StructureError with these problems, where there are some."""
     if lines:
         more = [f"  and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
-        raise StructureError(PROBLEMS.format(cls=cls, lines="\n".join([*lines[:_MOST], *more])))
+        raise StructureError(PROBLEMS.format(what=what, lines="\n".join([*lines[:_MOST], *more])))
 
 
 def mesh_of(mesh: Any) -> Any:
@@ -263,13 +263,17 @@ def mesh_of(mesh: Any) -> Any:
     return mesh
 
 
+def is_placed(row: GraphRow) -> bool:
+    """Is it an array that rules are for, or a shape in its place? A shape in a Variable of NNX is structure for JAX."""
+    return (row.what == "array" and not row.aux) or isinstance(row.value, jax.ShapeDtypeStruct)
+
+
 def _arrays(graph: Graph) -> dict[int, Any]:
     """The arrays of a graph by row, and shapes in their place; each once."""
     seen: set[int] = set()
     found: dict[int, Any] = {}
     for number, row in enumerate(graph.rows):
-        is_array = row.what == "array" or isinstance(row.value, jax.ShapeDtypeStruct)
-        if is_array and not row.aux and id(row.value) not in seen:
+        if is_placed(row) and id(row.value) not in seen:
             seen.add(id(row.value))
             found[number] = row.value
     return found
@@ -279,9 +283,10 @@ def _meant(graph: Graph, where: Any, numbers: list[int], arrays: dict[int, Any])
     """Which of the arrays a rule means."""
     if isinstance(where, re.Pattern):
         return [n for n in numbers if cast("re.Pattern[str]", where).search(joined(graph.path(n)))]
-    if isinstance(where, (str, Path)) or filter_of(where) is not None:
+    wanted = filter_of(where)
+    if isinstance(where, (str, Path)) or wanted is not None:
         try:
-            chosen = selection(graph, where)
+            chosen = graph.below(matching(graph, where) if wanted is None else wanted.means(Shown(graph)))
         except StructureError:  # it means nothing
             return []
         same = {id(graph.rows[number].value) for number in chosen}  # at whichever of its places

@@ -128,7 +128,7 @@ class Shardings:
         if found is None:
             graph = Graph(self._part(above))
             assigned = rules.assign(graph)
-            refuse(assigned.cls, [f"  {a.path!r}: {a.problem}" for a in assigned.arrays if a.problem])
+            refuse(f"this {assigned.cls}", [f"  {a.path!r}: {a.problem}" for a in assigned.arrays if a.problem])
             unused = self._unused.setdefault(id(rules), set(assigned.unused))
             unused.intersection_update(assigned.unused)
             found = graph, {id(array.leaf): sharding for array, sharding in assigned.shardings()}

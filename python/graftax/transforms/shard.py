@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, Singl
 from .. import _core
 from .._errors import at_path
 from .._prefix import is_prefix
-from .._rules import Rules, refuse
+from .._rules import Rules, is_placed
 from .._structure import Structure
 from .._tracebacks import boundary
 from ..path import Graph
@@ -52,14 +52,16 @@ def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = Fa
     rules = rules if isinstance(rules, Rules) else Rules(rules)
     graph = Graph(obj)
     assignment = rules.assign(graph, mesh, default, local)
-    refuse(assignment.cls, assignment.lines())
+    assignment.check()
     placed: dict[int, Any] = {}
     for array, sharding in assignment.shardings():
         try:
             placed[id(array.leaf)] = _placed(array.leaf, sharding, local)
         except Exception as error:
             raise at_path(error, repr(array.path))  # noqa: B904 - it is the same one
-    changes = {n: placed[id(row.value)] for n, row in enumerate(graph.rows) if not row.aux and id(row.value) in placed}
+    changes = {
+        n: placed[id(row.value)] for n, row in enumerate(graph.rows) if is_placed(row) and id(row.value) in placed
+    }
     return graph.core.build(changes, all=True)
 
 
