@@ -251,6 +251,16 @@ def _resident_bytes() -> int:
 BUDGETS: tuple[Budget, ...] = (
     Timed("replay, dict of 1000, vs jax.tree.flatten", 0.12, "replay", "dict 1000", "jax_tree"),
     Timed("replay, eqx.Module of 1000, vs jax.tree.flatten", 0.08, "replay", "eqx.Module 1000", "jax_tree"),
+    Timed("flatten, dict of 1000 met before, vs jax.tree.flatten", 0.12, "flatten", "dict 1000", "jax_tree"),
+    Timed(
+        "flatten, eqx.Module of 1000 met before, vs jax.tree.flatten", 0.10, "flatten", "eqx.Module 1000", "jax_tree"
+    ),
+    Timed("flatten, dict of 10 met before, vs jax.tree.flatten", 0.50, "flatten", "dict 10", "jax_tree"),
+    Timed("flatten, eqx.Module of 10 met before, vs jax.tree.flatten", 0.30, "flatten", "eqx.Module 10", "jax_tree"),
+    Timed("partition, eqx.Module of 1000, vs equinox", 0.50, "partition", "eqx.Module 1000", "equinox_filter_jit"),
+    Timed("combine, eqx.Module of 1000, vs equinox", 0.50, "combine", "eqx.Module 1000", "equinox_filter_jit"),
+    Timed("copy, eqx.Module of 1000, vs jax.tree.map", 0.50, "copy", "eqx.Module 1000", "equinox_filter_jit"),
+    Timed("equal, eqx.Module of 1000, vs equinox", 0.50, "equal", "eqx.Module 1000", "equinox_filter_jit"),
     Timed("call, list of 1000, reduce, vs jax.jit on the flat list", 0.60, "reduce", "list 1000", "jax_flat"),
     Timed("call, dict of 1000, reduce, vs jax.jit on it", 0.48, "reduce", "dict 1000", "jax_tree"),
     Timed("call, eqx.Module of 1000, reduce, vs jax.jit on it", 0.33, "reduce", "eqx.Module 1000", "jax_tree"),

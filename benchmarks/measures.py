@@ -199,6 +199,38 @@ def _unflatten(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready:
     return Ready(lambda: unflatten(structure, leaves), equal)
 
 
+def _partition(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    if not hasattr(subject, "partition"):
+        return None
+    obj, partition = subject.taken_as(case.form).build(arrays), subject.partition
+    return Ready(lambda: partition(obj), _complete(jax.tree.leaves(partition(obj)[0]), arrays))
+
+
+def _combine(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    if not hasattr(subject, "combine"):
+        return None
+    form = subject.taken_as(case.form)
+    halves, combine = subject.partition(form.build(arrays)), subject.combine
+    return Ready(lambda: combine(*halves), same(form.arrays(combine(*halves)), plus(case, 0)))
+
+
+def _copy(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    if not hasattr(subject, "copy"):
+        return None
+    form, copy = subject.taken_as(case.form), subject.copy
+    obj = form.build(arrays)
+    return Ready(lambda: copy(obj), copy(obj) is not obj and same(form.arrays(copy(obj)), plus(case, 0)))
+
+
+def _equal(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    if not hasattr(subject, "equal"):
+        return None
+    form, equal = subject.taken_as(case.form), subject.equal
+    one, other = form.build(arrays), form.build([x + 0 for x in arrays])
+    right = bool(equal(one, other)) and not bool(equal(one, form.build(bumped(arrays))))
+    return Ready(lambda: bool(equal(one, other)), right)
+
+
 MEASURES = {
     m.name: m
     for m in (
@@ -212,5 +244,9 @@ MEASURES = {
         Measure("flatten", "flatten", _flatten),
         Measure("replay", "flatten, known structure", _replay),
         Measure("unflatten", "unflatten", _unflatten),
+        Measure("partition", "partition into arrays and the rest", _partition),
+        Measure("combine", "combine what partition gave", _combine),
+        Measure("copy", "copy", _copy),
+        Measure("equal", "equal", _equal),
     )
 }

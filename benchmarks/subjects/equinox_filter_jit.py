@@ -17,11 +17,21 @@ DISTRIBUTION = "equinox"
 jit = eqx.filter_jit
 value_and_grad = eqx.filter_value_and_grad
 in_place = functools.partial(by_hand, jit)
+combine = eqx.combine
+equal = eqx.tree_equal
 
 
 def accepts(form: Form) -> bool:
     # On a FlareJax module `equinox.partition` gives two trees that no longer match.
     return form.registered and form is not FLAREJAX
+
+
+def partition(obj: Any) -> tuple[Any, Any]:
+    return eqx.partition(obj, eqx.is_array)
+
+
+def copy(obj: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf, obj)
 
 
 def flatten(obj: Any) -> tuple[list[Any], Any]:

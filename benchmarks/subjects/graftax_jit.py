@@ -4,10 +4,16 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from benchmarks.inputs import Form
 from graftax import _core
+from graftax import combine as combine
+from graftax import copy as copy
+from graftax import equal as equal
 from graftax import flatten as flatten
 from graftax import jit as jit
+from graftax import partition as _partition
 from graftax import unflatten as unflatten
 from graftax import value_and_grad as value_and_grad
 
@@ -25,6 +31,10 @@ def taken_as(form: Form) -> Form:
 
 def in_place(form: Form, change: Callable[[Any], None]) -> Callable[[Any], None]:
     return jit(change)
+
+
+def partition(obj: Any) -> tuple[Any, Any]:
+    return _partition(obj, jax.Array)
 
 
 def replay(structure: Any, obj: Any) -> list[Any]:
