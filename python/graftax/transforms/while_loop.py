@@ -104,7 +104,8 @@ def fori_loop(
         the last value.
 
     Example:
-        >>> graftax.fori_loop(0, 3, lambda i, d: {"x": d["x"] + i, "name": d["name"]}, {"x": jnp.zeros(2), "name": "net"})
+        >>> start = {"x": jnp.zeros(2), "name": "net"}
+        >>> graftax.fori_loop(0, 3, lambda i, d: {"x": d["x"] + i, "name": d["name"]}, start)
         {'x': Array([3., 3.], dtype=float32), 'name': 'net'}
     """
     if is_handle(init_val):
