@@ -55,9 +55,8 @@ class Gpt:
         keys = jax.random.split(key, depth + 2)
         self.reader = self.writer = Embedding(keys[0], size)  # tied
         self.position = 0.1 * jax.random.normal(keys[1], (CONTEXT, size))
-        self.blocks = graftax.stack(
-            [Block(key, size, heads=4) for key in keys[2:]]
-        )  # one block, whose arrays have rows
+        blocks = [Block(key, size, heads=4) for key in keys[2:]]
+        self.blocks = graftax.stack(blocks)  # one block, whose arrays have rows
         self.norm = Norm(size)
 
     def __call__(self, tokens):
@@ -90,8 +89,9 @@ def main():
     assert model.reader is model.writer, "still tied"
     assert sum("table" in name for name in opt.parameters(model)) == 1, "one state for both"
     assert losses[-1] < 0.3 < 2 < losses[0] and train.cache_info().traces == 1
-    print(f"{graftax.count(model).parameters} parameters, loss {losses[0]:.2f} before, {losses[-1]:.2f} after")
+    return losses
 
 
 if __name__ == "__main__":
-    main()
+    losses = main()
+    print(f"loss {losses[0]:.2f} before, {losses[-1]:.2f} after")

@@ -347,3 +347,22 @@ def test_repr():
     opt = graftax.optimizer(optax.adam(1e-3), model)
     assert repr(opt) == "Optimizer(chain, 2 parameters: b, first.w)"
     assert "Optimizer" in repr(graftax.flatten(opt)[1])
+
+
+def test_a_parameter_that_is_weakly_typed_stays_so():
+    """As `jnp.asarray(0.5)` is: another type would compile the next step anew."""
+
+    class Scale:
+        def __init__(self):
+            self.by = jnp.asarray(0.5)
+
+    scale = Scale()
+    opt = graftax.optimizer(optax.adam(0.1), scale)
+
+    @graftax.jit
+    def step(scale, opt):
+        opt.update(scale, graftax.grad(lambda s: s.by**2)(scale))
+
+    for _ in range(3):
+        step(scale, opt)
+    assert scale.by.weak_type and scale.by < 0.5 and step.cache_info().traces == 1

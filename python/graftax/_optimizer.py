@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
+from ._compat import as_weak
 from ._errors import StructureError, some, type_name
 from ._fields import register_static
 from ._gradients import gradients_in, other_shape
@@ -296,7 +297,13 @@ def _same_names(numbers: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def _moved(value: Any, by: Any) -> Any:
-    return jnp.asarray(value + by).astype(value.dtype)
+    return _as_weak_as(value, jnp.asarray(value + by).astype(value.dtype))
+
+
+def _as_weak_as(old: Any, new: Any) -> Any:
+    """The new array with the weak type of the old one: `jnp.asarray(0.5)` has one, and losing it compiles anew."""
+    is_weak = getattr(old, "weak_type", False) and getattr(new, "weak_type", True) is False
+    return as_weak(new) if is_weak and old.dtype == new.dtype else new
 
 
 def _found(value: Any) -> str:
@@ -328,6 +335,7 @@ def _kept(old: Any, new: Any) -> Any:
     taken: set[int] = set()
 
     def keep(old: Any, new: Any) -> Any:
+        new = _as_weak_as(old, new)
         if type(old) is not type(new):
             return _owned(new)
         if _is_tuple(new) and len(old) == len(new):
