@@ -110,6 +110,7 @@ LAYERS = [
     {"__main__", "_demo", "_doctor"},
 ]
 PUBLIC = {
+    "Checkpoints",
     "LoadError",
     "save",
     "load",

@@ -35,6 +35,7 @@ from ._explain import log_recompiles as log_recompiles
 from ._fields import field as field
 from ._fields import register as register
 from ._fields import register_static as register_static
+from ._files import Checkpoints as Checkpoints
 from ._files import LoadError as LoadError
 from ._files import load as load
 from ._files import peek as peek

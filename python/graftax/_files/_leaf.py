@@ -39,6 +39,14 @@ LOGICAL: dict[str, np.dtype[Any]] = {
 }
 
 
+class Outside(NamedTuple):
+    """An array that lies beside the file."""
+
+    place: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class Leaf(NamedTuple):
     """What the graph says of one array: its tensor, and what that does not tell."""
 
@@ -47,6 +55,7 @@ class Leaf(NamedTuple):
     dtype: str | None = None  # where the tensor holds it as bytes
     weak: bool = False
     key: str | None = None  # typed keys: the implementation
+    outside: Outside | None = None  # in a checkpoint: the file has no tensor for it
 
     def to_json(self) -> dict[str, Any]:
         defaults = Leaf._field_defaults
@@ -63,10 +72,21 @@ class Leaf(NamedTuple):
         texts = [fields.get("name"), fields.get("kind", "jax"), fields.get("dtype", ""), fields.get("key", "")]
         if not all(type(text) is str for text in texts) or type(fields.get("weak", False)) is not bool:
             raise Malformed("an array with a field of the wrong type")
+        if fields.get("outside") is not None:
+            fields["outside"] = _outside(fields["outside"])
         leaf = Leaf(**fields)
         if leaf.kind not in ("jax", "numpy", "scalar", "ref") or (leaf.dtype or "int8") not in LOGICAL:
             raise Malformed(f"an array of an unknown kind or dtype: {leaf.kind} {leaf.dtype}")
         return leaf
+
+
+def _outside(found: Any) -> Outside:
+    held: list[Any] = found if type(found) is list else []
+    if [type(part) for part in held] != [str, str, list] or held[1] not in LOGICAL:
+        raise Malformed("an array that lies outside of the file, and nobody says where")
+    if not all(type(size) is int and 0 <= size < 1 << 60 for size in held[2]):
+        raise Malformed("an array with a shape that is none")
+    return Outside(held[0], held[1], tuple(held[2]))
 
 
 class Outgoing(NamedTuple):
@@ -76,10 +96,11 @@ class Outgoing(NamedTuple):
     tensor: Tensor  # at 0
     itemsize: int
     fetch: Callable[[], np.ndarray[Any, Any]]
+    held: Any  # the array itself; of keys, their data
 
 
-def outgoing(value: Any, name: str, dtype: np.dtype[Any] | None) -> Outgoing:
-    """How one array is written; `dtype` is for floating arrays alone.
+def outgoing(value: Any, name: str, dtype: np.dtype[Any] | None, by_all: bool = False) -> Outgoing:
+    """How one array is written; `dtype` is for floating arrays alone. `by_all`: each process writes its own part.
 
     Raises:
         UnsupportedValueError: where there is no data.
@@ -96,7 +117,7 @@ def outgoing(value: Any, name: str, dtype: np.dtype[Any] | None) -> Outgoing:
     if isinstance(value, jax.Array):
         if value.is_deleted():
             raise UnsupportedValueError(GONE)
-        if not value.is_fully_addressable and not value.is_fully_replicated:
+        if not by_all and not value.is_fully_addressable and not value.is_fully_replicated:
             raise UnsupportedValueError(ELSEWHERE)
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             key, value = str(jax.random.key_impl(value)), jax.random.key_data(value)
@@ -111,7 +132,7 @@ def outgoing(value: Any, name: str, dtype: np.dtype[Any] | None) -> Outgoing:
         code, logical, held = "U8", to.name, shape if to.itemsize == 1 else (*shape, to.itemsize)
     size = math.prod(shape) * to.itemsize
     leaf = Leaf(name, kind, logical, weak, key)
-    return Outgoing(leaf, Tensor(code, held, 0, size), to.itemsize, lambda: _on_host(value, to))
+    return Outgoing(leaf, Tensor(code, held, 0, size), to.itemsize, lambda: _on_host(value, to), value)
 
 
 def _on_host(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

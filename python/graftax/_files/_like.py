@@ -23,7 +23,7 @@ from ..surgery import selection
 from ._build import Build, unknown_names
 from ._errors import LoadError
 from ._foreign import Renaming, tensor_path
-from ._leaf import Leaf
+from ._leaf import LOGICAL, Leaf
 from ._names import MISSING, Known, full_name, has_name
 from ._place import Placing
 from ._rows import FileRow
@@ -64,11 +64,18 @@ class Like:
         self._wanted = None if only is None else selection(self._graph, only)
         self._known = Known(_names_in(self._graph), classes)
         self._mesh = mesh
+        # Of a checkpoint: what reads arrays that lie beside the file, by place, each with its sharding or None.
+        self.fetch: Callable[[dict[str, tuple[Leaf, Any]]], dict[str, Any]] | None = None
         self._arrays: dict[int, tuple[_Wanted, Where]] = {}
         self._changes: dict[int, Any] = {}
         self._missing: list[tuple[Where | Path, str]] = []
         self._extra: list[tuple[Where | Path, str]] = []
         self._other: list[str] = []
+
+    @property
+    def places(self) -> list[str]:
+        """Of a checkpoint: the places of all arrays that lie beside the file."""
+        return [leaf.outside.place for leaf in self._rows.arrays if leaf.outside is not None]
 
     def loaded(self, renames: dict[str, str], into: bool) -> Any:
         """The result of `load`."""
@@ -84,6 +91,7 @@ class Like:
         self._refuse()
         if self._placing.wants_objects:
             self._placing.look_at(self._like)
+        self._fetch()
         for number, (wanted, path) in self._arrays.items():
             self._changes[number] = self._array(wanted, path)
         changes = self._everywhere()
@@ -370,6 +378,21 @@ class Like:
 
     # ---- values
 
+    def _fetch(self) -> None:
+        """Asks for what lies beside the file, all at once."""
+        if self.fetch is None:
+            return
+        asked: dict[str, tuple[Leaf, Any]] = {}
+        for wanted, path in self._arrays.values():
+            leaf = wanted.leaf
+            if leaf.outside is not None and leaf.outside.place not in asked:
+                is_jax = isinstance(wanted.value, (jax.Array, jax.ShapeDtypeStruct))
+                shape = jax.ShapeDtypeStruct(leaf.outside.shape, LOGICAL[leaf.outside.dtype])
+                place = _place_of(wanted.value) or self._placing.sharding(path, shape) if is_jax else None
+                asked[leaf.outside.place] = leaf, place
+        if asked:
+            self._source.beside.update(self.fetch(asked))
+
     def _array(self, wanted: _Wanted, path: Where) -> Any:
         """The value for a row of `like`: of the kind that is there."""
         value, leaf = wanted.value, wanted.leaf
@@ -379,10 +402,7 @@ class Like:
         kind = "ref" if isinstance(value, ref_types) else kind
         dtype = np.dtype(value.dtype) if leaf.key is None else None
         dtype = None if dtype is None or dtype == self._source.dtype(leaf) else dtype
-        sharding = getattr(value, "sharding", None)
-        if isinstance(value, jax.Array) and not value.committed:
-            sharding = None
-        return self._placing.value(leaf._replace(kind=kind), path, sharding, dtype)
+        return self._placing.value(leaf._replace(kind=kind), path, _place_of(value), dtype)
 
     def _everywhere(self) -> dict[int, Any]:
         """The changes, and the same for every other place of a node that is replaced as a whole."""
@@ -400,6 +420,13 @@ def _of_nan(entry: Any) -> Any:
     """A key that is NaN equals itself alone: here all of them are one."""
     key = getattr(entry, "key", None)
     return DictKey(math.nan) if type(key) is float and key != key else entry
+
+
+def _place_of(value: Any) -> Any:
+    """The sharding of an array of `like`, where it has been committed to one."""
+    if isinstance(value, jax.Array) and not value.committed:
+        return None
+    return getattr(value, "sharding", None)
 
 
 # What a subclass of a plain type is without its attributes, whatever it overrides.

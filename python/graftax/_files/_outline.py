@@ -16,7 +16,7 @@ from .._errors import UnsupportedValueError, at_path
 from .._jax_nodes import NoneKey
 from .._structure import Op, Row, Structure
 from ..path import Path, open_node
-from ._leaf import Outgoing, outgoing
+from ._leaf import Leaf, Outgoing, Outside, outgoing
 from ._names import Names, has_name
 from ._statics import Encoder, Opaque
 from ._way import path_of
@@ -37,15 +37,23 @@ class Outline:
         obj: the root.
         wanted: is an array at this path written? The others are noted as left out.
         dtype: of floating arrays, where it is not their own.
+        beside: does an array lie beside the file? Its rows are in the file, its data are in `outside`.
 
     Raises:
         UnsupportedValueError: for what no file can hold, at its path.
     """
 
-    def __init__(self, obj: Any, wanted: Callable[[Path], bool] | None, dtype: np.dtype[Any] | None) -> None:
+    def __init__(
+        self,
+        obj: Any,
+        wanted: Callable[[Path], bool] | None,
+        dtype: np.dtype[Any] | None,
+        beside: Callable[[Outgoing], bool] | None = None,
+    ) -> None:
         self._leaves, graphdef = _core.flatten(obj)
         self._structure = Structure(graphdef)
-        self._wanted, self._dtype = wanted, dtype
+        self._wanted, self._dtype, self._beside = wanted, dtype, beside
+        self.outside: dict[str, Any] = {}
         self._names = Names()
         self._encoder = Encoder(self._names)
         self._numbers: dict[int, int] = {}  # of the rows of the structure, among those of the file
@@ -53,10 +61,11 @@ class Outline:
         self._taken: set[str] = {"__metadata__"}
         self.rows: list[list[Any]] = []
         self.arrays: list[Outgoing] = []
+        self._described: list[Leaf] = []
         self._walk(obj)
 
     def to_json(self) -> dict[str, Any]:
-        arrays = [array.leaf.to_json() for array in self.arrays]
+        arrays = [leaf.to_json() for leaf in self._described]
         return {"format": FORMAT, "needs": 1, "names": list(self._names.all), "arrays": arrays, "rows": self.rows}
 
     def _walk(self, obj: Any) -> None:
@@ -103,8 +112,16 @@ class Outline:
             return ["-"]
         known = self._tensors.get(id(value))
         if known is None:
-            known = self._tensors[id(value)] = len(self.arrays)
-            self.arrays.append(outgoing(value, self._name(way), self._dtype))
+            known = self._tensors[id(value)] = len(self._described)
+            array = outgoing(value, self._name(way), self._dtype, self._beside is not None)
+            self._described.append(array.leaf)
+            if self._beside is not None and self._beside(array):
+                place = str(len(self.outside))
+                self.outside[place] = array.held
+                held = Outside(place, np.dtype(array.held.dtype).name, tuple(array.held.shape))
+                self._described[-1] = array.leaf._replace(dtype=None, outside=held)
+            else:
+                self.arrays.append(array)
         return ["a", known]
 
     def _name(self, way: Way) -> str:

@@ -55,6 +55,13 @@ class Peek:
         return "\n".join(lines)
 
 
+def _size(source: Source, leaf: Leaf) -> int:
+    if leaf.outside is not None:
+        return math.prod(leaf.outside.shape) * source.dtype(leaf).itemsize
+    tensor = source.tensor(leaf.name)
+    return tensor.end - tensor.start
+
+
 @boundary
 def peek(path: str | os.PathLike[str]) -> Peek:
     """Says what is in a safetensors file: names, shapes, dtypes, sizes. No data are read.
@@ -68,10 +75,14 @@ def peek(path: str | os.PathLike[str]) -> Peek:
         [w]       float32[2,3]  24
         1 arrays  6 numbers     24 bytes
     """
-    source = Source(os.fspath(path))
-    metadata, held = source.metadata, source.tensors
+    return peek_source(Source(os.fspath(path)))
+
+
+def peek_source(source: Source) -> Peek:
+    """What an opened file says of itself."""
+    metadata = source.metadata
     if source.graph is None:
-        leaves, names, number = [Leaf(name) for name in held], [], None
+        leaves, names, number = [Leaf(name) for name in source.tensors], [], None
     else:
         with named_errors(source.path):
             rows, _ = source.rows(Known({}, ()), None)
@@ -81,5 +92,5 @@ def peek(path: str | os.PathLike[str]) -> Peek:
         shape, dtype = source.shape(leaf), str(source.dtype(leaf))
         if leaf.key is not None:
             shape, dtype = shape[:-1], f"key<{leaf.key}>"
-        tensors.append(Tensor(leaf.name, shape, dtype, held[leaf.name].end - held[leaf.name].start))
+        tensors.append(Tensor(leaf.name, shape, dtype, _size(source, leaf)))
     return Peek(source.path, tensors, metadata, list(names), number)

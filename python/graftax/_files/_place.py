@@ -62,7 +62,7 @@ class Placing:
             self._made[leaf.name, dtype] = known
         return known
 
-    def sharding(self, path: Callable[[], Path], host: np.ndarray[Any, Any]) -> Sharding | None:
+    def sharding(self, path: Callable[[], Path], host: Any) -> Sharding | None:
         """What `shard` says of an array."""
         found = self._shard
         if self._by_path is not None:
@@ -78,6 +78,8 @@ class Placing:
 
 def _put(host: np.ndarray[Any, Any], sharding: Sharding | None) -> Any:
     """An array on its devices; on a CPU where its bytes are, without a copy. It keeps its dtype, of 64 bits too."""
+    if isinstance(host, jax.Array):  # of a checkpoint: there already
+        return host
     wide = host.dtype.itemsize // (2 if host.dtype.kind == "c" else 1) > 4
     with jax.enable_x64(True) if wide and not jax.config.jax_enable_x64 else contextlib.nullcontext():
         if sharding is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ._container import Header, Mapped, Tensor, parsed
 from ._errors import LoadError, Malformed, damaged
-from ._leaf import Leaf, logical, logical_dtype, logical_shape
+from ._leaf import LOGICAL, Leaf, logical, logical_dtype, logical_shape
 from ._names import Known
 from ._rows import NEEDS, Rows
 from ._statics import Decoder
@@ -29,6 +29,11 @@ def named_errors(path: str) -> Generator[None]:
         yield
     except (Malformed, RecursionError) as error:
         raise damaged(path, str(error)) from None
+
+
+OUTSIDE = (
+    "{path} is a part of a checkpoint, and {name!r} is in another: graftax.Checkpoints(folder).restore(like) reads both"
+)
 
 
 class Source:
@@ -49,6 +54,7 @@ class Source:
             self.metadata.pop("format", None)
         self._files = [first, *(Mapped(part) for part in _parts(path, self.graph))]
         self._tensors: dict[str, Mapped] = {}
+        self.beside: dict[str, Any] = {}  # arrays of a checkpoint, by place
         for file in self._files:
             for name in file.header.tensors:
                 if name in self._tensors:
@@ -73,7 +79,7 @@ class Source:
         decoder = Decoder(cast("list[str]", names), known, mesh)
         rows = Rows(held, decoder)
         for leaf in rows.arrays:
-            if leaf.name not in self._tensors:
+            if leaf.outside is None and leaf.name not in self._tensors:
                 raise Malformed(f"there is no tensor {leaf.name!r}")
         return rows, decoder
 
@@ -81,13 +87,17 @@ class Source:
         return self._tensors[name].header.tensors[name]
 
     def shape(self, leaf: Leaf) -> tuple[int, ...]:
-        return logical_shape(leaf, self.tensor(leaf.name))
+        return leaf.outside.shape if leaf.outside else logical_shape(leaf, self.tensor(leaf.name))
 
     def dtype(self, leaf: Leaf) -> np.dtype[Any]:
-        return logical_dtype(leaf, self.tensor(leaf.name))
+        return LOGICAL[leaf.outside.dtype] if leaf.outside else logical_dtype(leaf, self.tensor(leaf.name))
 
     def array(self, leaf: Leaf) -> np.ndarray[Any, Any]:
         """The data of an array; of keys, what they are made of."""
+        if leaf.outside is not None:
+            if leaf.outside.place not in self.beside:
+                raise LoadError(OUTSIDE.format(path=self.path, name=leaf.name))
+            return self.beside[leaf.outside.place]
         return logical(leaf, self.tensor(leaf.name), self._tensors[leaf.name].array(leaf.name))
 
 

@@ -96,9 +96,7 @@ def write_outline(
     path: str, graph: dict[str, Any], arrays: Sequence[Outgoing], texts: Mapping[str, str], most: int
 ) -> None:
     """Writes the graph and its arrays, in one file or in several."""
-    # Data of 64 bytes and multiples of it first, then by the size of the items: all of it is aligned for its items, and
-    # most of it for XLA, without a gap, which the format does not have.
-    order = sorted(arrays, key=lambda array: (array.tensor.end % ALIGN != 0, -array.itemsize))
+    order = _ordered(arrays)
     groups = list(_groups(order, most))
     before = _parts_of(path)
     if len(groups) < 2:
@@ -149,16 +147,35 @@ def _remove(path: str, names: Iterable[str]) -> None:
 
 
 def _write(path: str, arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> None:
+    header = _header(arrays, texts)
+    with replacing(path) as file:
+        file.write(header)
+        for array in arrays:
+            file.write(memoryview(array.fetch()))
+
+
+def _header(arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> bytes:
     tensors: dict[str, Tensor] = {}
     at = 0
     for array in arrays:
         tensors[array.leaf.name] = array.tensor._replace(start=at, end=at + array.tensor.end)
         at += array.tensor.end
-    header = header_bytes(tensors, texts)
-    with replacing(path) as file:
-        file.write(header)
-        for array in arrays:
-            file.write(memoryview(array.fetch()))
+    return header_bytes(tensors, texts)
+
+
+def file_bytes(graph: dict[str, Any], arrays: Sequence[Outgoing]) -> bytes:
+    """A file of small arrays, in memory."""
+    order = _ordered(arrays)
+    header = _header(order, {"format": "graftax", "graftax": _json(graph)})
+    return b"".join([header, *(array.fetch().tobytes() for array in order)])
+
+
+def _ordered(arrays: Sequence[Outgoing]) -> list[Outgoing]:
+    """Data of 64 bytes and multiples of it first, then by the size of the items.
+
+    All of it is aligned for its items then, and most of it for XLA, without a gap, which the format does not have.
+    """
+    return sorted(arrays, key=lambda array: (array.tensor.end % ALIGN != 0, -array.itemsize))
 
 
 @contextlib.contextmanager
