@@ -86,7 +86,8 @@ REMEDIES = {
     # ---- how it is put together
     "added": (
         "A list, dict or object that grows is a new structure each time: keep counters, logs and caches outside of "
-        "what the function is given, or make them jax.Arrays of a fixed shape."
+        "what the function is given, say with ignore= that it does not read them, or make them jax.Arrays "
+        "of a fixed shape."
     ),
     "removed": (
         "A list, dict or object that shrinks is a new structure each time: keep it outside of what the function is "
