@@ -76,9 +76,8 @@ def train(steps=60):
     first, last = float(np.mean(losses[:5])), float(np.mean(losses[-5:]))
     assert last < 0.7 * first and train_step.cache_info().misses <= 2
     if jax.process_index() == 0:
-        print(
-            f"{jax.process_count()} hosts, {jax.device_count()} devices: loss {first:.2f}, after {steps} steps {last:.2f}"
-        )
+        devices = f"{jax.process_count()} hosts, {jax.device_count()} devices"
+        print(f"{devices}: loss {first:.2f}, after {steps} steps {last:.2f}")
 
 
 def launch(hosts=2, devices=2):
