@@ -64,7 +64,8 @@ def _run(seconds: float, path: str, name: str, params: str, *streams: str) -> No
     faulthandler.enable()
     import resource
 
-    resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))  # an error here rather than a machine that swaps
+    if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # a sanitizer maps far more than it uses
+        resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))  # an error here rather than a machine that swaps
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
     spec = importlib.util.spec_from_file_location("child", path)
     assert spec is not None and spec.loader is not None
