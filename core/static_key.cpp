@@ -151,7 +151,8 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
     case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
     case How::complex: {
       Py_complex z = PyComplex_AsCComplex(obj);
-      s.hash = hash_double(z.real) * 31 + hash_double(z.imag);
+      auto real = static_cast<size_t>(hash_double(z.real)), imag = static_cast<size_t>(hash_double(z.imag));
+      s.hash = static_cast<Py_hash_t>(real * 31 + imag);
       break;
     }
     case How::reduce:
