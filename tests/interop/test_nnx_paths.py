@@ -62,7 +62,7 @@ def test_cached_partial_has_nothing_to_keep():
     net, f = Net(), graftax.jit(lambda net, x: net.linear(x))
     cached = nnx.cached_partial(f, net)
     for _ in range(2):
-        with pytest.raises(graftax.GraftaxError, match="without nnx.cached_partial"):
+        with pytest.raises(graftax.GraftaxError, match=r"without nnx\.cached_partial"):
             cached(jnp.ones(2))
     assert f(net, jnp.ones(2)).shape == (2,)
     assert nnx.cached_partial(nnx.jit(lambda net, x: net.linear(x)), net)(jnp.ones(2)).shape == (2,)
