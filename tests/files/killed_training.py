@@ -10,7 +10,7 @@ import optax
 
 import graftax
 
-STEPS, EVERY = 60, 4
+STEPS, EVERY = 40, 4
 
 
 class Batches:
@@ -62,7 +62,7 @@ def main(folder, log):
             losses.append(loss)
             print(number, loss.hex(), len(losses), file=out, flush=True)
             checkpoints.save(number, (state, losses), host=batches)
-            time.sleep(0.01)
+            time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def kill(tmp_path, kills, seed):
     rng = random.Random(seed)
     assert program(tmp_path / "whole", tmp_path / "whole.txt").wait() == 0
     wanted = losses(tmp_path / "whole.txt")
-    assert sorted(wanted) == list(range(60)) and all(len(values) == 1 for values in wanted.values())
+    assert sorted(wanted) == list(range(40)) and all(len(values) == 1 for values in wanted.values())
     done, round_ = 0, 0
     while done < kills:
         folder, log = tmp_path / f"killed{round_}", tmp_path / f"killed{round_}.txt"
@@ -191,13 +191,14 @@ def kill(tmp_path, kills, seed):
             if done < kills:
                 time.sleep(rng.uniform(0, 0.8))
                 running.kill()
-                done += running.wait() != 0
-            ended = running.wait() == 0
+            assert running.wait() in (0, -9)
+            done += running.returncode != 0
+            ended = running.returncode == 0
         assert losses(log) == wanted
 
 
 def test_a_killed_training_goes_on_bit_for_bit(tmp_path):
-    kill(tmp_path, 3, seed=0)
+    kill(tmp_path, 2, seed=0)
 
 
 @pytest.mark.quick(0)  # the one above runs instead

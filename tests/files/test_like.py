@@ -283,3 +283,11 @@ def test_what_like_has_twice_gets_one_object(path):
     like_layer = Box(w=jnp.zeros(2))
     new = graftax.load(path, [like_layer, like_layer])
     assert new[0] is new[1] and new[0].w.sum() == 2
+
+
+def test_lists_of_numbers_stay_themselves_and_get_the_values(path):
+    graftax.save(path, ([1.0, 2.0], {"a": {1, 2}}, bytearray(b"ab"), {"w": jnp.ones(2)}))
+    losses, sets, buffer = [], {}, bytearray()
+    like = (losses, sets, buffer, {"w": jnp.zeros(2)})
+    assert graftax.load(path, like, into=True) is like
+    assert losses == [1.0, 2.0] and sets == {"a": {1, 2}} and buffer == b"ab" and like[3]["w"].sum() == 2

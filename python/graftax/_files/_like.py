@@ -94,11 +94,17 @@ class Like:
         self._fetch()
         for number, (wanted, path) in self._arrays.items():
             self._changes[number] = self._array(wanted, path)
-        changes = self._everywhere()
         if not into:
-            return self._graph.core.build(changes, all=True)
+            return self._graph.core.build(self._everywhere(), all=True)
+        refilled = [
+            number for number in self._changes if _can_refill(self._graph.rows[number].value, self._changes[number])
+        ]
+        contents = [(self._graph.rows[number].value, self._changes.pop(number)) for number in refilled]
+        changes = self._everywhere()
         if changes and (0 in changes or not self._graph.core.write(changes)):
             raise TypeError(NOT_MUTABLE)
+        for value, new in contents:  # cannot fail
+            _REFILL[type(value)](value, new)
         return self._like
 
     # ---- the structure of the file beside that of `like`
@@ -420,6 +426,19 @@ def _of_nan(entry: Any) -> Any:
     """A key that is NaN equals itself alone: here all of them are one."""
     key = getattr(entry, "key", None)
     return DictKey(math.nan) if type(key) is float and key != key else entry
+
+
+# Containers that stay themselves and get other content.
+_REFILL: dict[type, Callable[[Any, Any], Any]] = {
+    list: lambda value, new: value.__setitem__(slice(None), new),
+    bytearray: lambda value, new: value.__setitem__(slice(None), new),
+    dict: lambda value, new: (value.clear(), value.update(new)),
+    set: lambda value, new: (value.clear(), value.update(new)),
+}
+
+
+def _can_refill(value: Any, new: Any) -> bool:
+    return type(value) in _REFILL and type(new) is type(value)
 
 
 def _place_of(value: Any) -> Any:
