@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files beside those who also write them: `python -m benchmarks.files [megabytes]`.
 
-A large file is loaded and every page of it touched, beside the safetensors package; the first number of one leaf is read;
+A large file is loaded and every page of it touched, beside the safetensors package; the first number of a leaf is read;
 2000 small leaves are saved, beside Orbax. In interleaved rounds; the medians are compared.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import tempfile
@@ -57,7 +58,7 @@ def measured(folder: Path, megabytes: int) -> dict[str, list[float]]:
                 "load, safetensors": lambda: touched(safetensors.numpy.load_file(large)),
                 "load, graftax": lambda: touched(graftax.load(large)),
                 "first leaf, graftax": lambda: graftax.load(large, lazy=True)["w0"][0, 0],
-                "save 2000, Orbax": lambda number=number: orbax.save(folder / f"orbax{number}", small),
+                "save 2000, Orbax": functools.partial(orbax.save, folder / f"orbax{number}", small),
                 "save 2000, graftax": lambda: graftax.save(few, small),
             }
             for name, way in ways.items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import tempfile
@@ -88,7 +89,7 @@ class Checkpoints:
             name = best.removeprefix("-")
             kept.append(
                 which.BestN(
-                    get_metric_fn=lambda metrics: metrics[name],
+                    get_metric_fn=operator.itemgetter(name),
                     reverse=not best.startswith("-"),
                     n=1,
                     keep_checkpoints_without_metrics=False,
