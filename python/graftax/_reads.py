@@ -335,6 +335,8 @@ class ReadSet:
                 continue
             self._note(base, OF_NAMES, MISSING, False)
             for name in in_class(base, OF_NAMES)[1]:
+                if name == "_abc_impl":  # the interpreter's own notes on an abstract class
+                    continue
                 value = own_value(base, name)
                 shows = bool(self.builtins.of_vars) and base not in self._laid_open
                 self._note(base, name, value, shows and not _is_bound_by(value))

@@ -101,7 +101,7 @@ class Variant:
                 if difference.path in self.packed and difference.path in now.packed:
                     yield from self._inside(difference, now)
                 elif difference.path in became_roots:
-                    yield Cause("read", difference.path, "not known to change", caused(difference).now)
+                    yield self._became_root(caused(difference), now)
                 else:
                     yield now.symbolic(caused(difference))
             for path, (text, code) in self.functions.items():
@@ -127,12 +127,21 @@ class Variant:
 
     def symbolic(self, cause: Cause) -> Cause:
         """Where a number of a call, static before, is a symbol of this one, the same with its value."""
-        if self.numbers and cause.kind == "type":
-            places = self.graphdef.leaf_places()
-            for leaf, value in self.numbers.items():
-                if place_name(places[leaf], self.names) == cause.path:
-                    return Cause("symbol", cause.path, cause.before, repr(value))
-        return cause
+        value = self._number(cause.path) if cause.kind == "type" else None
+        return cause if value is None else Cause("symbol", cause.path, cause.before, repr(value))
+
+    def _number(self, path: str) -> int | float | None:
+        """The Python number that is traced there."""
+        if not self.numbers:
+            return None
+        places = self.graphdef.leaf_places()
+        return next((n for leaf, n in self.numbers.items() if place_name(places[leaf], self.names) == path), None)
+
+    def _became_root(self, cause: Cause, now: Variant) -> Cause:
+        """What code reads outside of its arguments, and has changed for the first time."""
+        before, value = self.reads.get(cause.path), now._number(cause.path)
+        text = "not known to change" if before is None else before[0]
+        return Cause("read", cause.path, text, cause.now if value is None else repr(value))
 
     def _arrays(
         self,
