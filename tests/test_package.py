@@ -31,6 +31,7 @@ LAYERS = [
         "_jax_nodes",
         "_jaxprs",
         "_opaque",
+        "_outside",
         "_pickle",
         "_refused",
         "_statics",

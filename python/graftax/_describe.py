@@ -36,9 +36,9 @@ from ._compat import data_fields, is_registered_static, ref_types, tree_function
 from ._description import Description
 from ._handles import HandleLayout, handle_classes
 from ._ignored import Ignored
+from ._outside import stands_outside
 from ._refused import IN_C, ITERATOR, hides_state, why_refused
 from ._symbols import Symbol
-from .interop.outside import stands_outside
 from .marks import Dynamic, Static
 
 _BY_PICKLE = (

@@ -37,6 +37,8 @@ WITHOUT = {
 }
 OTHERWISE = {
     ("shard_map", "in_specs"),  # no default in every version
+    ("scan", "f"),  # without it, a decorator with options
+    ("scan", "init"),  # without it, the carry is the first argument
     ("eval_shape", "fun"),  # by position only, so that `fun` may be the name of an argument
 }
 
