@@ -10,7 +10,7 @@ namespace {
 PyObject* no_layout = nullptr;  // ()
 PyObject* shown = nullptr;      // the type of what a trace of another thread shows in a class; kept for ever
 
-// What stands under the name of a place, or null.
+// What stands under the name of an origin, or null.
 Owned value_at(PyObject* holder, PyObject* name) {
   if (!PyType_Check(holder)) return Owned::borrow(dict_get(holder, name));
   PyObject* value = dict_get(reinterpret_cast<PyTypeObject*>(holder)->tp_dict, name);
@@ -34,7 +34,7 @@ int binding_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(b->cells.ptr());
   Py_VISIT(b->globals.ptr());
   Py_VISIT(b->global_names.ptr());
-  Py_VISIT(b->places.ptr());
+  Py_VISIT(b->origins.ptr());
   return 0;
 }
 
@@ -45,7 +45,7 @@ int binding_clear(PyObject* self) {
   b->names = nb::steal(PyTuple_New(0));
   b->cells = nb::steal(PyTuple_New(0));
   b->global_names = nb::steal(PyTuple_New(0));
-  b->places = nb::steal(PyTuple_New(0));
+  b->origins = nb::steal(PyTuple_New(0));
   b->positional = b->positional_only = 0;
   return 0;
 }
@@ -67,7 +67,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
   for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
   for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
-  auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
+  auto origin = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
   std::vector<Py_ssize_t> more;
   for (Py_ssize_t k = 0; k < nkw; ++k) {
     PyObject* name = PyTuple_GET_ITEM(kwnames, k);
@@ -78,14 +78,14 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
       more.push_back(k);
       continue;
     }
-    if (out.values[place(i)]) return false;
-    out.values.set(place(i), args[nargs + k]);
+    if (out.values[origin(i)]) return false;
+    out.values.set(origin(i), args[nargs + k]);
   }
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (out.values[place(i)]) continue;
+    if (out.values[origin(i)]) continue;
     PyObject* value = PyTuple_GET_ITEM(b.defaults.ptr(), i);
     if (value == b.missing.ptr()) return false;
-    out.values.set(place(i), value);
+    out.values.set(origin(i), value);
   }
   if (extra == 0 && more.empty()) {
     out.layout = Owned::borrow(no_layout);
@@ -102,9 +102,9 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     PyObject* value = dict_get(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
     out.values.push(value ? value : b.missing.ptr());
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.places.ptr()); ++i) {
-    PyObject *place = PyTuple_GET_ITEM(b.places.ptr(), i), *holder = PyTuple_GET_ITEM(place, 0);
-    PyObject* name = PyTuple_GET_ITEM(place, 1);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.origins.ptr()); ++i) {
+    PyObject *origin = PyTuple_GET_ITEM(b.origins.ptr(), i), *holder = PyTuple_GET_ITEM(origin, 0);
+    PyObject* name = PyTuple_GET_ITEM(origin, 1);
     if (name == Py_None) {
       out.values.push(holder);
       continue;
@@ -112,7 +112,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     Owned value = value_at(holder, name);
     if (!value || value.get() == b.missing.ptr()) value = Owned();
     PyObject* found = value ? value.get() : b.missing.ptr();
-    if (PyTuple_GET_ITEM(place, 2) == Py_True) {
+    if (PyTuple_GET_ITEM(origin, 2) == Py_True) {
       out.assigned.push(found);
       out.values.push_stolen(own(PyCell_New(value.get())));
       continue;
@@ -124,12 +124,12 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
 
 void give_back(const Binding& b, const Roots& roots) {
   if (roots.assigned.size() == 0) return;
-  Py_ssize_t count = PyTuple_GET_SIZE(b.places.ptr());
+  Py_ssize_t count = PyTuple_GET_SIZE(b.origins.ptr());
   size_t first = roots.values.size() - static_cast<size_t>(count), at = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* place = PyTuple_GET_ITEM(b.places.ptr(), i);
-    if (PyTuple_GET_ITEM(place, 2) != Py_True) continue;
-    PyObject *holder = PyTuple_GET_ITEM(place, 0), *name = PyTuple_GET_ITEM(place, 1), *before = roots.assigned[at++];
+    PyObject* origin = PyTuple_GET_ITEM(b.origins.ptr(), i);
+    if (PyTuple_GET_ITEM(origin, 2) != Py_True) continue;
+    PyObject *holder = PyTuple_GET_ITEM(origin, 0), *name = PyTuple_GET_ITEM(origin, 1), *before = roots.assigned[at++];
     Owned now = Owned::borrow(PyCell_GET(roots.values[first + static_cast<size_t>(i)]));
     if (now ? now.get() == before : before == b.missing.ptr()) continue;
     if (PyType_Check(holder)) {  // whatever its metaclass says
@@ -154,24 +154,24 @@ void bind_binding(nb::module_& m) {
           "__init__",
           [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given,
              Py_ssize_t positional, Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
-             nb::object globals, nb::tuple global_names, nb::tuple places) {
-            for (nb::handle place : places)
-              if (!PyTuple_Check(place.ptr()) || PyTuple_GET_SIZE(place.ptr()) != 3)
+             nb::object globals, nb::tuple global_names, nb::tuple origins) {
+            for (nb::handle origin : origins)
+              if (!PyTuple_Check(origin.ptr()) || PyTuple_GET_SIZE(origin.ptr()) != 3)
                 raise_error(PyExc_ValueError, "inconsistent binding");
             if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) ||
                 positional_only > positional || (global_names.size() && !nb::isinstance<nb::dict>(globals)))
               raise_error(PyExc_ValueError, "inconsistent binding");
             new (self) Binding{names,        defaults, missing,    given,           cells,          globals,
-                               global_names, places,   positional, positional_only, var_positional, var_keyword};
+                               global_names, origins,  positional, positional_only, var_positional, var_keyword};
           },
           nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"),
           nb::arg("positional_only"), nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"),
-          nb::arg("globals").none(), nb::arg("global_names"), nb::arg("places") = nb::tuple(),
+          nb::arg("globals").none(), nb::arg("global_names"), nb::arg("origins") = nb::tuple(),
           nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: "
                   "object, positional: int, "
                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
                   "globals: dict[str, Any] | None, global_names: tuple[str, ...], "
-                  "places: tuple[tuple[Any, str | None, bool], ...] = ()) -> None"))
+                  "origins: tuple[tuple[Any, str | None, bool], ...] = ()) -> None"))
       .def_prop_ro(
           "given", [](const Binding& b) { return b.given; }, nb::sig("def given(self) -> tuple[Any, ...] | None"),
           "The function's __defaults__ when this was read.")

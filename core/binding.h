@@ -17,7 +17,7 @@ struct Binding {
   nb::object global_names;
   // Tuple of triples: a dict or a class, a name, and whether the code assigns it; or a function, None and False. The root
   // of an assigned name is a cell, made for the call, with the value in it.
-  nb::object places;
+  nb::object origins;
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;
 };

@@ -47,7 +47,7 @@ LAYERS = [
         "_ended",
         "_tracers",
         "_reads",
-        "_root_place",
+        "_origin",
         "_views",
         "_host_program",
         "_symbols",

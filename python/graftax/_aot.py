@@ -150,7 +150,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         binding = plan.signature.binding if plan else self._binding
         if self._function.__defaults__ is not binding.given:
             if plan:
-                places = plan.signature.places
+                places = plan.signature.origins
                 hidden, assigned = plan.signature.hidden, plan.signature.assigned
                 given = plan.signature.skip, plan.options.captured, places, hidden, assigned
                 binding = Signature.of(self._function, *given).binding

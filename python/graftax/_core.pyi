@@ -610,7 +610,7 @@ def use_shown(type: type[Any]) -> None:
 class Binding:
     """How the arguments of a signature become roots."""
 
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...], places: tuple[tuple[Any, str | None, bool], ...] = ()) -> None: ...
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...], origins: tuple[tuple[Any, str | None, bool], ...] = ()) -> None: ...
 
     @property
     def given(self) -> tuple[Any, ...] | None:

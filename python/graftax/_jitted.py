@@ -99,11 +99,11 @@ class Jitted(Stageable[P, R]):
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
         reads = table.reads
         if reads is None:
-            return Signature.of(plain, skip, options.captured, table.places)
+            return Signature.of(plain, skip, options.captured, table.origins)
         if options.captured:
             reads.own(plain.__globals__, *global_names(plain))
         hidden, assigned = frozenset(reads.hidden), frozenset(reads.assigned_own)
-        return Signature.of(plain, skip, options.captured, table.places, hidden, assigned)
+        return Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
 
     def _rebind(self) -> None:
         """Reads the function's signature anew: its `__defaults__` were replaced, or there are more roots."""
@@ -200,7 +200,7 @@ class Jitted(Stageable[P, R]):
         table = self._table
         if not self._takes_symbols or table.knows(static, context):
             return None, None
-        places, reads = self._plan.signature.places, table.reads
+        places, reads = self._plan.signature.origins, table.reads
         known = reads.changing if reads is not None else ()
         changing = {i for i, place in enumerate(places, len(roots) - len(places)) if place.key in known}
         while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
@@ -241,7 +241,7 @@ class Jitted(Stageable[P, R]):
         code = self._function.__code__
         self._note_own_code()
         grown = reads.refresh() | reads.see_named(recording.named)
-        places = [[place.what for place in places] for places in (signature.places, reads.places)]
+        places = [[place.what for place in places] for places in (signature.origins, reads.origins)]
         as_known = places[0] == places[1] and signature.hidden == reads.hidden
         if grown or not as_known or signature.code is not code:
             raise NewReads

@@ -2,7 +2,7 @@
 """The read set: what the code that runs under a trace names, outside of the arguments.
 
 A *binding* is a name of a module or a class whose value is a function, a class, a module or a constant: it is watched,
-and a change makes a new entry. A *place* holds what can change by itself (arrays, containers, objects, functions with
+and a change makes a new entry. A *origin* holds what can change by itself (arrays, containers, objects, functions with
 state): its value is one more root of every call.
 """
 
@@ -35,7 +35,7 @@ from ._code import (
     own_value,
 )
 from ._impure import ImpureCalls
-from ._root_place import Place
+from ._origin import Origin
 from ._stood_in import NewReads, StoodIn
 
 _MOST_BINDINGS = 50_000
@@ -50,7 +50,7 @@ class ReadSet:
     """What the code that ran under the traces of one function names."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.origins: list[Origin] = []
         self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
         self.builtins = StoodIn()
@@ -62,8 +62,8 @@ class ReadSet:
         self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
         self._reads_names = False  # is there code that may look at all names of a class?
         self._laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
-        self.left: set[tuple[int, str | None]] = set()  # places that are none: they count traces
-        self.changing: set[tuple[int, str | None]] = set()  # places of numbers that were seen to change
+        self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
+        self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._scope: dict[str, Any] | None = None  # that of the function itself
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
@@ -77,7 +77,7 @@ class ReadSet:
         self._attributes: set[str] = set()
         self._stored_attributes: set[str] = set()
         self._shown: set[tuple[int, str | None]] | None = None  # while a trace runs, what it sees rebuilt
-        self._before: dict[tuple[int, str | None], tuple[Place, Any]] = {}  # what it may set, and held before
+        self._before: dict[tuple[int, str | None], tuple[Origin, Any]] = {}  # what it may set, and held before
         self._noted = (0, 0, 0)
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
@@ -126,8 +126,8 @@ class ReadSet:
     @property
     def _size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
-        assigned = sum(place.assigned for place in self.places)
-        return len(self.places), assigned, len(self.hidden), *self.builtins.size
+        assigned = sum(origin.assigned for origin in self.origins)
+        return len(self.origins), assigned, len(self.hidden), *self.builtins.size
 
     def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
         """Notes what one code object names; of a function that stays also its state, and which code it has."""
@@ -149,7 +149,7 @@ class ReadSet:
             self._of_super |= names.of_super
             self._stored_attributes |= names.stored_attributes
             for name in names.stored:
-                self.assign(Place(scope, name, True))
+                self.assign(Origin(scope, name, True))
         for chain in names.chains:
             if not users and chain[0] in names.stored:  # a library's own counter
                 continue
@@ -160,7 +160,7 @@ class ReadSet:
             self._functions.setdefault(id(function), function)
             self._note_keywords(function)
             if has_state(function):
-                self._add_place(Place(function, None))
+                self._add_origin(Origin(function, None))
             else:
                 self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
 
@@ -196,7 +196,7 @@ class ReadSet:
                 ):
                     made = _core.made_in_trace(value) or not self._is_older(value.__code__)
                     if not made and value.__code__ not in self._of_graph:
-                        self._add_place(Place(value, None))
+                        self._add_origin(Origin(value, None))
                 return
         if isinstance(value, type):
             self._add_class(value)
@@ -214,35 +214,35 @@ class ReadSet:
         """Was a function of this code made before the trace, as far as one can tell?"""
         return _core.has_watchers or code not in self._inner
 
-    def _note(self, holder: Any, name: str, value: Any, can_be_place: bool) -> None:
+    def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
         if (id(holder), name) in self._own:
             self._shared.add(name)
             self.hidden.discard(name)
         if (id(holder), name) in self._seen:
             return
-        if can_be_place and not is_constant(value):
-            self._add_place(Place(holder, name))
+        if can_be_root and not is_constant(value):
+            self._add_origin(Origin(holder, name))
         else:
             self._seen.add((id(holder), name))
             self._bindings.append((self._guards.get(id(holder), holder), name))
 
-    def _add_place(self, place: Place) -> None:
-        if place.key not in self._seen:
-            self._seen.add(place.key)
-            self.places.append(place)
+    def _add_origin(self, origin: Origin) -> None:
+        if origin.key not in self._seen:
+            self._seen.add(origin.key)
+            self.origins.append(origin)
 
-    def assign(self, place: Place) -> None:
+    def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""
-        if place.key in self.left or any(p.what == place.what for p in self.places):
+        if origin.key in self.left or any(p.what == origin.what for p in self.origins):
             return
-        if place.key in self._own:
-            self._own.discard((id(place.holder), place.name or ""))
-            self.assigned_own.add(place.name or "")
-        self.places = [p for p in self.places if p.key != place.key]
-        self._bindings = [b for b in self._bindings if b[1] != place.name or not place.feeds(b[0])]
+        if origin.key in self._own:
+            self._own.discard((id(origin.holder), origin.name or ""))
+            self.assigned_own.add(origin.name or "")
+        self.origins = [p for p in self.origins if p.key != origin.key]
+        self._bindings = [b for b in self._bindings if b[1] != origin.name or not origin.feeds(b[0])]
         self._reads = None
-        self._seen.add(place.key)
-        self.places.append(place)
+        self._seen.add(origin.key)
+        self.origins.append(origin)
 
     def _add_class(self, cls: type) -> None:
         if cls not in self._classes and is_users_class(cls):
@@ -284,9 +284,9 @@ class ReadSet:
         modules = [vars(module) for module in self.modules.values() if is_users_scope(vars(module))]
         for holder in [*self._classes, *modules]:
             for name in self._stored_attributes:
-                place = Place(holder, name, True)
-                if (isinstance(holder, type) or name in holder) and place.key not in shown:
-                    self._before.setdefault(place.key, (place, place.value()))
+                origin = Origin(holder, name, True)
+                if (isinstance(holder, type) or name in holder) and origin.key not in shown:
+                    self._before.setdefault(origin.key, (origin, origin.value()))
 
     def sets(self, name: str | None) -> bool:
         """Has code of the trace set an attribute of this name?"""
@@ -295,14 +295,14 @@ class ReadSet:
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         changed = [
-            (place, before)
-            for place, before in self._before.values()
-            if place.key not in self.left and place.value() is not before
+            (origin, before)
+            for origin, before in self._before.values()
+            if origin.key not in self.left and origin.value() is not before
         ]
         self._shown, self._before = None, {}
-        for place, before in changed:
-            place.put(before)
-            self.assign(place)
+        for origin, before in changed:
+            origin.put(before)
+            self.assign(origin)
         return bool(changed)
 
     def _look_up_in_class(self, cls: type) -> None:
@@ -323,9 +323,9 @@ class ReadSet:
         """Code reads `cls.__dict__`: what is in it counts as a binding."""
         if cls not in self._laid_open:
             self._laid_open.update(cls.__mro__)
-            for place in [p for p in self.places if p.holder in cls.__mro__ and not p.assigned]:
-                self.places.remove(place)
-                self._seen.discard(place.key)
+            for origin in [p for p in self.origins if p.holder in cls.__mro__ and not p.assigned]:
+                self.origins.remove(origin)
+                self._seen.discard(origin.key)
             self._looked.clear()
 
     def _note_names(self, cls: type) -> None:
@@ -341,11 +341,11 @@ class ReadSet:
                 shows = bool(self.builtins.of_vars) and base not in self._laid_open
                 self._note(base, name, value, shows and not _is_bound_by(value))
 
-    def leave_out(self, places: Iterable[Place]) -> bool:
+    def leave_out(self, origins: Iterable[Origin]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
-        new = {place.key for place in places} - self.left
+        new = {origin.key for origin in origins} - self.left
         self.left |= new
-        self.places = [place for place in self.places if place.key not in self.left]
+        self.origins = [origin for origin in self.origins if origin.key not in self.left]
         return bool(new)
 
     def hide_inner(self, code: types.CodeType) -> bool:
@@ -369,7 +369,7 @@ class ReadSet:
         new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
         self.hidden |= new
         self.assigned_own -= new
-        self.places = [p for p in self.places if not p.assigned or p.name not in new or p.holder is not self._scope]
+        self.origins = [p for p in self.origins if not p.assigned or p.name not in new or p.holder is not self._scope]
         return bool(new)
 
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
@@ -403,7 +403,7 @@ class ReadSet:
         self._scope = scope
         for name in set(stored) - self.hidden:
             self.assigned_own.add(name)
-            self.assign(Place(scope, name, True))
+            self.assign(Origin(scope, name, True))
         own = {(id(scope), name) for name in set(names) - self.assigned_own}
         self._own |= own
         self._seen |= own
@@ -438,15 +438,15 @@ class ReadSet:
                 self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
                 self._seen.discard((id(holder), name))
                 owner = in_class(holder, name)[0] if isinstance(holder, type) else None
-                self._add_place(Place(owner or holder, name))
+                self._add_origin(Origin(owner or holder, name))
                 if changes:
                     self.changing.add((id(owner or holder), name))
         for cell in self._reads[1].changed_cells():
-            self._add_place(Place(self._cells.pop(id(cell))[1], None))
+            self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
         for function in list(self._functions.values()):
             self._note_keywords(function)
             if has_state(function):
-                self._add_place(Place(function, None))
+                self._add_origin(Origin(function, None))
             if function.__code__ not in self.known:
                 self.add(function.__code__, function.__globals__, function)
                 self.known.add(function.__code__)

@@ -14,9 +14,9 @@ from typing import Any
 from . import _core
 from ._code import MISSING, content, fill, globals_in
 from ._handles import with_handles
+from ._origin import Origin
 from ._patterns import of_arguments
 from ._reads import ReadSet
-from ._root_place import Place
 from ._views import Rebuilt, Views, with_parts
 
 GENERATOR = (
@@ -96,7 +96,7 @@ class Signature:
     cells: tuple[str, ...]
     globals: tuple[str, ...]
     stored: tuple[str, ...]
-    places: tuple[Place, ...]  # what code that f calls reads
+    origins: tuple[Origin, ...]  # what code that f calls reads
     assigned: frozenset[str]  # globals of the function that are among them
     hidden: frozenset[str]  # variables and globals that are no roots: only host functions read them
     code: types.CodeType | None  # that it was read from
@@ -108,11 +108,11 @@ class Signature:
         function: types.FunctionType,
         skip: int,
         captured: bool,
-        places: Sequence[Place] = (),
+        origins: Sequence[Origin] = (),
         hidden: frozenset[str] = frozenset(),
         assigned: frozenset[str] = frozenset(),
     ) -> Signature:
-        """`assigned` are globals of the function that are among `places`."""
+        """`assigned` are globals of the function that are among `origins`."""
         code = function.__code__
         count, keyword_only = code.co_argcount, code.co_kwonlyargcount
         variables = code.co_varnames
@@ -143,7 +143,7 @@ class Signature:
             cells=tuple(cells.values()),
             globals=function.__globals__ if loaded else None,
             global_names=loaded,
-            places=tuple(places),
+            origins=tuple(origins),
         )
         return Signature(
             names,
@@ -153,7 +153,7 @@ class Signature:
             tuple(cells),
             loaded,
             stored,
-            tuple(places),
+            tuple(origins),
             assigned,
             hidden,
             code,
@@ -197,7 +197,7 @@ class Signature:
             *layout[1:],
             *(f"closure {n}" for n in self.cells),
             *(f"global {n}" for n in self.globals),
-            *(place.text() for place in self.places),
+            *(origin.text() for origin in self.origins),
         )
 
     def arguments(self, layout: tuple[Any, ...]) -> int:
@@ -227,7 +227,7 @@ class Signature:
         flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
             flags[i] |= _core.RootFlag.captured
-        end = len(flags) - len(self.places)
+        end = len(flags) - len(self.origins)
         for i in range(end - len(self.globals), end):
             flags[i] |= _core.RootFlag.global_
         return flags
@@ -277,16 +277,16 @@ class Signature:
         at = positional + len(named)
         cells = values[at : at + len(self.cells)]
         at += len(self.cells)
-        own = [Place(function.__globals__, name) for name in self.globals]
-        found = list(zip([*own, *self.places], values[at:], roots[at:], strict=True))
-        changed = [(place, value) for place, value, old in found if value is not old and not place.assigned]
-        assigned = [(place, value) for place, value, _ in found if place.assigned]
+        own = [Origin(function.__globals__, name) for name in self.globals]
+        found = list(zip([*own, *self.origins], values[at:], roots[at:], strict=True))
+        changed = [(origin, value) for origin, value, old in found if value is not old and not origin.assigned]
+        assigned = [(origin, value) for origin, value, _ in found if origin.assigned]
         views = Views(reads, changed, assigned, graph)
         if graph is not None:
             first = at - len(self.cells)
             pairs = zip(cells, roots[first:at], strict=True)
             graph.cells.update({id(new): (first + i, old) for i, (new, old) in enumerate(pairs) if new is not old})
-            views.tell({place.key: at + i for i, (place, _, _) in enumerate(found)})
+            views.tell({origin.key: at + i for i, (origin, _, _) in enumerate(found)})
         # Without what watches its frames, its own globals are a copy of its module's.
         own_scope = function.__globals__
         scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
@@ -307,26 +307,26 @@ class Signature:
             raise GlobalAssigned(lost)
         return result
 
-    def held(self, roots: tuple[Any, ...]) -> list[tuple[Place, types.CellType, Any]]:
+    def held(self, roots: tuple[Any, ...]) -> list[tuple[Origin, types.CellType, Any]]:
         """The names that the code assigns, their cells among the roots of a call, and what they hold before it."""
-        cells = zip(self.places, roots[len(roots) - len(self.places) :], strict=True)
-        return [(place, cell, content(cell)) for place, cell in cells if place.assigned]
+        cells = zip(self.origins, roots[len(roots) - len(self.origins) :], strict=True)
+        return [(origin, cell, content(cell)) for origin, cell in cells if origin.assigned]
 
     def look_again(self, roots: tuple[Any, ...]) -> None:
         """Puts what these names hold now into the cells."""
-        for place, cell, _ in self.held(roots):
-            fill(cell, place.value())
+        for origin, cell, _ in self.held(roots):
+            fill(cell, origin.value())
 
     def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
-        first = len(values) - len(self.places) - len(self.globals)
+        first = len(values) - len(self.origins) - len(self.globals)
         return values[first + self.globals.index(name)]
 
 
-def give_back(held: list[tuple[Place, types.CellType, Any]]) -> None:
+def give_back(held: list[tuple[Origin, types.CellType, Any]]) -> None:
     """Gives the names what a call has put into their cells."""
-    for place, cell, before in held:
+    for origin, cell, before in held:
         if content(cell) is not before:
-            place.put(content(cell))
+            origin.put(content(cell))
 
 
 class GlobalAssigned(Exception):

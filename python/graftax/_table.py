@@ -14,8 +14,8 @@ from ._explain import History
 from ._impure import Overheard
 from ._numbers import Numbers
 from ._options import Options
+from ._origin import Origin
 from ._reads import ReadSet
-from ._root_place import Place
 from ._ship import digest
 
 SOMETHING_GONE = "an object that it counted by identity is gone"
@@ -58,18 +58,18 @@ class FunctionTable(_core.Table):
         self.misses = self.found = self.traces = 0
         self.asked: dict[int, dict[int, int]] = {}  # ids that a trace asked for, by that of its Outcome
         self.waiting: set[int] = set()  # the Outcomes of traces with errors of a library in them, by their ids
-        self._roots: tuple[Any, ...] = (0,)  # which places are roots of its entries, and how many variables are none
+        self._roots: tuple[Any, ...] = (0,)  # which origins are roots of its entries, and how many variables are none
 
     @property
-    def places(self) -> list[Place]:
+    def origins(self) -> list[Origin]:
         """The roots that code under its traces reads. Entries with fewer do not know what the new ones hold, and go."""
         if self.reads is None:
             return []
-        roots = *(place.what for place in self.reads.places), len(self.reads.hidden)
+        roots = *(origin.what for origin in self.reads.origins), len(self.reads.hidden)
         if self._roots != roots:
             self._roots = roots
             self.clear_entries()
-        return self.reads.places
+        return self.reads.origins
 
     @property
     def calls(self) -> int:

@@ -16,23 +16,23 @@ from jax.core import Tracer
 
 from . import _core
 from ._code import MISSING, Shown, content, fill
+from ._origin import Origin
 from ._reads import ReadSet
-from ._root_place import Place
 from ._stood_in import NewReads
 
 
 class _SeenAttribute(Shown):
     """Stands in a class for a rebuilt attribute: the thread that traces sees the rebuilt one, others their own."""
 
-    def __init__(self, place: Place, value: Any) -> None:
-        self.place, self.value, self.original, self.thread = place, value, place.value(), threading.get_ident()
+    def __init__(self, origin: Origin, value: Any) -> None:
+        self.origin, self.value, self.original, self.thread = origin, value, origin.value(), threading.get_ident()
 
     def uncover(self) -> None:
         """The class has its own value again."""
         if self.original is not MISSING:
-            type.__setattr__(self.place.holder, self.place.name or "", self.original)
-        elif (self.place.name or "") in vars(self.place.holder):
-            type.__delattr__(self.place.holder, self.place.name or "")
+            type.__setattr__(self.origin.holder, self.origin.name or "", self.original)
+        elif (self.origin.name or "") in vars(self.origin.holder):
+            type.__delattr__(self.origin.holder, self.origin.name or "")
 
     def get(self) -> Any:
         return self.value if threading.get_ident() == self.thread else self.original
@@ -40,7 +40,7 @@ class _SeenAttribute(Shown):
     def __get__(self, obj: Any, cls: Any = None) -> Any:
         value = self.get()
         if value is MISSING:
-            return getattr(super(self.place.holder, cls if obj is None else obj), self.place.name or "")
+            return getattr(super(self.origin.holder, cls if obj is None else obj), self.origin.name or "")
         get = getattr(type(value), "__get__", None)
         return value if get is None else get(value, obj, cls)
 
@@ -135,20 +135,20 @@ class Rebuilt:
 
 
 class Views:
-    """The rebuilt values of places, where the code under the trace looks for them.
+    """The rebuilt values of origins, where the code under the trace looks for them.
 
     Args:
         reads: what the code reads; None where the trace is a part of one around it, which sees to all that.
-        changed: places, and the rebuilt values.
-        assigned: places that the code assigns, and the cells with their values.
+        changed: origins, and the rebuilt values.
+        assigned: origins that the code assigns, and the cells with their values.
         rebuilt: what is asked about rebuilt objects.
     """
 
     def __init__(
         self,
         reads: ReadSet | None,
-        changed: list[tuple[Place, Any]],
-        assigned: list[tuple[Place, types.CellType]],
+        changed: list[tuple[Origin, Any]],
+        assigned: list[tuple[Origin, types.CellType]],
         rebuilt: Rebuilt | None,
     ) -> None:
         self._reads, self._rebuilt = reads, rebuilt or Rebuilt()
@@ -157,17 +157,17 @@ class Views:
         self._classes: dict[tuple[int, str | None], _SeenAttribute] = {}
         self.functions: list[tuple[Any, Any]] = []
         self._assigned = assigned
-        self._shown = [*changed, *((place, content(cell)) for place, cell in assigned)]
-        for place, value in self._shown:
-            if place.name is None:
-                self.functions.append((place.holder, value))
-            elif isinstance(place.holder, type):
+        self._shown = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
+        for origin, value in self._shown:
+            if origin.name is None:
+                self.functions.append((origin.holder, value))
+            elif isinstance(origin.holder, type):
                 data = hasattr(type(value), "__set__")
-                self._classes[place.key] = (_SeenData if data else _SeenAttribute)(place, value)
+                self._classes[origin.key] = (_SeenData if data else _SeenAttribute)(origin, value)
             else:
-                Place(self.scope(place.holder), place.name).put(value)
+                Origin(self.scope(origin.holder), origin.name).put(value)
         if reads is not None:
-            self._see_modules(reads, [place for place, _ in self._shown if isinstance(place.holder, dict)])
+            self._see_modules(reads, [origin for origin, _ in self._shown if isinstance(origin.holder, dict)])
             for scope in reads.builtins.of_ids.values():
                 self.scope(scope)["id"] = self._rebuilt.id
             for scope in reads.builtins.of_vars.values():
@@ -175,9 +175,9 @@ class Views:
             for scope, names in reads.builtins.seen_by_symbols() if self._rebuilt.symbolic else ():
                 self.scope(scope).update(names)
 
-    def _see_modules(self, reads: ReadSet, places: list[Place]) -> None:
+    def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
         names: dict[int, dict[str, Any]] = {}
-        for holder, name, _ in places:
+        for holder, name, _ in origins:
             if id(holder) in reads.modules and name is not None:
                 names.setdefault(id(holder), {})[name] = _SeenName(holder, self.scope(holder), name)
         for i, seen in names.items():
@@ -206,7 +206,7 @@ class Views:
         return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
 
     def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
-        """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of places."""
+        """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
         for i, (scope, seen) in self._scopes.items():
             numbers = {name: root for (holder, name), root in roots.items() if holder == i and name is not None}
             self._rebuilt.scopes[id(seen)] = scope, numbers
@@ -226,7 +226,7 @@ class Views:
 
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
-        reads.begin({place.key for place, _ in self._shown})
+        reads.begin({origin.key for origin, _ in self._shown})
         self._patch()
         try:
             scopes = list(self._scopes.values())
@@ -234,46 +234,46 @@ class Views:
             result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
         finally:
             replaced = self._unpatch(reads)
-            for place in replaced:
-                reads.assign(place)
+            for origin in replaced:
+                reads.assign(origin)
             is_new = reads.end()
         if replaced or is_new:
             raise NewReads
-        for place, cell in self._assigned:
-            fill(cell, self._now(place))
+        for origin, cell in self._assigned:
+            fill(cell, self._now(origin))
         for i, name in reads.left:  # what counts traces is real
             if i in self._scopes and name is not None:
                 scope, seen = self._scopes[i]
                 if seen.get(name, MISSING) is not scope.get(name, MISSING):
-                    Place(scope, name).put(seen.get(name, MISSING))
+                    Origin(scope, name).put(seen.get(name, MISSING))
         return result
 
-    def _now(self, place: Place) -> Any:
-        if isinstance(place.holder, type):
-            return self._classes[place.key].value
-        return self.scope(place.holder).get(place.name or "", MISSING)
+    def _now(self, origin: Origin) -> Any:
+        if isinstance(origin.holder, type):
+            return self._classes[origin.key].value
+        return self.scope(origin.holder).get(origin.name or "", MISSING)
 
     def _patch(self) -> None:
         for seen in self._classes.values():
-            seen.original = seen.place.value()
-            type.__setattr__(seen.place.holder, seen.place.name or "", seen)
+            seen.original = seen.origin.value()
+            type.__setattr__(seen.origin.holder, seen.origin.name or "", seen)
         for module, _, seen_class in self._modules:
             module.__class__ = seen_class
 
-    def _unpatch(self, reads: ReadSet) -> list[Place]:
-        """Everything as it was. Gives the places that the trace has assigned, although that was not known of them."""
+    def _unpatch(self, reads: ReadSet) -> list[Origin]:
+        """Everything as it was. Gives the origins that the trace has assigned, although that was not known of them."""
         for module, own_class, _ in self._modules:
             module.__class__ = own_class
         for seen in self._classes.values():
-            now = vars(seen.place.holder).get(seen.place.name or "", MISSING)
+            now = vars(seen.origin.holder).get(seen.origin.name or "", MISSING)
             if now is not seen:
-                ours = seen.place.assigned or reads.sets(seen.place.name) or isinstance(now, Tracer)
+                ours = seen.origin.assigned or reads.sets(seen.origin.name) or isinstance(now, Tracer)
                 if not ours:  # another thread has assigned it
                     continue
                 seen.value = now
             seen.uncover()
         return [
-            place._replace(assigned=True)
-            for place, value in self._shown
-            if place.name is not None and not place.assigned and self._now(place) is not value
+            origin._replace(assigned=True)
+            for origin, value in self._shown
+            if origin.name is not None and not origin.assigned and self._now(origin) is not value
         ]

@@ -13,8 +13,8 @@ import numpy as np
 
 from .._code import MISSING, in_class, is_users_class, is_users_scope
 from .._difference import function_text, short_text
+from .._origin import Origin
 from .._reads import ReadSet
-from .._root_place import Place
 from ._cause import Cause, plain_text
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
@@ -32,9 +32,9 @@ def bindings(reads: ReadSet | None) -> Seen:
         holder: Any = _holder(at)
         if isinstance(holder, type):
             if is_users_class(holder):
-                out[Place(holder, name).text()] = _seen(in_class(holder, name)[1])
+                out[Origin(holder, name).text()] = _seen(in_class(holder, name)[1])
         elif holder is not None and is_users_scope(holder):
-            out[Place(holder, name).text()] = _seen(holder.get(name, MISSING))
+            out[Origin(holder, name).text()] = _seen(holder.get(name, MISSING))
     for function in reads._functions.values():  # pyright: ignore[reportPrivateUsage]
         out[f"function {function.__qualname__}"] = _seen(function)
     for cell, function in reads._cells.values():  # pyright: ignore[reportPrivateUsage]

@@ -17,8 +17,8 @@ from typing import Any
 
 from .._code import MISSING, in_class, is_users_class, is_users_scope
 from .._errors import GraftaxError
+from .._origin import Origin
 from .._reads import ReadSet
-from .._root_place import Place
 from ._digest import Nameless, token
 
 NOT_FOUND_ELSEWHERE = (
@@ -54,7 +54,7 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
     functions = [f for f in reads._functions.values() if _is_users(f)]  # pyright: ignore[reportPrivateUsage]
     packages = {module.__name__.partition(".")[0] for module in reads.modules.values()}
     return {
-        "places": [(holder_of(place.holder), place.name, place.assigned) for place in reads.places],
+        "origins": [(holder_of(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
         "bindings": [(holder, key, binding_token(_value(found(holder), key))) for holder, key in bindings],
         "functions": [(holder_of(function), binding_token(function)) for function in functions],
         "cells": [(holder, key, binding_token(_cell(found(holder), key).cell_contents)) for holder, key in cells],
@@ -76,7 +76,7 @@ def version_of(package: str) -> str | None:
 def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     """Gives a fresh read set what the saved one had. Answers what is not as it was, or None."""
     try:
-        places = [Place(found(holder), name, assigned) for holder, name, assigned in data["places"]]
+        origins = [Origin(found(holder), name, assigned) for holder, name, assigned in data["origins"]]
         bindings = [(found(holder), name, was) for holder, name, was in data["bindings"]]
         functions = [(found(holder), was) for holder, was in data["functions"]]
         cells = [(found(holder), name, was) for holder, name, was in data["cells"]]
@@ -88,22 +88,22 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
             return f"{package} was {was}, is {version_of(package)}"
     for holder, name, was in bindings:
         if binding_token(_value(holder, name)) != was:
-            return f"{Place(holder, name).text()} is another one"
+            return f"{Origin(holder, name).text()} is another one"
     for function, was in functions:
         if binding_token(function) != was:
             return f"function {function.__qualname__} is another one"
     for function, name, was in cells:
         if binding_token(_cell(function, name).cell_contents) != was:
             return f"{name}, a variable of {function.__qualname__}, is another one"
-    for place in places:
-        if place.assigned:
-            reads.assign(place)
-        elif not any(known.what == place.what for known in reads.places):
-            reads._add_place(place)  # pyright: ignore[reportPrivateUsage]
-    order = {place.what: i for i, place in enumerate(places)}
-    if {place.what for place in reads.places} != order.keys():
+    for origin in origins:
+        if origin.assigned:
+            reads.assign(origin)
+        elif not any(known.what == origin.what for known in reads.origins):
+            reads._add_origin(origin)  # pyright: ignore[reportPrivateUsage]
+    order = {origin.what: i for i, origin in enumerate(origins)}
+    if {origin.what for origin in reads.origins} != order.keys():
         return "its code reads other things"
-    reads.places.sort(key=lambda place: order[place.what])
+    reads.origins.sort(key=lambda origin: order[origin.what])
     reads.hidden |= set(data["hidden"])
     _note(reads, bindings, functions, cells, classes)
     return None

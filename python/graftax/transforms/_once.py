@@ -19,7 +19,7 @@ from .._errors import ConcurrentChangeError, MutationError
 from .._jitted import Jitted
 from .._numbers import SymbolicNumbers
 from .._options import Options
-from .._root_place import Place
+from .._origin import Origin
 from .._signature import Signature, global_names, resolve
 from .._stood_in import NewReads
 from .._table import FunctionTable
@@ -80,7 +80,7 @@ class _Compiled(Jitted[Any, Any]):
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
-        return Signature.of(plain, skip, False, table.places, frozenset(table.reads.hidden if table.reads else ()))
+        return Signature.of(plain, skip, False, table.origins, frozenset(table.reads.hidden if table.reads else ()))
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
         """A loop has no options that advice could name."""
@@ -96,7 +96,7 @@ class _Compiled(Jitted[Any, Any]):
         assert numbers is None  # they are static in a loop: an array carries what changes
         outcomes: list[_core.Outcome] = []
         flat = flat_function(self._plan, layout, (), outcomes, by_value=False)
-        graphdef, places = _core.weaken(recording.graphdef), self._plan.signature.places
+        graphdef, origins = _core.weaken(recording.graphdef), self._plan.signature.origins
 
         @functools.wraps(flat)
         def noting(*leaves: Any) -> Flat:
@@ -104,7 +104,7 @@ class _Compiled(Jitted[Any, Any]):
             out = flat(*leaves)
             assert active is not None  # else `flat` has raised
             table: Any = active[0]._table
-            counters = _counters(outcomes[_core.decode(out[2])], graphdef, places, active[1])
+            counters = _counters(outcomes[_core.decode(out[2])], graphdef, origins, active[1])
             if counters and table.reads.leave_out(counters):
                 raise NewReads
             if calls_host(since):  # with objects of this call: the next one calls its own
@@ -121,15 +121,15 @@ class _Compiled(Jitted[Any, Any]):
 
 
 def _counters(
-    outcome: _core.Outcome, graphdef: _core.GraphDef, places: Sequence[Place], roots: tuple[Any, ...]
-) -> list[Place]:
-    """The places where a trace has changed what is no array: what they count are traces. None that a function of the
+    outcome: _core.Outcome, graphdef: _core.GraphDef, origins: Sequence[Origin], roots: tuple[Any, ...]
+) -> list[Origin]:
+    """The origins where a trace has changed what is no array: what they count are traces. None that a function of the
     loop itself names: these are part of its state."""
     with_arrays = {root - 1 for root, _ in outcome.leaf_places() if root > 0}
     written = [track for i, track in enumerate(outcome.inputs()[2]) if i not in with_arrays]
-    found = {graphdef._node_place(track)[0] - len(roots) + len(places) for track in written}  # pyright: ignore[reportPrivateUsage]
+    found = {graphdef._node_place(track)[0] - len(roots) + len(origins) for track in written}  # pyright: ignore[reportPrivateUsage]
     own = {(id(plain.__globals__), name) for plain, _, _ in map(resolve, roots[0]) for name in global_names(plain)[0]}
-    return [places[i] for i in sorted(found) if i >= 0 and (id(places[i].holder), places[i].name) not in own]
+    return [origins[i] for i in sorted(found) if i >= 0 and (id(origins[i].holder), origins[i].name) not in own]
 
 
 def _compiled_for(title: str, function: Any, run: Run) -> _Compiled | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ._code import MISSING, Shown, own_value
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """A name of a module's dict or of a class; without one, a function.
 
     One that the code assigns has a cell with the value as its root: the binding itself is what changes.
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
     @property
     def what(self) -> tuple[int, str | None, bool]:
-        """Equal for equal places, whose holders are not compared by what they hold."""
+        """Equal for equal origins, whose holders are not compared by what they hold."""
         return id(self.holder), self.name, self.assigned
 
     def text(self) -> str:
