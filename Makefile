@@ -15,8 +15,6 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard README.md LICENSE) \
            $(shell find core python -name __pycache__ -prune -o -print)
 
-comma := ,
-
 define suite
 @for dispatch in $(DISPATCH); do \
   echo "GRAFTAX_DIRECT_DISPATCH=$$dispatch python $(PYTEST) $(ARGS)"; \
@@ -26,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan tsan bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -56,30 +54,20 @@ coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make t
 	$(BIN)/coverage report --sort=miss
 	$(BIN)/gcovr --root . --filter core/ --sort uncovered-number --txt $(COVERAGE)/core.txt --print-summary $(COVERAGE)/core
 
-# The core with a sanitizer in it, in a folder of its own, and the tests that walk the most objects. The interpreter has
-# none, so the runtime is loaded before it. WHOLE= runs all cases of the tests, TESTS= says which files.
+# The core with sanitizers in it, in a folder of its own, and the tests that walk the most objects. The interpreter has
+# none, so their runtime is loaded before it. WHOLE= runs all cases of the tests, TESTS= says which files.
 SANITIZED := build/sanitized
 WHOLE ?= --quick
-TESTS ?=
-OF_MEMORY := $(addprefix tests/,hazards tree test_commit.py test_failure_points.py test_flatten.py test_graphdef.py \
-  test_kept.py test_outcome.py test_path.py test_recording.py test_surgery.py test_weakrefs.py test_writeback.py)
-OF_THREADS := $(addprefix tests/,test_threads.py hazards/test_threads_reentrancy.py)
+TESTS ?= $(addprefix tests/,hazards tree test_commit.py test_failure_points.py test_flatten.py test_graphdef.py \
+  test_kept.py test_outcome.py test_partition.py test_path.py test_recording.py test_weakrefs.py test_writeback.py)
 runtime = $(shell $(CXX) -print-file-name=$(1).so)
-
-define sanitized
-$(PIP) --no-deps --no-build-isolation --upgrade --target $(SANITIZED)/$@/site -C build-dir=$(SANITIZED)/$@/core \
-  -C cmake.define.GRAFTAX_SANITIZE=$(1) -C install.strip=false .
-PYTHONPATH=$(CURDIR)/$(SANITIZED)/$@/site LD_PRELOAD="$(call runtime,$(2)) $(call runtime,libstdc++)" JAX_PLATFORMS=cpu \
-  PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:handle_segv=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-  TSAN_OPTIONS=report_signal_unsafe=0:history_size=7:suppressions=$(CURDIR)/tests/tsan.txt \
-  $(3) $(BIN)/python -m pytest -n 2 $(WHOLE) $(or $(TESTS),$(wildcard $(4))) $(ARGS)
-endef
-
 asan: $(VENV)/.test $(VENV)/.dev ## the core's tests with AddressSanitizer and UndefinedBehaviorSanitizer
-	$(call sanitized,address$(comma)undefined,libasan,,$(OF_MEMORY))
-
-tsan: $(VENV)/.test $(VENV)/.dev ## the tests of threads with ThreadSanitizer
-	$(call sanitized,thread,libtsan,setarch -R,$(OF_THREADS))
+	$(PIP) --no-deps --no-build-isolation --upgrade --target $(SANITIZED)/site -C build-dir=$(SANITIZED)/core \
+	  -C cmake.define.GRAFTAX_SANITIZE=address,undefined -C install.strip=false .
+	PYTHONPATH=$(CURDIR)/$(SANITIZED)/site LD_PRELOAD="$(call runtime,libasan) $(call runtime,libstdc++)" \
+	  JAX_PLATFORMS=cpu PYTHONMALLOC=malloc UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0:allocator_may_return_null=1 \
+	  $(BIN)/python -m pytest -n 2 $(WHOLE) $(TESTS) $(ARGS)
 
 ecosystem: $(VENV)/.ecosystem ## programs of the libraries around, with graftax's names in place of theirs: 20 minutes
 	$(BIN)/python ecosystem/run.py $(ARGS)
