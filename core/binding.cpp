@@ -67,7 +67,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);
   for (Py_ssize_t i = 0; i < extra; ++i) out.values.push(positional_at(b.positional + i));
   for (Py_ssize_t i = b.positional; i < count; ++i) out.values.push(nullptr);
-  auto origin = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
+  auto place = [&](Py_ssize_t i) { return static_cast<size_t>(i < b.positional ? i : i + extra); };
   std::vector<Py_ssize_t> more;
   for (Py_ssize_t k = 0; k < nkw; ++k) {
     PyObject* name = PyTuple_GET_ITEM(kwnames, k);
@@ -78,14 +78,14 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
       more.push_back(k);
       continue;
     }
-    if (out.values[origin(i)]) return false;
-    out.values.set(origin(i), args[nargs + k]);
+    if (out.values[place(i)]) return false;
+    out.values.set(place(i), args[nargs + k]);
   }
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (out.values[origin(i)]) continue;
+    if (out.values[place(i)]) continue;
     PyObject* value = PyTuple_GET_ITEM(b.defaults.ptr(), i);
     if (value == b.missing.ptr()) return false;
-    out.values.set(origin(i), value);
+    out.values.set(place(i), value);
   }
   if (extra == 0 && more.empty()) {
     out.layout = Owned::borrow(no_layout);

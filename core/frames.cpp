@@ -159,10 +159,9 @@ const Met* meet(Session& session, const Frame& frame) {
   Met& met = session.met[(reinterpret_cast<uintptr_t>(code) >> 5) % session.met.size()];
   if (met.code == code && met.globals == frame.globals) return &met;
   met.code = nullptr;
-  bool known = session.known.count(code) || ignored().count(code);
-  if (!known && !announce(session, frame)) return nullptr;
-  met = {session.known.count(code) || ignored().count(code) ? code : nullptr, frame.globals,
-         session.shadow(frame.globals), session.replaced.count(code) > 0};
+  auto is_known = [&] { return session.known.count(code) || ignored().count(code); };
+  if (!is_known() && !announce(session, frame)) return nullptr;
+  met = {is_known() ? code : nullptr, frame.globals, session.shadow(frame.globals), session.replaced.count(code) > 0};
   return &met;
 }
 

@@ -69,9 +69,7 @@ nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& 
   Recorder recorder(options);
   for (nb::handle r : roots) recorder.root(r.ptr());
   RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
-  nb::list leaves;
-  for (size_t i = 0; i < rec.leaves.size(); ++i) leaves.append(nb::borrow(rec.leaves[i]));
-  return nb::make_tuple(leaves, GraphDef{std::move(rec.program)});
+  return nb::make_tuple(handed_over(rec.leaves), GraphDef{std::move(rec.program)});
 }
 
 }  // namespace

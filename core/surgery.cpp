@@ -212,13 +212,12 @@ nb::list rows(const GraphEditor& g, nb::handle cls) {
   return out;
 }
 
-// (numbers, objects) of the values that are no part of the structure for JAX, or of the nodes.
-nb::tuple some_rows(const GraphEditor& g, bool nodes) {
+// (numbers, objects) of the values that are no part of the structure for JAX.
+nb::tuple values(const GraphEditor& g) {
   nb::list numbers, objects;
   for (uint32_t pc = 0; pc < g.end(); ++pc) {
     const Instr& n = g.at(pc);
-    bool value = n.op == Op::leaf || n.op == Op::stat;
-    if (nodes ? n.op != Op::node : !value || (n.flags & AUX)) continue;
+    if ((n.op != Op::leaf && n.op != Op::stat) || (n.flags & AUX)) continue;
     numbers.append(pc);
     objects.append(nb::borrow(g.rec.live[pc]));
   }
@@ -289,13 +288,8 @@ void bind_surgery(nb::module_& m) {
       .def("rows", &rows, nb::arg("cls"), nb::sig("def rows(self, cls: type[Any]) -> list[Any]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
            "number, as tuples of this class.")
-      .def(
-          "values", [](const GraphEditor& g) { return some_rows(g, false); },
-          nb::sig("def values(self) -> tuple[list[int], list[Any]]"),
-          "(numbers, objects) of the values that are no part of the structure for JAX.")
-      .def(
-          "nodes", [](const GraphEditor& g) { return some_rows(g, true); },
-          nb::sig("def nodes(self) -> tuple[list[int], list[Any]]"), "(numbers, objects) of the nodes.")
+      .def("values", &values, nb::sig("def values(self) -> tuple[list[int], list[Any]]"),
+           "(numbers, objects) of the values that are no part of the structure for JAX.")
       .def("is_alike", &is_alike, nb::arg("other"), nb::sig("def is_alike(self, other: GraphEditor) -> bool"),
            "Do they differ in the objects of `values` at most? False may mean that a closer look is needed.")
       .def("build", &build, nb::arg("changes"), nb::arg("all") = false,

@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +15,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftax
+from devices import run_again
 
 P = PartitionSpec
 COUNT = len(jax.devices())
@@ -218,8 +215,4 @@ def test_lowered_and_exported_programs_have_them_too():
 
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_eight_devices():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    root = Path(__file__).parents[1]
-    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-3000:]
+    run_again(__file__, 8)

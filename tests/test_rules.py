@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -20,6 +16,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftax
+from devices import run_again
 
 P = PartitionSpec
 COUNT = len(jax.devices())
@@ -173,8 +170,4 @@ def test_an_optimizer_has_the_shardings_of_its_parameters():
 
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_eight_devices():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    root = Path(__file__).parents[1]
-    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-3000:]
+    run_again(__file__, 8)

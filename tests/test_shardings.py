@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +15,7 @@ from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 import graftax
+from devices import run_again
 
 COUNT = len(jax.devices())
 MESH = jax.make_mesh((COUNT,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -107,8 +104,4 @@ def test_a_size_that_does_not_divide_is_named_by_its_path():
 
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_two_devices():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    root = Path(__file__).parents[1]
-    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-3000:]
+    run_again(__file__, 2)

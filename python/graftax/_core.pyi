@@ -418,9 +418,6 @@ class GraphEditor:
         (numbers, objects) of the values that are no part of the structure for JAX.
         """
 
-    def nodes(self) -> tuple[list[int], list[Any]]:
-        """(numbers, objects) of the nodes."""
-
     def is_alike(self, other: GraphEditor) -> bool:
         """
         Do they differ in the objects of `values` at most? False may mean that a closer look is needed.

@@ -29,6 +29,8 @@ class Filter(NamedTuple):
         """The parts that it means, in order."""
         if self.everything:
             return list(seen.parts())
+        if not self.asked:
+            return [number for number in seen.parts() if seen.is_a(number, self.types)]
         inside = [set[int]() for _ in self.asked]  # what a library asks of is one value for it
         found: list[int] = []
         for number in seen.parts():

@@ -345,10 +345,10 @@ class Graph:
         reached: set[int] = set()
         stack = list(tops)
         while stack:
-            number = self.rows[stack.pop()].target
-            if number not in reached:
-                reached.add(number)
-                stack += self.children(number)
+            row = self.rows[stack.pop()]
+            if row.target not in reached:
+                reached.add(row.target)
+                stack += () if row.is_leaf else self.children(row.target)
         return reached
 
     def refers(self) -> dict[int, list[int]]:

@@ -239,12 +239,8 @@ def _what(graph: Graph, number: int) -> str:
 
 def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
     """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools means; of all, or of some."""
-    numbers, values = graph.core.values()
+    numbers, _ = graph.core.values()
     wanted = filter_of(spec)
-    if wanted is not None and wanted.types and among is None and not (wanted.asked or wanted.everything):
-        found = {number for number, value in zip(numbers, values, strict=True) if isinstance(value, wanted.types)}
-        nodes = [number for number, node in zip(*graph.core.nodes(), strict=True) if isinstance(node, wanted.types)]
-        return found | (graph.below(nodes).intersection(numbers) if nodes else set())
     leaves = set(numbers) if among is None else set(numbers).intersection(among)
     if wanted is not None:
         return graph.below(wanted.means(Shown(graph))) & leaves
