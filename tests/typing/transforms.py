@@ -66,7 +66,7 @@ def cheap(model: Model, x: jax.Array) -> jax.Array:
 
 def wrapped(model: Model, x: jax.Array) -> None:
     assert_type(slope(x, 2), jax.Array)
-    assert_type(both(model), tuple[Any, Any])
+    assert_type(both(model), tuple[tuple[jax.Array, str], Model])
     assert_type(rows(model, x), dict[str, jax.Array])
     assert_type(graftax.vmap(loss)(model, x), jax.Array)
     assert_type(cheap(model, x), jax.Array)

@@ -8,7 +8,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,10 @@ from ._snapshot import Snapshot
 from ._state import type_text
 from ._tangents import is_inexact
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
 NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
 RULE_CHANGES_COPY = (
     "the bwd of {name} changed what it is given, which are copies: the change would be lost.\n{differences}\n(expected "
@@ -38,25 +42,21 @@ OLD_RULE = (
 KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
 
 
-class CustomRule:
+class CustomRule(Generic[P, R]):
     """A function with a derivative rule. In a class body it is a method: the instance is its first argument."""
 
     _make: Make = Program
     _title = ""
 
-    def __new__(
-        cls,
-        fun: Callable[..., Any] = LATER,
-        nondiff_argnums: int | Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ) -> Any:
+    @classmethod
+    def _made(cls, fun: Any, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
         if fun is LATER and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
             return functools.partial(cls, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
         return super().__new__(cls)
 
     def __init__(
         self,
-        fun: Callable[..., Any] = LATER,
+        fun: Callable[P, R] = LATER,
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> None:
@@ -75,6 +75,12 @@ class CustomRule:
             raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
         return known.index(argument)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: CustomRule[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(cast(Any, self), instance)
 
@@ -117,17 +123,23 @@ class NotDifferentiated(RuntimeError, TypeError):
     """A derivative by what the rule has no place for: as Equinox raises it, and as the rules of JAX's kind do."""
 
 
-class FilteredRule:
+class FilteredRule(Generic[P, R]):
     """What Equinox's two have in common."""
 
     _title = ""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[P, R]) -> None:
         if not callable(fn):
             raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fn))
         functools.update_wrapper(cast(Any, self), fn, updated=())
         self.__wrapped__ = fn
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: FilteredRule[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(cast(Any, self), instance)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,12 +20,14 @@ from ._once import once
 from ._program import Program
 from ._slices import OTHER_ELEMENTS
 
+T = TypeVar("T")
+
 NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
 RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
 
 
 @boundary
-def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """`jax.lax.associative_scan` for functions of any objects: all prefix "sums" of `elems` under `fn`, in parallel.
 
     Args:

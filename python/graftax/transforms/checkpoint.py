@@ -80,6 +80,14 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
 remat = checkpoint
 
 
+@overload
+def filter_checkpoint(
+    fun: Callable[P, R], *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
+) -> Callable[P, R]: ...
+@overload
+def filter_checkpoint(
+    *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 def filter_checkpoint(
     fun: Callable[..., Any] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from .._jaxprs import one_of_alike, run_jaxpr
 from .._tracebacks import boundary
 from ._lift import Output, by_value, call_first, name_of, named
 
+R = TypeVar("R")
+
 CONVERTED_FOR_OTHERS = (
     "{name}: the function was converted for other arguments:\n{differences}\nConvert it again, with arguments like "
     "these."
@@ -27,7 +29,7 @@ CONVERTED_FOR_OTHERS = (
 
 
 @boundary
-def filter_closure_convert(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Callable[..., R]:
     """As `equinox.filter_closure_convert`: the function with the arrays that it closes over as its own, `consts`.
 
     Args:

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from .._tracebacks import boundary
 from ._custom_call import CustomCall, TangentParts
 from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, with_zeros
-from ._lift import by_value
+from ._lift import LATER, by_value
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class custom_jvp(CustomRule):
+class custom_jvp(CustomRule[P, R]):
     """A function of any objects whose derivative is given by a rule for tangents, as in `jax.custom_jvp`.
 
     What the function changes comes back to the caller, and is differentiated as in any function; the rule speaks of
@@ -36,11 +42,30 @@ class custom_jvp(CustomRule):
         {'w': Array([0., 0.], dtype=float32), 'name': None}
     """
 
+    @overload
+    def __new__(
+        cls,
+        fun: Callable[P, R],
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> custom_jvp[P, R]: ...
+    @overload
+    def __new__(
+        cls, *, nondiff_argnums: int | Sequence[int] = (), nondiff_argnames: str | Sequence[str] = ()
+    ) -> Callable[[Callable[Q, S]], custom_jvp[Q, S]]: ...
+    def __new__(
+        cls,
+        fun: Any = LATER,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> Any:
+        return cls._made(fun, nondiff_argnums, nondiff_argnames)
+
     _title = "custom_jvp"
     _rule: Callable[..., Any] | None = None
     _symbolic = False
 
-    def defjvp(self, rule: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
+    def defjvp(self, rule: F, symbolic_zeros: bool = False) -> F:
         """Sets the rule: `rule(primals, tangents)` returns (value, tangent of the value). Returns it, for a decorator.
 
         Both arguments are tuples of graphs like the arguments of the function: the first as they are, the second with
@@ -62,14 +87,14 @@ class custom_jvp(CustomRule):
             raise TypeError("defjvps has no place for arguments of nondiff_argnums; use defjvp")
 
         def total(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-            value = self(*primals)
+            value = cast(Any, self)(*primals)
             pairs = zip(tangents, rules, strict=True)
             return value, TangentParts([rule(tangent, value, *primals) for tangent, rule in pairs if rule is not None])
 
         self.defjvp(total)
 
     @boundary
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rule is None:
             raise self._no_rule("defjvp")
         call, rule = self._call(args, kwargs), self._rule
@@ -81,7 +106,7 @@ class custom_jvp(CustomRule):
         return call.with_tangents(tangent_rule, self._symbolic)
 
 
-class filter_custom_jvp(FilteredRule):
+class filter_custom_jvp(FilteredRule[P, R]):
     """As `equinox.filter_custom_jvp`: a derivative rule in which what is not differentiated has the tangent None.
 
     Positional arguments are differentiated where they hold floating arrays, keyword arguments are not.
@@ -100,7 +125,7 @@ class filter_custom_jvp(FilteredRule):
     _title = "filter_custom_jvp"
     _rule: Callable[..., Any] | None = None
 
-    def def_jvp(self, fn_jvp: Callable[..., Any]) -> Callable[..., Any]:
+    def def_jvp(self, fn_jvp: F) -> F:
         """Sets the rule: `fn_jvp(primals, tangents, **kwargs)` returns (value, tangent of the value)."""
         self._rule = fn_jvp
         return fn_jvp
@@ -118,7 +143,7 @@ class filter_custom_jvp(FilteredRule):
         raise NotImplementedError("filter_custom_jvp has no defjvps: use def_jvp")
 
     @boundary
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rule is None:
             raise self._missing("def_jvp")
         fn_jvp, count = self._rule, len(args)

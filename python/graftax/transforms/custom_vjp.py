@@ -4,19 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from .._tracebacks import boundary
 from ._custom_call import CustomCall, Saved
 from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, refuse_changes, with_zeros
-from ._lift import by_value
+from ._lift import LATER, by_value
 from ._snapshot import Snapshot
 from ._state import type_text
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
+
+NO_FIRST = "{name}: its first argument, by which it is differentiated, is given by position."
 RULE_TUPLE = "{name}: its bwd has to return a tuple of {count} cotangents, one for each argument; it returned {found}."
 
 
-class custom_vjp(CustomRule):
+class custom_vjp(CustomRule[P, R]):
     """A function of any objects whose derivative is given by a rule for cotangents, as in `jax.custom_vjp`.
 
     What the function changes comes back to the caller, and is differentiated as in any function; the rule speaks of
@@ -38,6 +45,25 @@ class custom_vjp(CustomRule):
         Array(1., dtype=float32)
     """
 
+    @overload
+    def __new__(
+        cls,
+        fun: Callable[P, R],
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> custom_vjp[P, R]: ...
+    @overload
+    def __new__(
+        cls, *, nondiff_argnums: int | Sequence[int] = (), nondiff_argnames: str | Sequence[str] = ()
+    ) -> Callable[[Callable[Q, S]], custom_vjp[Q, S]]: ...
+    def __new__(
+        cls,
+        fun: Any = LATER,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> Any:
+        return cls._made(fun, nondiff_argnums, nondiff_argnames)
+
     _title = "custom_vjp"
     _rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
     _symbolic = False
@@ -57,7 +83,7 @@ class custom_vjp(CustomRule):
         self._rules, self._symbolic = (fwd, bwd), symbolic_zeros
 
     @boundary
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rules is None:
             raise self._no_rule("defvjp")
         call, (fwd, bwd), symbolic = self._call(args, kwargs), self._rules, self._symbolic
@@ -80,7 +106,7 @@ class custom_vjp(CustomRule):
         return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic)
 
 
-class filter_custom_vjp(FilteredRule):
+class filter_custom_vjp(FilteredRule[P, R]):
     """As `equinox.filter_custom_vjp`: a derivative rule by the first argument, whose parts are given all arguments.
 
     Example:
@@ -101,7 +127,7 @@ class filter_custom_vjp(FilteredRule):
     _fwd: Callable[..., Any] | None = None
     _bwd: Callable[..., Any] | None = None
 
-    def def_fwd(self, fn_fwd: Callable[..., Any]) -> Callable[..., Any]:
+    def def_fwd(self, fn_fwd: F) -> F:
         """Sets the forward rule: `fn_fwd(perturbed, vjp_arg, *args, **kwargs)` returns (value, residuals).
 
         `perturbed` is a tree like `vjp_arg`: is this leaf differentiated? Residuals are any objects.
@@ -109,7 +135,7 @@ class filter_custom_vjp(FilteredRule):
         self._fwd = fn_fwd
         return fn_fwd
 
-    def def_bwd(self, fn_bwd: Callable[..., Any]) -> Callable[..., Any]:
+    def def_bwd(self, fn_bwd: F) -> F:
         """Sets the backward rule: `fn_bwd(residuals, grad, perturbed, vjp_arg, *args, **kwargs)`.
 
         `grad` is a tree like the value, with None where there is no gradient. It returns the gradient of `vjp_arg`, a
@@ -134,11 +160,13 @@ class filter_custom_vjp(FilteredRule):
         self.def_bwd(bwd)
 
     @boundary
-    def __call__(self, vjp_arg: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._fwd is None or self._bwd is None:
             raise self._missing("def_fwd and def_bwd")
-        fn_fwd, fn_bwd, count = self._fwd, self._bwd, 1 + len(args)
-        program = by_value(self._name(), [self.__wrapped__], (vjp_arg, *args), kwargs)
+        if not args:
+            raise TypeError(NO_FIRST.format(name=self._name()))
+        fn_fwd, fn_bwd, count = self._fwd, self._bwd, len(args)
+        program = by_value(self._name(), [self.__wrapped__], args, kwargs)
         call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated)
 
         def given(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -60,6 +60,26 @@ def grad(
     wrt: Wrt = None,
 ) -> Callable[P, Any]: ...
 @overload
+def grad(  # pyright: ignore[reportOverlappingOverload]  # more is known of the first argument
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: OfArrays = None,
+) -> Callable[[Callable[Concatenate[T, P], Any]], Callable[Concatenate[T, P], T]]: ...
+@overload
+def grad(
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: OfArrays = None,
+) -> Callable[[Callable[Concatenate[T, P], tuple[Any, A]]], Callable[Concatenate[T, P], tuple[T, A]]]: ...
+@overload
 def grad(
     *,
     argnums: int | Sequence[int] = 0,
@@ -127,6 +147,26 @@ def value_and_grad(
     *,
     wrt: Wrt = None,
 ) -> Callable[P, tuple[Any, Any]]: ...
+@overload
+def value_and_grad(  # pyright: ignore[reportOverlappingOverload]  # more is known of the first argument
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: OfArrays = None,
+) -> Callable[[Callable[Concatenate[T, P], V]], Callable[Concatenate[T, P], tuple[V, T]]]: ...
+@overload
+def value_and_grad(
+    *,
+    argnums: Literal[0] = 0,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Any] = (),
+    wrt: OfArrays = None,
+) -> Callable[[Callable[Concatenate[T, P], tuple[V, A]]], Callable[Concatenate[T, P], tuple[tuple[V, A], T]]]: ...
 @overload
 def value_and_grad(
     *,
@@ -245,6 +285,22 @@ def as_scalar(value: Any, name: str) -> Any:
     return value
 
 
+@overload
+def filter_value_and_grad(
+    fun: Callable[Concatenate[T, P], V], *, has_aux: Literal[False] = False, **options: Any
+) -> Callable[Concatenate[T, P], tuple[V, T]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[Concatenate[T, P], tuple[V, A]], *, has_aux: Literal[True], **options: Any
+) -> Callable[Concatenate[T, P], tuple[tuple[V, A], T]]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[False] = False, **options: Any
+) -> Callable[[Callable[Concatenate[T, P], V]], Callable[Concatenate[T, P], tuple[V, T]]]: ...
+@overload
+def filter_value_and_grad(
+    *, has_aux: Literal[True], **options: Any
+) -> Callable[[Callable[Concatenate[T, P], tuple[V, A]]], Callable[Concatenate[T, P], tuple[tuple[V, A], T]]]: ...
 @boundary
 def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
     """As `equinox.filter_value_and_grad`: the value, and the gradient by the floating arrays of the first argument.
@@ -263,6 +319,22 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
     return made(both, fun, "filter_value_and_grad", has_aux, *options.items())
 
 
+@overload
+def filter_grad(
+    fun: Callable[Concatenate[T, P], Any], *, has_aux: Literal[False] = False, **options: Any
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def filter_grad(
+    fun: Callable[Concatenate[T, P], tuple[Any, A]], *, has_aux: Literal[True], **options: Any
+) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+@overload
+def filter_grad(
+    *, has_aux: Literal[False] = False, **options: Any
+) -> Callable[[Callable[Concatenate[T, P], Any]], Callable[Concatenate[T, P], T]]: ...
+@overload
+def filter_grad(
+    *, has_aux: Literal[True], **options: Any
+) -> Callable[[Callable[Concatenate[T, P], tuple[Any, A]]], Callable[Concatenate[T, P], tuple[T, A]]]: ...
 @boundary
 def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False, **options: Any) -> Any:
     """As `equinox.filter_grad`: `filter_value_and_grad` without the value; with `has_aux`, (gradient, aux)."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -12,9 +12,48 @@ from .._tracebacks import boundary
 from ._derivative import arrays_only, first_given, in_reverse, traced_output
 from ._lift import LATER, Make, Output, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
-from ._wrt import Wrt, choose, chosen_by, program_by
+from ._wrt import OfArrays, Wrt, choose, chosen_by, program_by
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
 
 
+@overload
+def jacfwd(
+    fun: Callable[Concatenate[T, P], jax.Array],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    *,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def jacfwd(
+    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+@overload
+def jacfwd(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[P, Any]: ...
+@overload
+def jacfwd(
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    wrt: Wrt = None,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
 def jacfwd(
@@ -41,6 +80,45 @@ def jacfwd(
     return jacobian_by(Program, jax.jacfwd, "jacfwd", fun, argnums, has_aux, wrt, {"holomorphic": holomorphic})
 
 
+@overload
+def jacrev(
+    fun: Callable[Concatenate[T, P], jax.Array],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def jacrev(
+    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+@overload
+def jacrev(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[P, Any]: ...
+@overload
+def jacrev(
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    wrt: Wrt = None,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
 def jacrev(
@@ -62,6 +140,41 @@ def jacrev(
     return jacobian_by(Program, jax.jacrev, "jacrev", fun, argnums, has_aux, wrt, options)
 
 
+@overload
+def hessian(
+    fun: Callable[Concatenate[jax.Array, P], jax.Array],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    *,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[jax.Array, P], jax.Array]: ...
+@overload
+def hessian(
+    fun: Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    wrt: OfArrays = None,
+) -> Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]]: ...
+@overload
+def hessian(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    *,
+    wrt: Wrt = None,
+) -> Callable[P, Any]: ...
+@overload
+def hessian(
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    wrt: Wrt = None,
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @boundary
 @decorator
 def hessian(
@@ -122,18 +235,48 @@ def jacobian_by(
     return jacobian
 
 
+@overload
+def filter_jacfwd(
+    fun: Callable[Concatenate[T, P], jax.Array], has_aux: Literal[False] = False
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def filter_jacfwd(
+    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]], has_aux: Literal[True]
+) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+@overload
+def filter_jacfwd(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
 @boundary
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode."""
     return _filtered_jacobian(jax.jacfwd, "filter_jacfwd", fun, has_aux)
 
 
+@overload
+def filter_jacrev(
+    fun: Callable[Concatenate[T, P], jax.Array], has_aux: Literal[False] = False
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def filter_jacrev(
+    fun: Callable[Concatenate[T, P], tuple[jax.Array, A]], has_aux: Literal[True]
+) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
+@overload
+def filter_jacrev(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
 @boundary
 def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode."""
     return _filtered_jacobian(jax.jacrev, "filter_jacrev", fun, has_aux)
 
 
+@overload
+def filter_hessian(
+    fun: Callable[Concatenate[jax.Array, P], jax.Array], has_aux: Literal[False] = False
+) -> Callable[Concatenate[jax.Array, P], jax.Array]: ...
+@overload
+def filter_hessian(
+    fun: Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]], has_aux: Literal[True]
+) -> Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]]: ...
+@overload
+def filter_hessian(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
 @boundary
 def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,10 @@ from ._lift import Output, by_value, call_first, name_of, named
 from ._program import Program
 from ._tangents import is_inexact
 
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
+A = TypeVar("A")
+
 NOT_PRIMALS = (
     "{name}: {option} is {given}. Both are tuples with one element for each positional argument: "
     "jvp(f, (x, y), (tangent_of_x, tangent_of_y))."
@@ -26,6 +30,20 @@ OTHER_TREE = (
 )
 
 
+@overload
+def jvp(
+    fun: Callable[[*Ts], R], primals: tuple[*Ts], tangents: Sequence[Any], has_aux: Literal[False] = False
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    fun: Callable[[*Ts], tuple[R, A]], primals: tuple[*Ts], tangents: Sequence[Any], has_aux: Literal[True]
+) -> tuple[R, R, A]: ...
+@overload
+def jvp(
+    fun: Callable[..., R], primals: list[Any], tangents: Sequence[Any], has_aux: Literal[False] = False
+) -> tuple[R, R]: ...
+@overload
+def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool) -> tuple[Any, ...]: ...
 @boundary
 def jvp(
     fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
@@ -62,6 +80,16 @@ def jvp(
     return one.results(one.rate(rates), out)
 
 
+@overload
+def linearize(
+    fun: Callable[[*Ts], R], *primals: *Ts, has_aux: Literal[False] = False
+) -> tuple[R, Callable[..., R]]: ...
+@overload
+def linearize(
+    fun: Callable[[*Ts], tuple[R, A]], *primals: *Ts, has_aux: Literal[True]
+) -> tuple[R, Callable[..., R], A]: ...
+@overload
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 @boundary
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """The value of a function of any objects, and its derivative there as a function of tangents.
@@ -87,7 +115,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
 
 
 @boundary
-def filter_jvp(fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any) -> Any:
+def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any) -> tuple[R, R]:
     """As `equinox.filter_jvp`: (value, tangent of the value), which has None where it does not depend on a tangent.
 
     Args:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -17,9 +17,12 @@ from ._program import Program
 from ._slices import Slices, plain_scan
 from ._state import with_arrays
 
+X = TypeVar("X")
+Y = TypeVar("Y")
+
 
 @boundary
-def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
     """`jax.lax.map` for functions of any objects: the results of `f(x)` for each `x` of `xs`, stacked, step by step.
 
     Args:

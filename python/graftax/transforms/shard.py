@@ -95,7 +95,7 @@ def _constrained(leaf: Any, sharding: PartitionSpec | Sharding) -> Any:
 
 
 @boundary
-def filter_shard(x: Any, device_or_shardings: Any) -> Any:
+def filter_shard(x: T, device_or_shardings: Any) -> T:
     """As `equinox.filter_shard`: a copy of `x` whose arrays are on a device, or have shardings.
 
     Args:

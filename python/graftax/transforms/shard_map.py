@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -18,6 +18,9 @@ from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
 from ._lift import name_of, named, wraps
 from ._program import Program
 from ._specs import UNKNOWN, Broadcast, Here, Spec, SpecOption
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NO_MESH_AXIS = "{name}: out_specs names the axis {axis!r} for {path}, and the mesh has {names}."
 NOT_INFERRED = (
@@ -41,6 +44,26 @@ RESULT_DIFFERS = (
 _SHARDING = "a jax.sharding.PartitionSpec"
 
 
+@overload
+def shard_map(
+    f: Callable[P, R],
+    /,
+    *,
+    out_specs: Any,
+    in_specs: Any = ...,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[P, R]: ...
+@overload
+def shard_map(
+    *,
+    out_specs: Any,
+    in_specs: Any = ...,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    axis_names: AbstractSet[Hashable] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 def shard_map(
     f: Callable[..., Any] | None = None,

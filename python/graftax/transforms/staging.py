@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,6 +40,28 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return jitted.eval_shape(*args, **kwargs)
 
 
+@overload
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+    return_shape: Literal[False] = False,
+) -> Callable[..., jax.extend.core.ClosedJaxpr]: ...  # pyright: ignore[reportPrivateImportUsage]
+@overload
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+    *,
+    return_shape: Literal[True],
+) -> Callable[..., tuple[jax.extend.core.ClosedJaxpr, Any]]: ...  # pyright: ignore[reportPrivateImportUsage]
+@overload
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Any, int]] | None = None,
+    return_shape: bool = False,
+) -> Callable[..., Any]: ...
 @boundary
 def make_jaxpr(
     fun: Callable[..., Any],

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 
 import jax
 
@@ -13,7 +13,21 @@ from ._derivative import Differentiated, arrays_only, in_reverse
 from ._lift import Make, by_value
 from ._program import Program
 
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
+A = TypeVar("A")
 
+
+@overload
+def vjp(
+    fun: Callable[[*Ts], R], *primals: *Ts, has_aux: Literal[False] = False, reduce_axes: Sequence[Any] = ()
+) -> tuple[R, Callable[[Any], tuple[*Ts]]]: ...
+@overload
+def vjp(
+    fun: Callable[[*Ts], tuple[R, A]], *primals: *Ts, has_aux: Literal[True], reduce_axes: Sequence[Any] = ()
+) -> tuple[R, Callable[[Any], tuple[*Ts]], A]: ...
+@overload
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool, reduce_axes: Sequence[Any] = ()) -> tuple[Any, ...]: ...
 @boundary
 def vjp(
     fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
@@ -57,6 +71,16 @@ def pulled_back(
     return one.results(pull_back, out)
 
 
+@overload
+def filter_vjp(
+    fun: Callable[[*Ts], R], *primals: *Ts, has_aux: Literal[False] = False
+) -> tuple[R, Callable[[Any], tuple[*Ts]]]: ...
+@overload
+def filter_vjp(
+    fun: Callable[[*Ts], tuple[R, A]], *primals: *Ts, has_aux: Literal[True]
+) -> tuple[R, Callable[[Any], tuple[*Ts]], A]: ...
+@overload
+def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[Any, ...]: ...
 @boundary
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """As `equinox.filter_vjp`: (value, pull back), and with `has_aux` the second part of what `fun` returned.

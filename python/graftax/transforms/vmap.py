@@ -177,6 +177,19 @@ def vmap_by(
     return mapped
 
 
+@overload
+def filter_vmap(
+    fun: Callable[P, R],
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = ...,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+) -> Callable[P, R]: ...
+@overload
+def filter_vmap(
+    *, in_axes: Any = 0, out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 def filter_vmap(
     fun: Callable[..., Any] | None = None,
