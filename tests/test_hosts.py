@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,46 +12,15 @@ from typing import Any
 import pytest
 
 import graftax
+from processes import run
 
 PROGRAM = Path(__file__).with_name("hosts.py")
-LIMIT = 300  # seconds
 COUNT = int(os.environ.get("GRAFTAX_TEST_HOSTS", "2"))
-
-
-def run(count: int) -> list[dict[str, Any]]:
-    """What each of the processes gives for each scenario."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    package = str(Path(graftax.__file__).parents[1])
-    environment = {**os.environ, **flags, "PYTHONPATH": package}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number), str(count), port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(count)
-    ]
-    try:
-        texts = [process.communicate(timeout=LIMIT)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    found = [
-        dict(json.loads(line.removeprefix("RESULT ")) for line in text.splitlines() if line.startswith("RESULT "))
-        for text in texts
-    ]
-    assert all(process.returncode == 0 for process in processes), "\n".join(text[-2000:] for text in texts)
-    return found
 
 
 @pytest.fixture(scope="module")
 def hosts() -> list[dict[str, Any]]:
-    return run(COUNT)
+    return run(PROGRAM, COUNT)
 
 
 def on_all(hosts: list[dict[str, Any]], scenario: str) -> Any:

@@ -304,6 +304,11 @@ def coordinator() -> Coordinator | None:
     return Coordinator(client, int(process), int(count or 1))
 
 
+def devices_of(stage: Any) -> tuple[int, ...]:
+    """The devices that an executable is compiled for, in its order. Its arguments do not tell where it has none."""
+    return tuple(device.id for device in stage._executable._unloaded_executable.device_list)
+
+
 def spans_processes(lowered: Any, leaves: Any) -> bool:
     """Does a lowered program run on devices of several processes? Nothing public tells; its leaves may."""
     devices: Any = getattr(getattr(lowered, "_lowering", None), "_device_list", None)

@@ -12,17 +12,17 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from .._errors import GraftaxError
 from .._tracebacks import boundary
+from . import _beside
 from ._errors import LoadError
-from ._leaf import Leaf, Outgoing
+from ._leaf import Leaf, Outside
 from ._like import Like
 from ._outline import Outline
 from ._peek import Peek, peek_source
 from ._place import Placing
+from ._preemption import Preemption
 from ._source import Source, named_errors
 from ._write import file_bytes
 
@@ -31,14 +31,8 @@ NOT_SAVED = "the checkpoint of step {step} was not saved: {error}"
 NO_STEP = "there is no step {step} in {folder}: it has {steps}"
 NO_METRIC = "best={name!r} asks for a metric, and save() was given metrics={metrics!r}"
 
-_SMALL = 64 * 1024  # bytes: leaves up to here are in the graph's own file
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _FILE = "graph.safetensors"
-# What Orbax writes. Other dtypes are in the graph's file, whatever their size.
-_DTYPES = frozenset(
-    ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-    + ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-)
 
 
 class Checkpoints:
@@ -52,7 +46,7 @@ class Checkpoints:
         every: a step is saved where this divides it.
         keep: how many of the newest are kept; None: all.
         best: the name of a metric whose smallest value is kept, too; `"-name"`: the largest.
-        on_preemption: the step at which the system announces that it ends the program is saved as well.
+        on_preemption: where the system announces that it ends the program (SIGTERM), that step is saved as well.
 
     Example:
         >>> state = {"w": jnp.zeros(3), "step": 0}
@@ -80,9 +74,6 @@ class Checkpoints:
             raise ImportError(NO_ORBAX.format(error=error)) from error
         when: Any = orbax.training.save_decision_policies
         which: Any = orbax.training.preservation_policies
-        decisions: list[Any] = [when.FixedIntervalPolicy(every)]
-        if on_preemption:
-            decisions.append(when.PreemptionCheckpointingPolicy())
         kept: list[Any] = [which.PreserveAll() if keep is None else which.LatestN(keep)]
         self._best = best
         if best is not None:
@@ -99,11 +90,12 @@ class Checkpoints:
         self._orbax: Any = orbax
         self._all: Any = orbax.training.Checkpointer(
             self.folder,
-            save_decision_policy=when.AnySavePolicy(decisions),
+            save_decision_policy=when.FixedIntervalPolicy(every),
             preservation_policy=which.AnyPreservationPolicy(kept),
             cleanup_tmp_directories=False,  # a program that only reads would end the save of another
         )
         self._cleared = False
+        self._preemption = Preemption() if on_preemption else None
         self._writing: int | None = None  # the step that is written in the background
 
     @property
@@ -115,11 +107,18 @@ class Checkpoints:
     def latest(self) -> int | None:
         return max(self.steps, default=None)
 
+    @property
+    def preempted(self) -> bool:
+        """Has the system announced that it ends this program? The last step is saved then: leave the loop."""
+        return self._preemption is not None and self._preemption.saved
+
     @boundary
     def save(
         self, step: int, state: Any, host: Any = None, metrics: Mapping[str, float] | None = None, force: bool = False
     ) -> bool:
         """Saves a step where it is its turn. `state` may change, and be donated, as soon as this returns.
+
+        Call it at every step: then hosts agree about the step that is saved before the system ends the program.
 
         Args:
             step: its number.
@@ -136,26 +135,32 @@ class Checkpoints:
         """
         if self._writing is not None and not self._all.is_saving_in_progress():
             self.wait()
-        if not force and not self._all.should_save(step):
+        last = self._is_last(step)
+        if not last and not force and not self._all.should_save(step):
             return False
         self.wait()
         name = (self._best or "").removeprefix("-")
         if name and name not in (metrics or {}):
-            raise ValueError(NO_METRIC.format(name=name, metrics=metrics))
+            if not last:
+                raise ValueError(NO_METRIC.format(name=name, metrics=metrics))
+            metrics = None
         self._clear()
-        outline = Outline(state, None, None, _is_beside)
+        outline = Outline(state, None, None, _beside.is_beside)
         graph = file_bytes(outline.to_json(), outline.arrays) if jax.process_index() == 0 else None
         items: dict[str, Any] = {"graph": _Part(_FILE, graph)}
         if outline.outside:
-            items["arrays"] = {place: _snapshot(array) for place, array in outline.outside.items()}
+            items["arrays"] = {place: _beside.given(array) for place, array in outline.outside.items()}
         if host is not None:
             own = Outline(host.get_state(), None, None)
             items["host"] = _Part(_host_file(), file_bytes(own.to_json(), own.arrays))
         self._writing = step
-        given = None if metrics is None else {key: float(value) for key, value in metrics.items()}
-        started = self._all.save_checkpointables_async(step, items, force=force, metrics=given)
+        numbers = None if metrics is None else {key: float(value) for key, value in metrics.items()}
+        started = self._all.save_checkpointables_async(step, items, force=force or last, metrics=numbers)
         if started is None:
             self._writing = None
+        if last and self._preemption is not None:
+            self.wait()
+            self._preemption.saved = True
         return started is not None
 
     @boundary
@@ -192,7 +197,7 @@ class Checkpoints:
         source = self._source(step)
         with named_errors(source.path):
             loading = Like(source, Placing(source, shard, mesh, False), like, only, strict, cast, classes, mesh)
-            loading.fetch = lambda asked: self._arrays(step, loading.places, asked)
+            loading.fetch = lambda wanted: self._arrays(step, loading.places, wanted)
             loading.loaded({}, True)
         if host is not None:
             part = self._part(step, "host", _host_file())
@@ -220,10 +225,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits, and ends the threads."""
-        try:
-            self.wait()
-        finally:
-            self._all.close()
+        self._close(True)
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +233,24 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(error is None)
+
+    def _close(self, end: bool) -> None:
+        try:
+            self.wait()
+        finally:
+            self._all.close()
+            if self._preemption is not None:
+                self._preemption.close(end)
+
+    def _is_last(self, step: int) -> bool:
+        """Is this the step that is saved before the system ends the program?"""
+        if self._preemption is None:
+            return False
+        if self._preemption.saved and not jax.distributed.is_initialized():
+            self._preemption.end()
+        self._preemption.listen()
+        return self._preemption.reached(step)
 
     def _clear(self) -> None:
         """Removes what a process left that died while it saved. One program at a time saves into a folder."""
@@ -258,20 +277,16 @@ class Checkpoints:
             raise LoadError(f"{path} is missing: the step was not saved by graftax.Checkpoints")
         return _opened(data, path)
 
-    def _arrays(self, step: int, places: list[str], asked: dict[str, tuple[Leaf, Any]]) -> dict[str, Any]:
+    def _arrays(self, step: int, places: list[str], wanted: dict[str, tuple[Leaf, Any]]) -> dict[str, Any]:
         """The arrays at some of all places, each with its sharding; without one as NumPy arrays."""
-        wanted: dict[str, Any] = {}
-        for place, (leaf, sharding) in asked.items():
-            outside = cast(Any, leaf.outside)
-            dtype = np.dtype(outside.dtype) if outside.dtype != "bfloat16" else jnp.bfloat16
-            if sharding is None:
-                wanted[place] = np.empty(outside.shape, dtype)
-            else:
-                wanted[place] = jax.ShapeDtypeStruct(outside.shape, dtype, sharding=sharding)
-        abstract = {place: wanted.get(place, self._orbax.PLACEHOLDER) for place in places}
+        outside = {place: cast(Outside, leaf.outside) for place, (leaf, _) in wanted.items()}
+        abstract = {
+            place: _beside.asked(outside[place], wanted[place][1]) if place in wanted else self._orbax.PLACEHOLDER
+            for place in places
+        }
         with jax.enable_x64(True):
-            found = self._all.load_checkpointables(step, {"arrays": abstract})["arrays"]
-        return {place: found[place] for place in wanted}
+            held = self._all.load_checkpointables(step, {"arrays": abstract})["arrays"]
+        return {place: _beside.found(outside[place], held[place]) for place in wanted}
 
 
 class _Part:
@@ -298,23 +313,6 @@ class _Part:
 
 def _host_file() -> str:
     return f"host-{jax.process_index()}.safetensors"
-
-
-def _is_beside(array: Outgoing) -> bool:
-    """Large arrays, and those of which each process has a part."""
-    held = array.held
-    if np.dtype(held.dtype).name not in _DTYPES:
-        return False
-    spread = isinstance(held, jax.Array) and not (held.is_fully_addressable or held.is_fully_replicated)
-    return spread or array.tensor.end > _SMALL
-
-
-def _snapshot(array: Any) -> Any:
-    """What is written later must not change: NumPy arrays can be assigned, buffers of a CPU donated."""
-    if isinstance(array, np.ndarray):
-        return array.copy()
-    on_host = any(device.platform == "cpu" for device in array.sharding.device_set)
-    return jnp.copy(array) if on_host else array
 
 
 def _opened(data: bytes, path: str) -> Source:

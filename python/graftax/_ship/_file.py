@@ -35,7 +35,7 @@ OTHER_PLACE = (
     "the programs in {path} do not fit here and are not used, so {name} compiles: {differences}. Save them again here."
 )
 
-_MAGIC = b"graftax programs 1\n"
+_MAGIC = b"graftax programs 2\n"
 
 
 @dataclasses.dataclass
@@ -48,8 +48,6 @@ class Saved:
 
 def save(caller: Any, path: str | os.PathLike[str]) -> int:
     """Writes the programs of a jitted function. Returns how many."""
-    from jax.experimental import serialize_executable
-
     name, table = caller._plan.name, caller._table
     if table.reads is None:
         raise GraftaxError(READS_UNKNOWN.format(name=name))
@@ -70,7 +68,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
                 why = "it was compiled under other settings of JAX, or for arrays that lie in another way"
                 continue
             stage, names = _stage(entry, variant), variant.names
-            programs.append(Program(cast(Any, tokens), settings, serialize_executable.serialize(stage)))
+            programs.append(Program.of(stage, cast(Any, tokens), settings))
         if programs:
             key = digest(graphdef, names, name)
             saved.append((key, context, Saved(list(entry.outcomes), programs)))

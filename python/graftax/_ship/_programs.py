@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.core
 
-from .. import _compat, _core
+from .. import _compat, _core, _direct
 from .._explain import Look, looks, settings_texts
 
 Token = tuple[Any, ...]
@@ -18,17 +18,27 @@ Token = tuple[Any, ...]
 
 @dataclasses.dataclass
 class Program:
-    """One executable: for what leaves and settings, and the parts that JAX loads it from."""
+    """One executable: for what leaves and settings, on which devices, and the parts that JAX loads it from."""
 
     looks: tuple[Token, ...]
     settings: dict[str, str]
+    devices: tuple[int, ...]
     parts: tuple[bytes, Any, Any]
     stage: Any = None
+
+    @classmethod
+    def of(cls, stage: Any, looks: tuple[Token, ...], settings: dict[str, str]) -> Program:
+        from jax.experimental import serialize_executable
+
+        return cls(looks, settings, _direct.devices_of(stage), serialize_executable.serialize(stage))
 
     def load(self) -> None:
         from jax.experimental import serialize_executable
 
-        self.stage = serialize_executable.deserialize_and_load(*self.parts)
+        # Without these JAX takes all devices of the process, and the executable asks for as many parts of each array.
+        known = {device.id: device for device in jax.devices()}
+        devices = [known[number] for number in self.devices]
+        self.stage = serialize_executable.deserialize_and_load(*self.parts, execution_devices=devices)
         self.parts = b"", None, None
 
 
