@@ -174,3 +174,57 @@ def test_it_is_told_once_for_a_function():
     assert told(f, tied_objects()) == []
     f.clear_cache()
     assert len(told(f, tied_objects())) == 1
+
+
+def halved(m):
+    return jax.tree.map(lambda w: w - 0.5 * jnp.tanh(w), m)
+
+
+def stepped(m):
+    return optax.apply_updates(m, jax.tree.map(lambda g: -0.1 * g, jax.grad(of_embed_and_head)(m)))
+
+
+LOOPS = {
+    "graftax.scan": lambda f, m: graftax.scan(lambda m, _: (f(m), None), m, length=3)[0],
+    "jax.lax.scan": lambda f, m: jax.lax.scan(lambda m, x: (f(m), x), m, jnp.arange(3.0))[0],
+    "fori_loop": lambda f, m: jax.lax.fori_loop(0, 3, lambda _, m: f(m), m),
+    "graftax.while_loop": lambda f, m: graftax.while_loop(lambda m: total(m) > 1e9, f, m),
+    "jax.lax.while_loop": lambda f, m: jax.lax.while_loop(lambda m: total(m) > 1e9, f, m),
+    "graftax.cond": lambda f, m: graftax.cond(total(m) > 1.0, f, lambda m: m, m),
+    "jax.lax.cond": lambda f, m: jax.lax.cond(total(m) > 1.0, f, lambda m: m, m),
+    "jax.jit": lambda f, m: jax.jit(f)(m),
+    "jax.checkpoint": lambda f, m: jax.checkpoint(f)(m),
+    "a loop in a loop": lambda f, m: LOOPS["graftax.scan"](lambda m: LOOPS["fori_loop"](f, m), m),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("step", [halved, stepped])
+def test_a_carry_and_a_branch_are_told(loop, step):
+    def function(model):
+        return loop(step, model)
+
+    assert len(told(graftax.jit(function), tied_arrays())) == 1
+    kept = lambda m: {**m, "bias": m["bias"] - 1.0}
+    assert told(graftax.jit(lambda m: loop(kept, m)), tied_arrays()) == []
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_loop_that_keeps_an_average_is_silent(loop):
+    params = {"w": jnp.ones(3)}
+
+    def averaged(state):
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], jax.grad(total)(state["params"]))
+        average = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state["average"], params)
+        return {"params": params, "average": average}
+
+    assert told(graftax.jit(lambda s: loop(averaged, s)), {"params": params, "average": dict(params)}) == []
+
+
+def test_what_a_loop_writes_is_told():
+    def steps(trainer):
+        graftax.scan(lambda _, x: (trainer.step(of_embed_and_head), None), None, length=2)
+
+    trainer = Trainer(tied_arrays())
+    (text,) = told(graftax.jit(steps), trainer)
+    assert "trainer.model['embed'] and trainer.model['head']" in text

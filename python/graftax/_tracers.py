@@ -6,7 +6,8 @@ Nothing public says so. A version of JAX that keeps less has less said: no trans
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from jax.core import Tracer
 from jax.extend.core import Literal
@@ -57,16 +58,45 @@ def is_ended(leaf: Any, live: list[Any]) -> bool:
     return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
 
 
-def made_by(tracer: Any) -> tuple[str, list[Any]] | None:
-    """(operation, operands) of a tracer of a program; None for its arguments, and where JAX does not keep them."""
-    equation: Any = getattr(tracer, "parent", None) if isinstance(tracer, Tracer) else None
-    operands = getattr(equation, "in_tracers", None)
-    return None if operands is None else (equation.primitive.name, list(operands))
+class Made(NamedTuple):
+    """What made a value of a program."""
+
+    equation: Any
+    operands: list[Any]
+    index: int  # which of the results it is
+
+    @property
+    def name(self) -> str:
+        """Of the operation."""
+        return self.equation.primitive.name
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Of the operation: those of a loop hold its program."""
+        return self.equation.params
 
 
-def is_literal(tracer: Any) -> bool:
+def made_by(value: Any, equations: Mapping[Any, Any]) -> Made | None:
+    """What made a tracer, or a variable of a program; None for arguments, and where JAX does not keep it.
+
+    Args:
+        equations: those of the program that a variable is of.
+    """
+    if isinstance(value, Tracer):
+        equation: Any = getattr(value, "parent", None)
+        operands, variable = getattr(equation, "in_tracers", None), getattr(value, "val", None)
+    else:
+        equation, variable = None if isinstance(value, Literal) else equations.get(value), value
+        operands = getattr(equation, "invars", None)
+    if operands is None:
+        return None
+    index = next((i for i, result in enumerate(equation.outvars) if result is variable), None)
+    return None if index is None else Made(equation, list(operands), index)
+
+
+def is_literal(value: Any) -> bool:
     """Is it a number that stands in the program?"""
-    return isinstance(getattr(tracer, "val", None), Literal)
+    return isinstance(getattr(value, "val", None) if isinstance(value, Tracer) else value, Literal)
 
 
 def transform_of(tracer: Any) -> tuple[str, str]:

@@ -20,8 +20,8 @@ from jax.tree_util import keystr
 from . import _core
 from ._advice import caller_level
 from ._errors import UntiedWarning
+from ._same_step import same_step
 from ._structure import Op, Place, Structure, place_name
-from ._tracers import is_literal, made_by
 
 UNTIED = (
     "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
@@ -32,9 +32,6 @@ OF_AN_ARRAY = "graftax.optimizer, made before the call, keeps it one; so does an
 OF_AN_OBJECT = "graftax.optimizer and graftax.map_leaves keep it one."
 
 _MOST = 64  # shared arrays that are looked at
-_DEEP = 12  # equations between an array and what it became
-_ADDS = ("add", "sub", "add_any")
-_AS_IT_IS = ("convert_element_type", "copy", "copy_p", "reshape", "broadcast_in_dim", "optimization_barrier")
 
 
 class Tie(NamedTuple):
@@ -84,7 +81,7 @@ def tell_untied(
             other = at.get((write, (*above, *second)))
             if other is None or out[one] is out[other]:
                 continue
-            if _same_step(out[one], out[other], leaves[tie.leaves[0]], leaves[tie.leaves[1]]):
+            if same_step(out[one], out[other], leaves[tie.leaves[0]], leaves[tie.leaves[1]]):
                 _warn(name, recording, outcome, tie, (places[one], places[other]))
                 return True
     return False
@@ -147,44 +144,3 @@ def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[Tie
 def _is_parameter(leaf: Any) -> bool:
     """Scalars are shared for no reason: one zero for all counters."""
     return isinstance(leaf, jax.Array) and leaf.ndim > 0 and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _same_step(one: Any, other: Any, first: Any, second: Any) -> bool:
-    """Did the two arrays become these in the same way?
-
-    So they do in a tree function, by a step of gradients (what is added differs), or by a function of each array alone.
-    A moving average beside its model does not, though both may begin with the same arrays.
-    """
-    return _is_moved(one, other, first, second) or _is_function_of(one, other, first, second, _DEEP)
-
-
-def _is_moved(one: Any, other: Any, first: Any, second: Any) -> bool:
-    for _ in range(_DEEP):
-        if one is first and other is second:
-            return True
-        made = _alike(one, other)
-        if made is None or made[0] not in (*_ADDS, *_AS_IT_IS):
-            return False
-        _, left, right = made
-        if made[0] in _ADDS and left[1] is first and right[1] is second:
-            return True
-        one, other = left[0], right[0]
-    return False
-
-
-def _is_function_of(one: Any, other: Any, first: Any, second: Any, deep: int) -> bool:
-    if one is first and other is second:
-        return True
-    made = _alike(one, other) if deep else None
-    if made is None:
-        return False
-    pairs = [(x, y) for x, y in zip(made[1], made[2], strict=True) if not (is_literal(x) and is_literal(y))]
-    return bool(pairs) and all(_is_function_of(x, y, first, second, deep - 1) for x, y in pairs)
-
-
-def _alike(one: Any, other: Any) -> tuple[str, Sequence[Any], Sequence[Any]] | None:
-    """(operation, operands of the one, of the other), where both are made by the same operation."""
-    made, beside = made_by(one), made_by(other)
-    if made is None or beside is None or made[0] != beside[0] or len(made[1]) != len(beside[1]):
-        return None
-    return made[0], made[1], beside[1]
