@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -64,6 +65,23 @@ def saved(tmp_path, request):
     assert f.save_compiled(path) == 1
     yield name, path, expected
     f.clear_cache()
+
+
+def test_loading_tells_how_far_it_is(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    double, path, told = graftax.jit(lambda x: x * 2), tmp_path / "programs", []
+    double.warm([(jax.ShapeDtypeStruct((n,), "float32"),) for n in (1, 2)])
+    assert double.save_compiled(path) == 2
+    double.clear_cache()
+    assert double.load_compiled(path, progress=lambda done, of, seconds: told.append((done, of, seconds > 0))) == 2
+    assert told == [(1, 2, True), (2, 2, True)]
+    double.clear_cache()
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    double.load_compiled(path)
+    assert "1/2 programs" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith(" s\n")
 
 
 @pytest.mark.parametrize("saved", FUNCTIONS, indirect=True)

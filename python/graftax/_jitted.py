@@ -317,7 +317,9 @@ class Jitted(Stageable[P, R]):
         """
         return _ship.save(self, path)
 
-    def load_compiled(self, path: str | os.PathLike[str]) -> int:
+    def load_compiled(
+        self, path: str | os.PathLike[str], *, progress: Callable[[int, int, float], Any] | None = None
+    ) -> int:
         """Takes the programs that `save_compiled` wrote, before the first call.
 
         They are used where everything is as it was: the function and what its code reads, the structures, JAX, its
@@ -325,10 +327,14 @@ class Jitted(Stageable[P, R]):
 
         Loading runs what is in the file, as unpickling does: load only files that you trust.
 
+        Args:
+            path: the file.
+            progress: is told of each program that is loaded, as in `warm`. Without it a terminal shows a line.
+
         Returns:
             How many programs there are; 0, with a warning that says why, where the file does not fit here.
         """
-        return _ship.load(self, path)
+        return _ship.load(self, path, progress)
 
     def _note_own_code(self) -> None:
         """Notes what the function itself names."""

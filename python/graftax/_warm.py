@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ._bar import Bar, Tell
 from ._explain._compiling import expected
 
 NO_CALL = (
@@ -16,13 +16,11 @@ NO_CALL = (
     'neither: write f.warm([(x, "train"), (x, "test")]).'
 )
 
-Tell = Callable[[int, int, float], Any]  # how many are done, of how many, and the seconds since the start
-
 
 def warm(lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, tell: Tell | None) -> None:
     """Lowers all calls in this thread, whose settings count, and compiles what they need in several."""
     given = [_arguments(call) for call in calls]
-    tell = tell or _Bar(name)
+    tell = tell or Bar(name)
     begin = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
         with expected():
@@ -38,17 +36,3 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(call, tuple):
         raise TypeError(NO_CALL.format(call=call))
     return call, {}
-
-
-class _Bar:
-    """One line on a terminal; nothing elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, done: int, of: int, seconds: float) -> None:
-        if not sys.stderr.isatty():
-            return
-        filled = 24 * done // of
-        text = f"{self._name}: [{'#' * filled}{'.' * (24 - filled)}] {done}/{of} programs, {seconds:.1f} s"
-        print(f"\r\x1b[K{text}", end="\n" if done == of else "", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import platform
+import time
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ import jax
 
 from .. import _core
 from .._advice import caller_level
+from .._bar import Bar, Tell
 from .._errors import GraftaxError, RecompileWarning
 from .._explain import Variant
 from ._digest import code_digest, digest
@@ -81,7 +83,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     return sum(len(one.programs) for _, _, one in saved)
 
 
-def load(caller: Any, path: str | os.PathLike[str]) -> int:
+def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
     """Gives a jitted function the programs of a file. Returns how many: 0, and a warning, where they do not fit."""
     name, table = caller._plan.name, caller._table
     with Path(path).open("rb") as file:
@@ -94,8 +96,7 @@ def load(caller: Any, path: str | os.PathLike[str]) -> int:
     if not differences:
         try:
             reads, saved = pickle.loads(content)
-            for program in (program for _, _, one in saved for program in one.programs):
-                program.load()
+            _load_all([program for _, _, one in saved for program in one.programs], tell or Bar(name))
         except Exception as error:
             differences = [f"it cannot be read ({type(error).__name__}: {error})"]
         else:
@@ -107,6 +108,13 @@ def load(caller: Any, path: str | os.PathLike[str]) -> int:
         return 0
     table.shipped |= {(key, context): one for key, context, one in saved}
     return sum(len(one.programs) for _, _, one in saved)
+
+
+def _load_all(programs: list[Program], tell: Tell) -> None:
+    begin = time.perf_counter()
+    for done, program in enumerate(programs, 1):
+        program.load()
+        tell(done, len(programs), time.perf_counter() - begin)
 
 
 def _restored(caller: Any, data: dict[str, Any]) -> str | None:
