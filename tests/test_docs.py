@@ -97,6 +97,12 @@ def test_the_readme_has_its_blocks():
     assert len(python_blocks(ROOT / "README.md")) >= 5, "the pattern for blocks no longer fits the page"
 
 
+def test_the_readme_trains_in_twenty_lines():
+    _, code = python_blocks(ROOT / "README.md")[0]
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 20 and max(map(len, lines)) <= 88
+
+
 def test_the_three_answers_take_about_thirty_lines():
     answers = [code for _, code in python_blocks(ROOT / "README.md")][1:4]
     lines = [line for code in answers for line in code.splitlines() if line.strip() and "import" not in line]

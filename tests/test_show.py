@@ -312,6 +312,24 @@ def test_a_drawing_has_a_box_for_each_object_and_an_arrow_for_each_reference(tmp
         graftax.show([[Layer() for _ in range(12)] for _ in range(12)]).svg()
 
 
+def test_text_page_and_drawing_have_the_same_marks():
+    @graftax.jit(donate="state")
+    def step(state, k, x, fixed):
+        state["w"] = state["w"] * k + x * captured
+        state["steps"] += 1
+        return state, x
+
+    captured, state = jnp.ones(()), {"w": jnp.ones(3), "steps": 0}
+    for k in (1, 2):
+        step(state, k, jnp.ones(3), "a")
+    shown = graftax.show(step, state, 3, jnp.ones(3), "a")
+    marks = ["donated", "written back", "symbolic", "becomes 3", "captured", "forwarded"]
+    marked = graftax.show(state, mark={"frozen": "w"})
+    for text in (shown.text(), shown.svg(), json.dumps(data_of(shown.html())["marks"])):
+        assert [mark for mark in marks if mark not in text] == []
+    assert '<tspan class="mark" xml:space="preserve">  frozen</tspan>' in marked.svg()
+
+
 class Node:
     def __init__(self, name):
         self.name, self.next, self.w = name, None, jnp.ones(3)

@@ -50,3 +50,11 @@ def test_the_navigation_names_nothing_that_is_gone(site):
     assert not [
         n for n in named if n not in site.PAGES and not n.startswith("api/") and not (ROOT / "docs" / n).is_file()
     ]
+
+
+def test_the_search_works_in_pages_opened_from_a_folder():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.search(r"^  - offline\b", settings, re.MULTILINE)
+    # Without a shim of this name the plugin would add one from the network.
+    assert "polyfills: [assets/iframe-worker.js]" in settings
+    assert (ROOT / "tools" / "iframe-worker.js").is_file()

@@ -32,6 +32,7 @@ PAGES = {
     **{f"examples/{path.stem}.md": f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))},
 }
 EXAMPLES = "examples/index.md"
+LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
 # The page of each public name, by the module that it is imported from.
 GROUPS = {
@@ -90,6 +91,8 @@ def on_files(files: Any, config: Any) -> Any:
         if source.endswith(".py"):
             text = f"# {Path(source).name}\n\n```python\n{text}```\n"
         files.append(File.generated(config, place, content=text))
+    shim = (ROOT / "tools" / "iframe-worker.js").read_text(encoding="utf-8")
+    files.append(File.generated(config, "assets/iframe-worker.js", content=shim))
     listed = "\n".join(f"- [{Path(place).stem}.py]({Path(place).name})" for place in PAGES if "examples/" in place)
     files.append(File.generated(config, EXAMPLES, content=f"# Examples\n\n{listed}\n"))
     grouped: dict[str, list[str]] = {group: [] for group in GROUPS}
@@ -108,8 +111,10 @@ def _directive(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Leads links to files of the repository to their pages."""
+    """Leads links to files of the repository to their pages; the search finds guides before internals."""
     here = page.file.src_uri
+    if here.startswith(LAST_FOUND):
+        page.meta["search"] = {"boost": 0.2}
     source = PAGES.get(here, "examples" if here == EXAMPLES else f"docs/{here}")
     places = {source: place for place, source in PAGES.items()} | {"examples": EXAMPLES}
 

@@ -22,12 +22,13 @@ _STYLE = """
 text { font: 12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1d2026; }
 .back { fill: #ffffff; } .box { fill: #f6f7fa; stroke: #c4c9d2; } .head { fill: #e6eefb; stroke: #c4c9d2; }
 .title { font-weight: 600; fill: #0b4f96; } .soft { fill: #5d6470; } .array { fill: #14713d; } .value { fill: #8a4b00; }
+.mark { fill: #b3261e; font-weight: 600; }
 .edge { fill: none; stroke: #8b93a1; stroke-width: 1.2; } .again { stroke: #8a2be2; stroke-dasharray: 4 3; }
 .tip { fill: #8b93a1; } .tip-again { fill: #8a2be2; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e4e6eb; } .back { fill: #16181d; } .box { fill: #1e222a; stroke: #444b57; }
 .head { fill: #22314a; stroke: #444b57; } .title { fill: #8cc0ff; } .soft { fill: #98a0ad; } .array { fill: #75d69c; }
-.value { fill: #e9b872; } .edge { stroke: #78808e; } .again { stroke: #c99bff; } .tip { fill: #78808e; }
+.value { fill: #e9b872; } .mark { fill: #ff8f85; } .edge { stroke: #78808e; } .again { stroke: #c99bff; } .tip { fill: #78808e; }
 .tip-again { fill: #c99bff; } }
 """
 
@@ -36,6 +37,7 @@ class _RowText(NamedTuple):
     label: str
     text: str
     kind: str
+    marks: str
     to: int | None  # the row of the box that it points to
     again: bool  # and that stands elsewhere
 
@@ -48,16 +50,22 @@ class _Box:
         size = picture.sizes[number].bytes
         tag = f" #{picture.tags[number]}" if number in picture.tags else ""
         self.title = cut(picture.text(number), _CHARACTERS) + tag
+        self.marks = _marks(picture, number)
         self.weight = short_bytes(size) if size else ""
         children = picture.children(number)
         shown = children if len(children) <= _MOST_ROWS else children[: _MOST_ROWS - 1]
         self.rows = [_row(picture, label, child) for label, child in shown]
         if len(shown) < len(children):
-            self.rows.append(_RowText("", f"… {len(children) - len(shown)} more", "soft", None, False))
-        longest = max([len(r.label) + 2 + len(r.text) for r in self.rows] + [len(self.title) + len(self.weight) + 2])
+            self.rows.append(_RowText("", f"… {len(children) - len(shown)} more", "soft", "", None, False))
+        head = len(self.title) + len(self.marks) + len(self.weight) + 2
+        longest = max([len(r.label) + 2 + len(r.text) + len(r.marks) for r in self.rows] + [head])
         self.width = longest * _WIDE + 2 * _PAD
         self.height = _HIGH * (len(self.rows) + 1) + _PAD
         self.x = self.y = 0.0
+
+
+def _marks(picture: Picture, number: int) -> str:
+    return "".join(f"  {word}" for word in picture.marks(number))
 
 
 def _row(picture: Picture, label: str, number: int) -> _RowText:
@@ -65,11 +73,13 @@ def _row(picture: Picture, label: str, number: int) -> _RowText:
     target = number if first is None else first
     if picture.is_open(target):
         text = f"#{picture.tags[target]}" if first is not None else ""
-        return _RowText(label, text, "soft", target, first is not None)
+        marks = "" if first is None else _marks(picture, number)  # else those of the box that it points to
+        return _RowText(label, text, "soft", marks, target, first is not None)
     text = cut(picture.text(number), _CHARACTERS)
     if target in picture.tags:
         text += f" #{picture.tags[target]}"
-    return _RowText(label, text, "array" if picture.rows[number].what == "array" else "value", None, False)
+    kind = "array" if picture.rows[number].what == "array" else "value"
+    return _RowText(label, text, kind, _marks(picture, number), None, False)
 
 
 def drawing(picture: Picture) -> str:
@@ -147,7 +157,7 @@ def _drawn(box: _Box) -> str:
     parts = [
         f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{box.height:.1f}" rx="5"/>',
         f'<path class="head" d="{head}"/>',
-        f'<text class="title" x="{x + _PAD:.1f}" y="{y + 14:.1f}">{escape(box.title)}</text>',
+        f'<text class="title" x="{x + _PAD:.1f}" y="{y + 14:.1f}">{escape(box.title)}{_marked(box.marks)}</text>',
     ]
     if box.weight:
         parts.append(
@@ -156,10 +166,13 @@ def _drawn(box: _Box) -> str:
     for i, row in enumerate(box.rows):
         at = y + _HIGH * (i + 2) - 1
         label = f"{escape(row.label)}<tspan class='soft'>: </tspan>" if row.label else ""
-        parts.append(
-            f'<text x="{x + _PAD:.1f}" y="{at:.1f}">{label}<tspan class="{row.kind}">{escape(row.text)}</tspan></text>'
-        )
+        text = f'{label}<tspan class="{row.kind}">{escape(row.text)}</tspan>{_marked(row.marks)}'
+        parts.append(f'<text x="{x + _PAD:.1f}" y="{at:.1f}">{text}</text>')
     return "".join(parts)
+
+
+def _marked(marks: str) -> str:
+    return f'<tspan class="mark" xml:space="preserve">{escape(marks)}</tspan>' if marks else ""
 
 
 def _edge(box: _Box, row: int, to: _Box, again: bool) -> str:
