@@ -28,8 +28,8 @@ text { font: 12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; 
 @media (prefers-color-scheme: dark) {
 text { fill: #e4e6eb; } .back { fill: #16181d; } .box { fill: #1e222a; stroke: #444b57; }
 .head { fill: #22314a; stroke: #444b57; } .title { fill: #8cc0ff; } .soft { fill: #98a0ad; } .array { fill: #75d69c; }
-.value { fill: #e9b872; } .mark { fill: #ff8f85; } .edge { stroke: #78808e; } .again { stroke: #c99bff; } .tip { fill: #78808e; }
-.tip-again { fill: #c99bff; } }
+.value { fill: #e9b872; } .mark { fill: #ff8f85; } .edge { stroke: #78808e; } .again { stroke: #c99bff; }
+.tip { fill: #78808e; } .tip-again { fill: #c99bff; } }
 """
 
 
