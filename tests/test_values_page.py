@@ -37,7 +37,7 @@ def test_the_page_has_a_row_for_every_kind_and_a_line_for_what_is_refused():
     assert len(rows) == len(KINDS)
     assert all(line.count("|") == len(LAWS) + 3 for line in rows)
     assert [line[3:] for line in TEXT.splitlines() if line.startswith("## ")] == [*GROUPS, "Refused"]
-    assert all(f"- {name}" in TEXT.splitlines() for name, _ in REFUSED)
+    assert all(f"- [{name}](errors/{values_table.page_of(name)})" in TEXT.splitlines() for name, _ in REFUSED)
 
 
 def test_a_cell_shows_where_two_environments_differ():

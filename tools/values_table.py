@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,33 +18,32 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "values.md"
 HEAD = """\
 <!-- Written by tools/values_table.py from runs of tests/values. Do not edit. -->
-# Values
+# Every kind of value
 
-Every kind of Python value, and five laws. A cell is the result of a test in `tests/values`; what is right is what a
-plain call of the same function does with a value made afresh.
+What does `graftax.jit` do with a value of this kind? The tables answer five questions for each kind. Every answer comes
+from a test in `tests/values`, which runs the jitted function beside the plain one.
 
-- **traced**: an array in the value is an input. Another array of the same shape gives the new result, with no new
-  trace.
-- **key**: an equal value made afresh is a hit; another static is a new trace and gives its own result. Types count at
-  every depth: `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`; `nan` is itself.
-- **in place**: the value is changed between two calls, as an argument and as a captured variable, and the next call
-  uses what it is now.
-- **write-back**: the function changes the value, or what it holds, and returns it. The caller's value ends as it does
-  without `jit`, on the call that traces and on the next. Where the value has an identity, it is one
-  object in two arguments, and the result is the caller's own object; otherwise it is an equal one.
-- **round trip**: `graftax.unflatten` of what `graftax.flatten` gives is equal in type, content and sharing, also with
-  other arrays.
+- **traced**: is an array in the value an input of the program? Then another array of the same shape gives the new
+  result, without a new trace.
+- **key**: is the program used again for an equal value, and compiled anew for another? Types count at every depth: `1`,
+  `1.0` and `True` differ, and so do `0.0` and `-0.0`. `nan` equals itself.
+- **in place**: the value is changed between two calls, as an argument or as a captured variable. Does the next call
+  see that?
+- **write-back**: the function changes the value and returns it. Does the caller's value end as without `jit`, on the
+  first call and on later ones? A mutable value is given twice, and has to stay one object.
+- **round trip**: does `graftax.unflatten` give an equal value of what `graftax.flatten` took apart? Type, content and
+  sharing count, with other arrays too.
 
 """
 REFUSAL = """\
-An object of C code (an extension type, or a class derived from one) is refused where it may change, because nobody can
-see that: it is taken if it is a function, is known not to change, or says by its own `==` and hash what it is. Where
-an instance never changes, `graftax.register_static(its class)` says so.
+An error names the key path, the reason and the way out, before anything has run. Each page shows what to write instead.
 
-An error names the place, the reason and the way out, before anything has run:
+An object of C code is one of an extension type, or of a class derived from one. It is refused where it may change, because
+such a change cannot be seen. Functions are taken, and objects that are known not to change. So are objects whose own `==`
+and hash say what they are. Where an object never changes, say so with `graftax.register_static(its class)`.
 """
 MARKS = """\
-✓ exact, ✗ not exact yet, — the law says nothing of this kind, and why.
+✓ yes, ✗ not yet, — the question has no meaning for this kind, and why.
 """
 
 
@@ -103,6 +103,14 @@ def cell(kind: Any, law: str, results: list[dict[str, Any]]) -> str:
     return marks[0] if len(set(marks)) == 1 else " ".join(marks)
 
 
+def page_of(refused: str) -> str:
+    """The page of a refused value, by the table of docs/errors/UnsupportedValueError.md."""
+    value = refused.partition(": pass")[0].partition(": read")[0]
+    table = (ROOT / "docs" / "errors" / "UnsupportedValueError.md").read_text(encoding="utf-8").splitlines()
+    (line,) = [line for line in table if re.search(rf"(\| |, ){re.escape(value)}( \||, )", line)]
+    return line.rpartition("(")[2].partition(")")[0]
+
+
 def page(results: list[dict[str, Any]]) -> str:
     """The text of docs/values.md."""
     from values.kinds import GROUPS, KINDS, LAWS, REFUSED
@@ -117,7 +125,7 @@ def page(results: list[dict[str, Any]]) -> str:
                 lines.append(f"| {kind.name} | {cells} | {kind.note} |".replace("|  |", "| |"))
         lines.append("")
     lines += ["## Refused", "", REFUSAL]
-    lines += [f"- {name}" for name, _ in REFUSED]
+    lines += [f"- [{name}](errors/{page_of(name)})" for name, _ in REFUSED]
     return "\n".join(lines).rstrip() + "\n"
 
 
