@@ -11,7 +11,7 @@ struct Active {
   const OwnedList* roots;
   PyObject* outcomes;             // the list of the entry that is running
   PyObject* recording = nullptr;  // a Recording of the roots, where this call has made one
-  PyObject* numbers = nullptr;    // what the host has computed for this call: a tuple
+  PyObject* numbers = nullptr;    // the arrays of what the host has computed for this call: a tuple
   PyObject* rebuilt = nullptr;    // while the function runs on tracers: the list of the rebuilt roots
 };
 

@@ -89,7 +89,7 @@ size_t decode(PyObject* code) {
   return out;
 }
 
-// What the host computes for a call, a tuple: two arrays of inputs (integers, floats), the number of Outcomes that it
+// What the host computes for a call, a tuple: two tuples of inputs (integers, floats), the number of Outcomes that it
 // knows, and its outputs.
 constexpr Py_ssize_t host_inputs = 2, host_outputs = 3;
 
@@ -261,23 +261,24 @@ void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
   if (raised) raised->restore();
 }
 
-// The leaves that an executable with symbolic numbers takes: nothing in place of the numbers, and after all others what
-// the host has computed of them.
-OwnedList with_host_inputs(const Entry& entry, PyObject* host, const OwnedList& leaves) {
+// The leaves of an executable with symbolic numbers: nothing in place of these. What the host has computed comes after.
+OwnedList without_numbers(const Entry& entry, const OwnedList& leaves) {
   static PyObject* nothing = nb::module_::import_("numpy").attr("int32")(0).release().ptr();
   OwnedList out;
   for (size_t i = 0; i < leaves.size(); ++i) out.push(leaves[i]);
   for (auto [leaf, _] : entry.symbols) out.set(leaf, nothing);
-  for (Py_ssize_t i = 0; i < host_inputs; ++i) out.push(PyTuple_GET_ITEM(host, i));
   return out;
 }
 
-// A call through the jit object, which may trace.
-Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, PyObject* host) {
+// A call through the jit object, which may trace: that fills in `vectors`.
+Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, const OwnedList& vectors) {
   OwnedList copies, with_host;
   if (walk.has_numpy) copy_numpy(walk.leaves, copies);
-  if (host) with_host = with_host_inputs(entry, host, walk.has_numpy ? copies : walk.leaves);
-  const OwnedList& leaves = host ? with_host : walk.has_numpy ? copies : walk.leaves;
+  if (entry.host) {
+    with_host = without_numbers(entry, walk.has_numpy ? copies : walk.leaves);
+    for (size_t i = 0; i < vectors.size(); ++i) with_host.push(vectors[i]);
+  }
+  const OwnedList& leaves = entry.host ? with_host : walk.has_numpy ? copies : walk.leaves;
   Owned one = entry.tupled ? tuple_of(leaves) : Owned();
   return Owned::steal(one ? PyObject_CallOneArg(compiled, one.get())
                           : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
@@ -307,13 +308,14 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
   std::optional<HostLock> lock;
   {
     ActiveScope scope({reinterpret_cast<PyObject*>(self), &roots.values, outcomes.get(), recording.get()});
-    OwnedList with_host;
-    if (host) with_host = with_host_inputs(entry, host.get(), walk.leaves);
-    const OwnedList& given = host ? with_host : walk.leaves;
-    if (!entry.refused && direct_takes(given.size())) direct = entry.find_direct(given, seen);
+    OwnedList numberless;
+    if (host) numberless = without_numbers(entry, walk.leaves);
+    const OwnedList& given = host ? numberless : walk.leaves;
+    if (!entry.refused && direct_takes(given.size() + (host ? 2 : 0)))
+      direct = entry.find_direct(given, host.get(), seen);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
     if (direct) {
-      flat_result = direct->run(given);
+      flat_result = direct->run(given, host.get(), [&] { return tuple_of(entry.vectors(host.get())); });
       if (!flat_result) {
         nb::python_error error;
         if (!error.matches(PyExc_Exception) ||
@@ -325,12 +327,19 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
       }
     }
     if (!direct) {
+      OwnedList vectors;
+      Owned both;
       if (host) {
         lock.emplace(entry);
-        if (!(host = entry.host_values(walk.leaves))) begin_anew();  // another thread has traced it meanwhile
-        active().back().numbers = host.get();
+        auto traces = static_cast<size_t>(PyList_GET_SIZE(outcomes.get()));
+        bool has_all = traces == 0 || knows(host.get(), traces - 1);
+        if (!has_all && !(host = entry.host_values(walk.leaves)))
+          begin_anew();  // another thread has traced it meanwhile
+        vectors = entry.vectors(host.get());
+        both = tuple_of(vectors);
+        active().back().numbers = both.get();
       }
-      flat_result = call_compiled(entry, compiled.get(), walk, host.get());
+      flat_result = call_compiled(entry, compiled.get(), walk, vectors);
     }
   }
   if (PyList_GET_SIZE(outcomes.get()) != entry.told) {

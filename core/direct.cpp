@@ -197,38 +197,47 @@ bool Direct::fits(const OwnedList& leaves, const OwnedList& trace_context) {
   return true;
 }
 
-bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, bool tupled) {
-  Owned all = tuple_of(leaves);
-  Owned answer =
-      own(PyObject_CallFunctionObjArgs(jax.capture, compiled, all.get(), tupled ? Py_True : Py_False, nullptr));
+bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedList& vectors, bool tupled) {
+  OwnedList arguments;
+  for (size_t i = 0; i < leaves.size(); ++i) arguments.push(leaves[i]);
+  for (size_t i = 0; i < vectors.size(); ++i) arguments.push(vectors[i]);
+  Owned all = tuple_of(arguments);
+  Owned answer = own(PyObject_CallFunction(jax.capture, "OOOn", compiled, all.get(), tupled ? Py_True : Py_False,
+                                           static_cast<Py_ssize_t>(vectors.size())));
   if (answer.get() == Py_None) return false;
-  PyObject *execute, *handlers, *kept, *hosts;
+  PyObject *execute, *handlers, *kept, *hosts, *ring;
   Py_ssize_t number;
   int donates;
-  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number,
-                        &donates, &PyList_Type, &hosts))
+  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!O", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number,
+                        &donates, &PyList_Type, &hosts, &ring))
     raise_python();
+  std::vector<Host> computed(vectors.size());
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hosts); ++i) {
     Py_ssize_t k;
     PyObject *aval, *sharding, *devices;
     if (!PyArg_ParseTuple(PyList_GET_ITEM(hosts, i), "nOOO", &k, &aval, &sharding, &devices)) raise_python();
-    if (k < 0 || static_cast<size_t>(k) >= guards_.size() || !guards_[static_cast<size_t>(k)].host)
+    auto at = static_cast<size_t>(k);
+    if (k < 0 || at >= arguments.size() || (at < guards_.size() && !guards_[at].host))
       raise_error(PyExc_IndexError, "a NumPy leaf that is not there");
-    Host& host = *guards_[static_cast<size_t>(k)].host;
+    Host& host = at < guards_.size() ? *guards_[at].host : computed[at - guards_.size()];
     host.aval = Owned::borrow(aval);
     host.sharding = Owned::borrow(sharding);
     host.devices = Owned::borrow(devices);
   }
+  auto in_place = Ring::of(ring);
   std::vector<uint32_t> taken;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kept); ++i) {
     size_t k = PyLong_AsSize_t(PyTuple_GET_ITEM(kept, i));
-    if (k >= leaves.size()) raise_error(PyExc_IndexError, "a kept leaf that is not there");
+    if (k >= arguments.size()) raise_error(PyExc_IndexError, "a kept leaf that is not there");
     taken.push_back(static_cast<uint32_t>(k));
   }
   if (ready()) return true;  // another thread has asked meanwhile, and may be running it
+  takes_vectors_ = !taken.empty() && taken.back() >= guards_.size();
   kept_ = std::move(taken);
   outcome_ = static_cast<size_t>(number);
   donates_ = donates;
+  vectors_ = std::move(computed);
+  ring_ = std::move(in_place);
   handlers_ = Owned::borrow(handlers);
   execute_ = Owned::borrow(execute);
   return true;
@@ -244,14 +253,22 @@ Owned Direct::put(const Host& host, PyObject* leaf) {
   return Owned::steal(PyObject_Vectorcall(jax.put, arguments, 7, nullptr));
 }
 
-Owned Direct::run(const OwnedList& leaves) {
+Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot) {
   Owned inputs = own(PyList_New(static_cast<Py_ssize_t>(kept_.size())));
+  size_t in_slot = 0;
+  auto array_of = [&](uint32_t k) {
+    if (k >= guards_.size()) {
+      auto vector = static_cast<Py_ssize_t>(k - guards_.size());
+      if (!slot) return put(vectors_[k - guards_.size()], PyTuple_GET_ITEM(vectors, vector));
+      ring_->write(*slot, in_slot, PyTuple_GET_ITEM(host, vector));
+      return slot->arrays[in_slot++];
+    }
+    const Guard& guard = guards_[k];
+    if (guard.host) return put(*guard.host, leaves[k]);
+    return guard.impl ? own(PyObject_GetAttr(leaves[k], jax.base)) : Owned::borrow(leaves[k]);
+  };
   for (size_t i = 0; i < kept_.size(); ++i) {
-    PyObject* leaf = leaves[kept_[i]];
-    const Guard& guard = guards_[kept_[i]];
-    Owned array = guard.host   ? put(*guard.host, leaf)
-                  : guard.impl ? own(PyObject_GetAttr(leaf, jax.base))
-                               : Owned::borrow(leaf);
+    Owned array = array_of(kept_[i]);
     if (!array) return {};
     PyList_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), array.release());
   }
@@ -261,6 +278,7 @@ Owned Direct::run(const OwnedList& leaves) {
   if (outputs && !PyList_CheckExact(outputs.get()))
     raise_error(PyExc_SystemError, "the results of an executable are no list");
   if (outputs) expect(outputs.get());
+  if (outputs && slot) ring_->give_back(*slot, outputs.get());
   return outputs;
 }
 

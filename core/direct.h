@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "graphdef.h"
+#include "ring.h"
 
 namespace graftax {
 
@@ -34,11 +35,17 @@ class Direct {
 
   bool ready() const { return static_cast<bool>(execute_); }
   // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
-  // run like this.
-  bool prepare(PyObject* compiled, const OwnedList& leaves, bool tupled);
+  // run like this. The `vectors` are what the host computes for a call: arguments after the leaves.
+  bool prepare(PyObject* compiled, const OwnedList& leaves, const OwnedList& vectors, bool tupled);
 
-  // The output arrays (a list), or nothing with the error set.
-  Owned run(const OwnedList& leaves);
+  // The output arrays (a list), or nothing with the error set. `host` has tuples of numbers for the vectors, and is null
+  // where there are none; `vectors` makes arrays of them.
+  template <typename Vectors>
+  Owned run(const OwnedList& leaves, PyObject* host, Vectors vectors) {
+    std::shared_ptr<Ring::Slot> slot = ring_ ? ring_->claim() : nullptr;
+    Owned made = takes_vectors_ && !slot ? vectors() : Owned();
+    return run(leaves, host, made.get(), slot.get());
+  }
 
   int calls = 0;  // that fitted before it was ready
 
@@ -72,10 +79,14 @@ class Direct {
   void find_result(Guard& guard, PyObject* leaf) const;
   void expect(PyObject* outputs);
   static Owned put(const Host& host, PyObject* leaf);
+  Owned run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot);
 
   std::vector<Guard> guards_;
   OwnedList trace_context_;
   std::vector<uint32_t> kept_;  // the leaves that the executable takes
+  std::vector<Host> vectors_;   // where they go
+  bool takes_vectors_ = false;
+  std::unique_ptr<Ring> ring_;  // where these are read in place
   Owned execute_, handlers_;
   std::vector<PyObject*> results_;  // of the last call; compared, never read
   size_t outcome_ = 0;

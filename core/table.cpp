@@ -68,7 +68,8 @@ constexpr int patience = 64;  // calls that found none, less those that found on
 constexpr int pause_calls = 1024;
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
-std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, const OwnedList& trace_context) {
+std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* host_values,
+                                       const OwnedList& trace_context) {
   static PyObject* const cache_size = interned("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned compiled = entry.compiled;
@@ -81,8 +82,8 @@ std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, co
     std::shared_ptr<Direct> direct = entry.directs[i];
     if (!direct->fits(leaves, trace_context)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
-    if (direct->ready() || direct->calls++ < direct_waits(leaves.size())) return direct;
-    entry.refused = !direct->prepare(compiled.get(), leaves, entry.tupled);
+    if (direct->ready() || direct->calls++ < direct_waits(leaves.size() + (host_values ? 2 : 0))) return direct;
+    entry.refused = !direct->prepare(compiled.get(), leaves, entry.vectors(host_values), entry.tupled);
     return entry.refused ? nullptr : direct;
   }
   return nullptr;
@@ -114,14 +115,26 @@ uint32_t Entry::captured_from() const {
   return track;
 }
 
-std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, std::shared_ptr<Direct>& seen) {
+OwnedList Entry::vectors(PyObject* host_values) const {
+  static PyObject* const name = interned("vectors");
+  OwnedList out;
+  if (!host_values) return out;
+  Owned program = host;
+  Owned both = own(PyObject_CallMethodObjArgs(program.get(), name, PyTuple_GET_ITEM(host_values, 0),
+                                              PyTuple_GET_ITEM(host_values, 1), nullptr));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(both.get()); ++i) out.push(PyTuple_GET_ITEM(both.get(), i));
+  return out;
+}
+
+std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values,
+                                           std::shared_ptr<Direct>& seen) {
   std::shared_ptr<Direct> out;
   if (pause > 0 && --pause > 0) return nullptr;
   try {
     if (!gate_is_open()) return nullptr;
     OwnedList trace_context;
     trace_context_now(trace_context);
-    out = fitting_direct(*this, leaves, trace_context);
+    out = fitting_direct(*this, leaves, host_values, trace_context);
     if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context));
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;

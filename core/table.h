@@ -40,10 +40,12 @@ struct Entry {
   // What the host computes from the symbolic numbers among these leaves: a tuple; empty where there are none, or where
   // they are not as its guards say.
   Owned host_values(const OwnedList& leaves) const;
+  // Its inputs as two arrays, for an executable.
+  OwnedList vectors(PyObject* host_values) const;
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;
   // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
-  std::shared_ptr<Direct> find_direct(const OwnedList& leaves, std::shared_ptr<Direct>& seen);
+  std::shared_ptr<Direct> find_direct(const OwnedList& leaves, PyObject* host_values, std::shared_ptr<Direct>& seen);
   void remember(std::shared_ptr<Direct> direct);
 };
 

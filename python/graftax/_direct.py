@@ -12,6 +12,7 @@ import operator
 import os
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,10 @@ from jax import dtypes, tree_util
 
 from . import _compat, _core
 
+_PLACES = 40  # for the numbers of one executable: more calls than JAX lets wait on the CPU
+_ALIGNMENT = 64  # bytes
+_SMALL = 4096  # bytes of a result that is kept for a while
+_WITNESSES = 4
 _WAIT = 32  # calls before an executable with few leaves is asked for: that takes as long as a hundred calls
 
 # Settings under which an executable is not simply run: each has to be False.
@@ -128,18 +133,21 @@ def _put() -> tuple[Any, Any, type]:
     return xla_client.batched_device_put, xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL, np.generic
 
 
-def capture(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any, ...] | None:
+def capture(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
     """What runs the executable that a `jax.jit` object has for these leaves; None where it cannot be run by itself.
+
+    Args:
+        inputs: how many leaves at the end are vectors that the host makes for one call: nobody else has them.
 
     Returns:
         (takes a list of arrays and starts the computation, handlers that make arrays of its results, the leaves that it
         takes, the number of its Outcome, whether it donates, for each NumPy leaf that it takes: index, and aval,
-        sharding and devices of the copy).
+        sharding and devices of the copy; where it reads the host's vectors in place, or None).
     """
-    return _captured(compiled, leaves, tupled) if _tested() else None
+    return _captured(compiled, leaves, tupled, inputs) if _tested() else None
 
 
-def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any, ...] | None:
+def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
     from jax._src.interpreters import pxla
 
     with warnings.catch_warnings():
@@ -180,8 +188,51 @@ def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool) -> tuple[Any
     handlers = list(call.out_handler.handlers)
     outputs = tree_util.tree_unflatten(stage.out_tree, list(range(len(handlers))))
     number = _core.decode(outputs[2])
-    donates = any(info.donated for info in tree_util.tree_leaves(stage.args_info))
-    return call.xla_executable.execute_sharded, handlers, kept, number, donates, hosts
+    donated = [info.donated for info in tree_util.tree_leaves(stage.args_info)]
+    ring = _ring([host for host in hosts if host[0] >= len(leaves) - inputs and not donated[host[0]]], stage)
+    return call.xla_executable.execute_sharded, handlers, kept, number, any(donated), hosts, ring
+
+
+def _ring(hosts: Sequence[tuple[Any, ...]], stage: Any) -> tuple[Any, ...] | None:
+    """Memory of the host that an executable on the CPU reads in place, for these of its NumPy leaves.
+
+    A place may be written again when nothing reads it: a result of the call that read it is ready then.
+
+    Returns:
+        (the results that are small enough to be kept until then, the best first; for each place: for each leaf an
+        array and its address; of each leaf: is it floating, bytes of an element, elements).
+    """
+    put, in_place = _put()[0], getattr(type(_put()[1]), "ZERO_COPY", None)
+    if not hosts or in_place is None or any(devices[0].platform != "cpu" for *_, devices in hosts):
+        return None
+    results = enumerate(tree_util.tree_leaves(stage.out_info))
+    witnesses = tuple(i for i, out in results if not jax.numpy.issubdtype(out.dtype, dtypes.extended) and _small(out))
+    if not witnesses:
+        return None
+    places: list[list[tuple[Any, int]]] = []
+    for _ in range(_PLACES):
+        places.append([])
+        for _, aval, place, devices in hosts:
+            memory = _aligned(aval)
+            array = put(aval, place, [memory], devices, False, False, in_place)
+            address = memory.ctypes.data
+            if array.unsafe_buffer_pointer() != address:
+                return None
+            places[-1].append((array, address))
+    elements = [(aval.dtype.kind == "f", aval.dtype.itemsize, aval.size) for _, aval, _, _ in hosts]
+    return witnesses[:_WITNESSES], places, elements
+
+
+def _small(out: Any) -> bool:
+    return out.size * out.dtype.itemsize <= _SMALL
+
+
+def _aligned(aval: Any) -> np.ndarray[Any, Any]:
+    """A vector where XLA takes the memory as it is."""
+    size = aval.size * aval.dtype.itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(aval.dtype)
 
 
 def _host(leaf: Any, sharding: Any, layout: Any, aval: Any) -> tuple[Any, ...] | None:
@@ -237,7 +288,7 @@ def _self_test() -> None:
     captured = _captured(jitted, leaves, tupled=False)
     if captured is None:
         raise RuntimeError("the program was refused")
-    execute, handlers, kept, number, donates, hosts = captured
+    execute, handlers, kept, number, donates, hosts, _ = captured
     _expect((kept, number, donates) == ((0, 2, 3, 4), 2, False), (kept, number, donates))
     [(_, *place, devices)] = hosts
     host = _put()[0](*place, [leaves[4].copy()], devices, False, False, _put()[1])

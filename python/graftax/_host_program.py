@@ -118,6 +118,13 @@ class HostProgram:
         with self.lock:
             return _Source(self).function(outcomes)
 
+    def vectors(self, ints: tuple[int, ...], floats: tuple[float, ...]) -> tuple[Any, Any]:
+        """Inputs as arrays of this call's own: the executable may read them after it has returned."""
+        out = np.zeros(self.capacity[int], np.int64), np.zeros(self.capacity[float], np.float64)
+        for vector, values in zip(out, (ints, floats), strict=True):
+            vector[: len(values)] = values
+        return out
+
     def broken(self, numbers: Sequence[int | float], names: Sequence[str]) -> list[tuple[str, str, str]]:
         """(what is compared, as it was, as it is) of each guard that does not hold for these numbers.
 
@@ -197,8 +204,7 @@ class _Source:
             self._compute(number, node)
             for what, expected in guards.get(number, ()):
                 self._guard(number, what, expected)
-        results = [self._vector("ints", int, np.int64), self._vector("floats", float, np.float64)]
-        results.append(str(outcomes))
+        results = [self._inputs(int), self._inputs(float), str(outcomes)]
         results += [f"n{node}" for node in self._program.outputs]
         names = ", ".join(f"n{i}" for i in range(len(self._program.kinds)))
         text = f"def compute({names}):\n  " + "\n  ".join([*self._lines, f"return ({', '.join(results)},)"])
@@ -223,25 +229,17 @@ class _Source:
                 differs += f" or sign(1.0, {name}) != {math.copysign(1.0, expected)}"
         self._lines.append(f"if {differs}: return None")
 
-    def _vector(self, name: str, kind: type, dtype: Any) -> str:
-        """An array of its own for each call: the executable may read it after the call has returned."""
-        nodes = self._program.inputs[kind]
-        if not nodes:
-            self._scope[f"no_{name}"] = np.zeros(self._program.capacity[kind], dtype)
-            return f"no_{name}"
-        self._scope[f"new_{name}"] = np.zeros(self._program.capacity[kind], dtype).copy
-        self._lines.append(f"{name} = new_{name}()")
-        for node, at in nodes.items():
-            if at < self._program.capacity[kind]:
-                value = f"n{node}"
-                if kind is int:
-                    self._lines.append(
-                        f"if not {-(1 << 31)} <= {value} < {1 << 31} and not is_wide({value}): return None"
-                    )
-                else:
-                    value = f"{value} if {-_MOST} < {value} < {_MOST} else as_jax({value})"
-                self._lines.append(f"{name}[{at}] = {value}")
-        return name
+    def _inputs(self, kind: type) -> str:
+        """The values of the inputs of a type, in order, as JAX can take them."""
+        values: list[str] = []
+        for node in list(self._program.inputs[kind])[: self._program.capacity[kind]]:
+            value = f"n{node}"
+            if kind is int:
+                self._lines.append(f"if not {-(1 << 31)} <= {value} < {1 << 31} and not is_wide({value}): return None")
+            else:
+                value = f"{value} if {-_MOST} < {value} < {_MOST} else as_jax({value})"
+            values.append(value + ",")
+        return f"({' '.join(values)})"
 
 
 def _is_wide(value: int) -> bool:
