@@ -99,13 +99,10 @@ Owned key_entry(const Step& s) {
   return own(PyObject_CallOneArg(cls, arg.ptr()));
 }
 
-// The field of a Variable of NNX that holds its value: users spell the Variable alone. As in Python, interop.UNSPOKEN.
-static const std::string unspoken = "_raw_value";
-
 std::string step_text(const Step& s) {
   bool item = s.stage == Cursor::Stage::items;
   if (s.stage == Cursor::Stage::extra) return std::string(".") + s.node->extra;
-  if (!item) return utf8(s.key) == unspoken ? "" : "." + utf8(s.key);
+  if (!item) return PySet_Contains(hooks::unspoken.get(), s.key) == 1 ? "" : "." + utf8(s.key);
   if (s.node->is_cell) return "";
   std::string name = s.node->item_name(s.index, s.key);
   if (!name.empty()) return "." + name;

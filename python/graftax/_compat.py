@@ -527,6 +527,17 @@ def is_of_shardings(error: BaseException) -> bool:
     return isinstance(error, ValueError) and bool(re.search(r"(key path|Got argument) leaves\[", str(error)))
 
 
+def is_of_another_sharding(error: BaseException) -> bool:
+    """Is it JAX's word on an argument that is not where `in_shardings` say? It tells the sharding and the type."""
+    return isinstance(error, ValueError) and "does not match the sharding on the respective arg" in str(error)
+
+
+def has_this_sharding(error: BaseException, leaf: Any) -> bool:
+    """Can a leaf be the argument of which such an error speaks?"""
+    of = f"arg sharding: {getattr(leaf, 'sharding', None)} for arg type: {jax.typeof(leaf).str_short()}"
+    return str(error).endswith(of)
+
+
 def is_of_a_deleted_array(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error)
 

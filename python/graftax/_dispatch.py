@@ -102,21 +102,21 @@ def leaf_options(
         if options.in_shardings is not None:
             numbers = argument_numbers(plan, layout, [root for root, _ in where])
             names = plan.signature.root_names(layout)
-            given = "the arguments", graphdef, leaves
             of_argument = {i: root for root, i in enumerate(argument_numbers(plan, layout, list(range(len(roots)))))}
             read = Shardings(
                 plan.name,
                 "in_shardings",
                 options.in_shardings,
-                *given,
+                "the arguments",
                 part=lambda path: Path(path[1:]).get(roots[of_argument[path[0].idx]]),
                 by_argument=True,
             )
             out["in_shardings"] = tuple(
-                None if i is None else read.of_leaf(k, (SequenceKey(i), *path), (*root_entries(names[root]), *path))
-                for k, (i, (root, path)) in enumerate(zip(numbers, where, strict=True))
+                None if i is None else read.of_leaf((SequenceKey(i), *path), (*root_entries(names[root]), *path))
+                for i, (root, path) in zip(numbers, where, strict=True)
             )
             read.check()
+            read.check_number(len([i for i in of_argument if i is not None]))
     if options.keep_unused:
         out["keep_unused"] = True
     if options.inline:

@@ -29,8 +29,10 @@ from ._trees import (
     treedef_from_state,
 )
 from ._trees import describe as describe_tree
+from .interop import UNSPOKEN
 
 __all__ = [
+    "UNSPOKEN",
     "FlattenedIndexKey",
     "GetAttrKey",
     "Ignored",

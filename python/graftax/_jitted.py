@@ -24,7 +24,7 @@ import jax.core
 from . import _core, _ship
 from ._advice import caller_level, note_comparison
 from ._aot import Stageable
-from ._compat import is_of_a_deleted_array, is_of_shardings
+from ._compat import has_this_sharding, is_of_a_deleted_array, is_of_another_sharding, is_of_shardings
 from ._dispatch import build_entry
 from ._ended import ended_among, is_unexpected
 from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
@@ -291,6 +291,11 @@ class Jitted(Stageable[P, R]):
         elif is_of_shardings(error):
             recording = self._plan.record(roots, layout)
             rename_leaves(error, leaf_names(recording.graphdef, recording.names))
+        elif is_of_another_sharding(error):
+            recording = self._plan.record(roots, layout)
+            named = zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True)
+            if found := [path for leaf, path in named if has_this_sharding(error, leaf)]:
+                error.args = (f"{error} (of {self._plan.name} that is {' or '.join(found)})",)
         return error
 
     # ---- asked for by name

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import GetAttrKey
 
 from ._compat import as_weak
 from ._errors import StructureError, some, type_name
@@ -284,9 +283,8 @@ def _named(graph: Graph, wrt: Any) -> Names:
 
 
 def _name(path: Path) -> str:
-    """A path as a name: without the dot in front, and without what Flax NNX calls the content of a Variable."""
-    inside = len(path) > 1 and path[-1] == GetAttrKey("_raw_value")
-    return str(Path(path[:-1]) if inside else path).removeprefix(".")
+    """A path as a name: without the dot in front."""
+    return str(path).removeprefix(".")
 
 
 def _same_names(numbers: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypedDict
 
+from . import interop
+
 
 class FilterJitOptions(TypedDict, total=False):
     """The keyword arguments of `filter_jit`."""
@@ -136,6 +138,7 @@ def split_patterns(chosen: Sequence[int | str]) -> tuple[tuple[int | str, ...], 
 
 def freeze(value: Any) -> Any:
     """A hashable twin of a sharding prefix: lists become tuples, dicts become `FrozenDict`s; others are `Held`."""
+    value = value if (whole := interop.prefix(value)) is None else whole
     if isinstance(value, dict):
         return FrozenDict((k, freeze(v)) for k, v in value.items())
     if isinstance(value, list):
@@ -154,6 +157,9 @@ class Held:
 
     def __init__(self, held: Any) -> None:
         self.held = held
+
+    def __repr__(self) -> str:
+        return repr(self.held)
 
 
 class FrozenDict(dict[Any, Any]):

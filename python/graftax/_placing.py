@@ -15,15 +15,20 @@ from jax.tree_util import SequenceKey
 
 from . import _core
 from ._compat import array_class
+from ._errors import rename_leaves, some
 from ._options import FrozenDict, Held
 from ._patterns import root_entries
 from ._plan import Layout, Plan
 from ._prefix import ABSENT
 from ._shardings import Shardings, has_parts
-from ._structure import Place, Structure
+from ._structure import Place, Structure, path_text, place_name
 from .path import Path
 
 RETURN = "return"
+NO_ROOT = (
+    "{name}: out_shardings has an entry for {keys}, and {name} is given {known}. The result has the entry 'return'; what "
+    "is written has those of arguments, or patterns of key paths."
+)
 
 
 def by_place(spec: Any) -> dict[Any, Any] | None:
@@ -40,8 +45,8 @@ class Placing:
     """Stands in the place of an entry's `jax.jit` object. Each call has one whose `out_shardings` are spelled out.
 
     Which output is what is known after a trace: it is made once for the shapes, and JAX takes the same for the call. An
-    array that is written where one was that a mesh has, of the same shape, gets the sharding of that one: XLA would put
-    it anywhere, and the next call compile again.
+    array that is written where one was that a mesh has, of the same shape, gets the sharding of that one, or what
+    `in_shardings` says: XLA would put it anywhere, and the next call compile again, or be refused.
 
     Args:
         plan: of the function.
@@ -71,15 +76,34 @@ class Placing:
 
     def __call__(self, *given: Any) -> Any:
         run, given = self._run(given)
-        return run(*given)
+        try:
+            return run(*given)
+        except ValueError as error:
+            self._name_outputs(error)
+            raise
 
     def lower(self, *given: Any) -> Any:
         run, given = self._run(given)
-        return run.lower(*given)
+        try:
+            return run.lower(*given)
+        except ValueError as error:
+            self._name_outputs(error)
+            raise
 
     def trace(self, *given: Any) -> Any:
         run, given = self._run(given)
         return run.trace(*given)
+
+    def _name_outputs(self, error: ValueError) -> None:
+        """The key paths of outputs in JAX's error about a sharding: the flat function returns results and writes."""
+        if not self._outcomes or "key path result[" not in str(error):
+            return
+        places = self._places(self._outcomes[-1])
+        results = [f"result{path_text(path)}" for root, path in places if root == 0]
+        names = self._plan.signature.root_names(self._layout)
+        written = [place_name(place, names) for place in self._full(self._outcomes[-1], places[len(results) :])]
+        rename_leaves(error, results, "result[0]")
+        rename_leaves(error, written, "result[1]")
 
     def _cache_size(self) -> int:
         return sum(run._cache_size() for run in {id(run): run for run in (self._plain, *self._known.values())}.values())
@@ -87,27 +111,35 @@ class Placing:
     def _run(self, given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """The `jax.jit` object for these leaves, and what it is given."""
         leaves = given[0] if self._tupled else given
-        shardings = tuple(map(_kept, leaves))
+        shardings = self._before(leaves)
         mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
         if mesh is not None:
-            leaves = tuple(_on_mesh(leaf, mesh) for leaf in leaves)
+            pairs = zip(leaves, self._wanted(leaves), strict=True)
+            leaves = tuple(_on_mesh(leaf, mesh) if wanted is None else leaf for leaf, wanted in pairs)
             given = (leaves,) if self._tupled else leaves
-            shardings = tuple(map(_kept, leaves))
+            shardings = self._before(leaves)
         elif not self._parts:
             return self._plain, given
-        key = shardings, tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)
+        key = shardings, tuple(map(_shape, leaves))
         run = self._known.get(key)
         if run is None:
             run = self._known[key] = self._made(given, leaves, shardings)
         return run, given
+
+    def _before(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The sharding of each leaf when the function begins, as far as a mesh has it."""
+        pairs = zip(leaves, self._wanted(leaves), strict=True)
+        return tuple(_kept(leaf) if wanted is None else _usual(wanted) for leaf, wanted in pairs)
+
+    def _wanted(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        return self._options.get("in_shardings") or (None,) * len(leaves)
 
     def _made(self, given: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
         result, written, code = (jax.jit(self._flat, **self._options) if self._parts else self._plain).eval_shape(
             *given
         )
         outcome = self._outcomes[_core.decode(code)]
-        numbers = {leaf for leaf, _ in outcome.numbers}  # symbols are no outputs
-        places = [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
+        places = self._places(outcome)
         assert len(places) == len(result) + len(written)
         after = _After(self._graphdef, outcome, (*result, *written), leaves) if self._parts else None
         of_written = self._of_written(outcome, places[len(result) :], written, shardings, after)
@@ -118,12 +150,25 @@ class Placing:
         spec = of_result(self._spec)
         if has_parts(spec):
             paths = [path for _, path in places[: len(result)]]
-            read = Shardings(self._plan.name, "out_shardings", spec, "the result", None, (), part=after.result)
-            spec = tuple(read.of_leaf(i, path, path) for i, path in enumerate(paths))
+            read = Shardings(self._plan.name, "out_shardings", spec, "the result", part=after.result)
+            spec = tuple(read.of_leaf(path, path) for path in paths)
             read.check()
         elif isinstance(spec, Held):
             spec = spec.held
         return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_written), None))
+
+    @staticmethod
+    def _places(outcome: _core.Outcome) -> list[Place]:
+        numbers = {leaf for leaf, _ in outcome.numbers}  # symbols are no outputs
+        return [place for i, place in enumerate(outcome.leaf_places()) if i not in numbers]
+
+    def _full(self, outcome: _core.Outcome, places: list[Place]) -> list[Place]:
+        """The places of what is written, from the roots of the call on."""
+        nodes, full = outcome.inputs()[2], list[Place]()
+        for write, path in places:
+            root, above = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
+            full.append((root, (*above, *path)))
+        return full
 
     def _of_written(
         self,
@@ -133,12 +178,8 @@ class Placing:
         shardings: tuple[Any, ...],
         after: _After | None,
     ) -> list[Any]:
-        nodes, structure = outcome.inputs()[2], Structure(self._graphdef)
+        structure, full = Structure(self._graphdef), self._full(outcome, places)
         before = {structure.place(row): row.leaf for row in structure.leaves}
-        full: list[Place] = []
-        for write, path in places:
-            root, above = self._graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
-            full.append((root, (*above, *path)))
         said = self._said(full, after)
         out: list[Any] = []
         for place, array, wanted in zip(full, written, said, strict=True):
@@ -154,11 +195,14 @@ class Placing:
             return [None] * len(places)
         names = self._plan.signature.root_names(self._layout)
         parts = {key: value for key, value in named.items() if key != RETURN}
-        about = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written", self._graphdef, ()
+        known = {entry.name for name in names for entry in root_entries(name)[:1]}
+        if strange := [key for key in parts if isinstance(key, str) and key.isidentifier() and key not in known]:
+            raise ValueError(NO_ROOT.format(name=self._plan.name, keys=some(strange), known=some(sorted(known))))
+        about = self._plan.name, "out_shardings", FrozenDict(parts.items()), "what is written"
         read = Shardings(*about, part=after.root, by_argument=True)
         out = [
-            read.of_leaf(i, (SequenceKey(root), *path), (*root_entries(names[root]), *path), silent=True)
-            for i, (root, path) in enumerate(places)
+            read.of_leaf((SequenceKey(root), *path), (*root_entries(names[root]), *path), silent=True)
+            for root, path in places
         ]
         read.check()
         return [None if wanted is ABSENT else wanted for wanted in out]
@@ -177,7 +221,7 @@ class _After:
         roots = _core.unflatten_roots(self._graphdef, list(self._leaves))
         walked = _core.walk(self._graphdef, roots)
         assert walked is not None
-        known = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._leaves]
+        known = [_abstract(leaf) for leaf in self._leaves]
         return roots, self._outcome.apply(self._out, known, walked[1])
 
     def result(self, path: tuple[Any, ...]) -> Any:
@@ -187,6 +231,16 @@ class _After:
         return Path(path[1:]).get(self._both[0][path[0].idx])
 
 
+def _shape(leaf: Any) -> tuple[Any, ...]:
+    """What of a leaf JAX compiles for; of a Python number that is traced, its type."""
+    return np.shape(leaf), getattr(leaf, "dtype", type(leaf)), getattr(leaf, "weak_type", True)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.numpy.result_type(leaf)
+    return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
+
+
 def spread(leaves: Sequence[Any]) -> bool:
     """Can one of these leaves be on a mesh, or become so?"""
     return jax.device_count() > 1 or any(type(getattr(leaf, "sharding", None)) is NamedSharding for leaf in leaves)
@@ -194,8 +248,12 @@ def spread(leaves: Sequence[Any]) -> bool:
 
 def _kept(leaf: Any) -> Any:
     """The sharding of a leaf that a mesh has; None where what is written in its place may go anywhere."""
-    sharding = getattr(leaf, "sharding", None)
-    if type(sharding) is not NamedSharding or isinstance(leaf, jax.core.Tracer):
+    return None if isinstance(leaf, jax.core.Tracer) else _usual(getattr(leaf, "sharding", None))
+
+
+def _usual(sharding: Any) -> Any:
+    """The sharding, where it is one of a mesh that JAX assigns by itself; None for others."""
+    if type(sharding) is not NamedSharding:
         return None
     if not isinstance(sharding.mesh, Mesh):
         return None

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 from jax.sharding import PartitionSpec
+from jax.tree_util import GetAttrKey
 
 from ._difference import Way, lockstep, short_text
 from ._errors import StructureError
@@ -30,7 +31,7 @@ def part_of(spec: Any, key: Any) -> Any:
     """The part of a prefix for the child at a key entry; ABSENT where it has none."""
     plain = plain_key(key)
     try:
-        if isinstance(spec, Mapping):
+        if isinstance(spec, Mapping) and (plain in spec or not isinstance(key, GetAttrKey)):
             return cast("Mapping[Any, Any]", spec)[plain]
         if isinstance(spec, (tuple, list)) and (isinstance(plain, int) or plain not in getattr(spec, "_fields", ())):
             return cast("Sequence[Any]", spec)[plain]

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from . import interop
 from ._errors import StructureError, some
 from ._filters import filter_of
-from ._structure import plain_key
+from ._structure import is_unspoken, plain_key
 from ._tracebacks import boundary
 from .path import Graph, GraphRow, Path
 from .places import Shown, matching
@@ -297,8 +297,8 @@ def _meant(graph: Graph, where: Any, numbers: list[int], arrays: dict[int, Any])
 
 
 def joined(path: Iterable[Any]) -> str:
-    """A path as regular expressions see it: `layers/0/w`. What stands in a Variable of NNX is the Variable."""
-    return "/".join(name for name in (str(plain_key(entry)) for entry in path) if name != "_raw_value")
+    """A path as regular expressions see it: `layers/0/w`. What is in a Variable of a library is the Variable."""
+    return "/".join(str(plain_key(entry)) for entry in path if not is_unspoken(entry))
 
 
 def _metadata(graph: Graph, number: int) -> Any:

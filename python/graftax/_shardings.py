@@ -3,33 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-from jax.tree_util import keystr
+from jax.tree_util import DictKey, keystr
 
-from . import _core, interop
-from ._filters import Filter, Recorded, filter_of
+from . import interop
+from ._errors import some
+from ._filters import Filter, filter_of
 from ._options import Held
-from ._patterns import Pattern, nearest, of_arguments, root_entries
+from ._patterns import Pattern, Root, nearest, of_arguments, root_entries
 from ._prefix import ABSENT, part_of
 from ._rules import UNUSED as NO_USE
 from ._rules import Rules, refuse
-from ._structure import plain_key
+from ._structure import path_text, plain_key
 from .path import Graph, Path
+from .places import Shown
 
 NO_SHARDING = (
-    "the sharding prefix {spec!r} has no entry for {path} of {of}. Give one sharding for everything, or a tree with an "
+    "{name}: {option}={spec!r} has no entry for {path}. Give one sharding for everything, or a tree with an "
     "entry for each part: None leaves a part to JAX."
 )
-SHARDING_TOO_DEEP = (
-    "the sharding prefix has {spec!r} for {path} of {of}, which is an array. Give one sharding, or None, there."
-)
+SHARDING_TOO_DEEP = "{name}: {option} has {spec!r} for {path}, which is an array. Give one sharding, or None, there."
 UNUSED = (
     "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
     "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
+NO_PART = "{name}: {option} has an entry for {keys} of {path}, where there is no such part: it has {there}."
+TOO_MANY = "{name}: {option} is given for {given} arguments, and there {are}: one each that is not static."
 
 
 def has_parts(spec: Any) -> bool:
@@ -51,8 +53,7 @@ class Shardings:
         name, option: of the call and the option, for messages.
         spec: as it was given.
         of: what it is for, in words.
-        graphdef, leaves: the graph, in which filters are asked.
-        part: what stands at a path, which `Rules` are asked about.
+        part: what stands at a path, in which filters and `Rules` are asked.
         by_argument: does a path begin with the number of an argument? Each is an object by itself for `Rules` then, and
             the name of one stands for it in a dict.
     """
@@ -63,26 +64,24 @@ class Shardings:
         option: str,
         spec: Any,
         of: str,
-        graphdef: _core.GraphDef | None,
-        leaves: Sequence[Any],
         *,
         part: Callable[[tuple[Any, ...]], Any],
         by_argument: bool = False,
     ) -> None:
         self._name, self._option, self._spec, self._of = name, option, spec, of
-        self._graphdef, self._leaves = graphdef, leaves
-        self._chosen: dict[Any, set[int]] = {}
+        self._about = {"name": name, "option": option}
+        self._chosen: dict[tuple[int, Path], tuple[Graph, set[int]]] = {}
+        self._stepped: dict[tuple[int, Path], tuple[Mapping[Any, Any], str]] = {}  # dicts of entries by name
         self._texts: dict[str, bool] = {}  # patterns: has one decided about a leaf?
         self._paths: list[str] = []
         self._part, self._by_argument = part, by_argument
         self._ruled: dict[tuple[int, Path], tuple[Graph, dict[int, Any]]] = {}
         self._unused: dict[int, set[str]] = {}  # of each `Rules`
 
-    def of_leaf(self, leaf: int, path: Sequence[Any], named: Sequence[Any], silent: bool = False) -> Any:
+    def of_leaf(self, path: Sequence[Any], named: Sequence[Any], silent: bool = False) -> Any:
         """The entry of a leaf.
 
         Args:
-            leaf: its number.
             path: where it stands in the specification.
             named: the same, from the name of an argument on.
             silent: gives ABSENT where there is none.
@@ -100,26 +99,39 @@ class Shardings:
                 return _plain(spec)
             part = part_of(spec, key) if interop.choices(spec) is None else ABSENT
             if part is ABSENT and (choices := _choices(spec)) is not None:
-                which, part = self._decided(choices, leaf, whole[i:], named)
+                which, part = self._decided(choices, whole, i, named)
                 an_argument = (
                     i == 0 and self._by_argument and isinstance(which, str) and root_entries(which)[:1] == named[:1]
                 )
                 if part is not ABSENT and not (an_argument and which.isidentifier()):
-                    return self._by_rules(part, whole, i) if isinstance(part, Rules) else _plain(part)
+                    if isinstance(part, Rules):
+                        return self._by_rules(part, whole, i)
+                    return self._one(part, named)
             elif part is not ABSENT and isinstance(plain_key(key), str):
                 self._texts[plain_key(key)] = True  # the name of a part is its pattern, too
+            if part is not ABSENT and isinstance(spec, dict) and isinstance(key, DictKey):
+                place = self._shown(named[: len(named) - len(whole) + i])
+                self._stepped[id(spec), Path(whole[:i])] = cast("dict[Any, Any]", spec), place
             if part is ABSENT:
                 if silent:
                     return ABSENT
-                shown = keystr(whole[: i + 1])
-                raise ValueError(NO_SHARDING.format(spec=self._spec, of=self._of, path=shown))
+                shown = self._shown(named[: len(named) - len(whole) + i + 1])
+                raise ValueError(NO_SHARDING.format(spec=self._spec, path=shown, **self._about))
             spec = part
         spec = spec.held if isinstance(spec, Held) else spec
         if isinstance(spec, Rules):
             return self._by_rules(spec, whole, len(whole))
+        return self._one(spec, named)
+
+    def _one(self, spec: Any, named: Sequence[Any]) -> Any:
         if has_parts(spec):
-            raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, of=self._of, path=keystr(whole)))
+            raise ValueError(SHARDING_TOO_DEEP.format(spec=spec, path=self._shown(named), **self._about))
         return _plain(spec)
+
+    def _shown(self, named: Sequence[Any]) -> str:
+        if named and isinstance(named[0], Root):
+            return named[0].name + path_text(named[1:])
+        return self._of + path_text(named)
 
     def _by_rules(self, rules: Rules, path: tuple[Any, ...], depth: int) -> Any:
         """What rules say of the leaf at a path; they are given for what stands at its first `depth` entries."""
@@ -138,29 +150,37 @@ class Shardings:
         return shardings.get(id(value))
 
     def _decided(
-        self, choices: list[tuple[Any, Any]], leaf: int, below: Sequence[Any], named: Sequence[Any]
+        self, choices: list[tuple[Any, Any]], path: tuple[Any, ...], depth: int, named: Sequence[Any]
     ) -> tuple[Any, Any]:
-        """(the pattern or filter that decides about a leaf, its entry)."""
+        """(the pattern or filter that decides about a leaf, its entry); they are given for the first `depth` entries."""
         for key, value in choices:
             wanted = filter_of(key)
             if wanted is not None:
-                if leaf in self._meant(key, wanted):
+                if self._is_meant(key, wanted, path):
                     return key, value
                 continue
             pattern: Pattern = of_arguments(key, self._name, self._option)
             self._texts.setdefault(key, False)
-            if pattern.covers(below) or pattern.covers(named):
+            if pattern.covers(path[depth:]) or pattern.covers(named):
                 self._texts[key] = True
                 return key, value
         return None, ABSENT
 
-    def _meant(self, key: Any, wanted: Filter) -> set[int]:
-        if self._graphdef is None:
-            return set()
-        found = self._chosen.get(id(key))
+    def _is_meant(self, key: Any, wanted: Filter, path: tuple[Any, ...]) -> bool:
+        above = Path(path[: int(self._by_argument)])
+        found = self._chosen.get((id(key), above))
         if found is None:
-            found = self._chosen[id(key)] = Recorded(self._graphdef, self._leaves).chosen(wanted)
-        return found
+            graph = Graph(self._part(above))
+            found = self._chosen[id(key), above] = graph, graph.below(wanted.means(Shown(graph)))
+        graph, chosen = found
+        return graph.rows[graph.number(path[len(above) :])].target in chosen
+
+    def check_number(self, arguments: int) -> None:
+        """Raises ValueError where more arguments are spoken of than there are."""
+        spec: Any = self._spec
+        if type(spec) in (tuple, list) and len(spec) > arguments:
+            are = f"is {arguments}" if arguments == 1 else f"are {arguments}"
+            raise ValueError(TOO_MANY.format(given=len(spec), are=are, **self._about))
 
     def check(self) -> None:
         """Raises ValueError for a pattern that decides about no array: spelt wrong, it would have no effect."""
@@ -168,6 +188,11 @@ class Shardings:
             if not used:
                 there = nearest(text, self._paths) or "no array"
                 raise ValueError(UNUSED.format(name=self._name, pattern=text, option=self._option, paths=there))
+        for (_, path), (spec, place) in self._stepped.items():
+            there = self._part(path) if path or not self._by_argument else None
+            if isinstance(there, Mapping) and (keys := [repr(key) for key in spec if key not in there]):
+                known = some(list(map(repr, cast("Mapping[Any, Any]", there))))
+                raise ValueError(NO_PART.format(keys=some(keys), path=place, there=known, **self._about))
         for unused in self._unused.values():
             refuse(f"{self._of} of {self._name}", [f"  the rule {rule} {NO_USE}" for rule in sorted(unused)])
 

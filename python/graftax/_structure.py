@@ -21,7 +21,12 @@ S = TypeVar("S")
 # A row in a walk: the chain of the row above, and its own number. A row that is reached by two ways has two chains.
 Chain = tuple["Chain | None", int]
 
-_UNSPOKEN = frozenset({"cell_contents", UNSPOKEN})
+_CELL = GetAttrKey("cell_contents")
+
+
+def is_unspoken(entry: Any) -> bool:
+    """Does this part of a key path go without saying? A Variable of a library stands for what is in it."""
+    return isinstance(entry, GetAttrKey) and entry.name in UNSPOKEN
 
 
 class Structure:
@@ -122,7 +127,7 @@ def place_name(place: Place, names: tuple[str, ...]) -> str:
 
 def path_text(path: Iterable[Any]) -> str:
     """The text of a key path, as messages print it."""
-    return keystr(tuple(e for e in path if not (isinstance(e, GetAttrKey) and e.name in _UNSPOKEN)))
+    return keystr(tuple(entry for entry in path if not (entry == _CELL or is_unspoken(entry))))
 
 
 def plain_key(entry: Any) -> Any:

@@ -16,7 +16,7 @@ from . import _core
 from ._compat import one_level_with_keys
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
 from ._patterns import NAME, QUOTED, Entered, Pattern, Positions, unquoted
-from ._structure import Chain, walk
+from ._structure import Chain, is_unspoken, walk
 
 NOT_MUTABLE = (
     "{paths} cannot be written to: every object from the root (a {cls}) down to it is immutable. "
@@ -45,7 +45,7 @@ class Path(tuple[Any, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return "".join(map(_entry_text, self))
+        return "".join(_entry_text(entry) for entry in self if not is_unspoken(entry))
 
     def __repr__(self) -> str:
         return f"obj{self}"
@@ -65,6 +65,8 @@ class Path(tuple[Any, ...]):
     @staticmethod
     def parse(text: str) -> Path:
         """The path that a text means: what `str` and `repr` of a path print, `layers[0].w`, `['a'][1]`.
+
+        Of an array in a Variable of Flax NNX they print the path of the Variable.
 
         A whole number in brackets is an index, or the key of a dict that has it; anything else is a key, and quotes
         around it may be left out. `obj` in front, which `repr` prints, is left out.

@@ -48,8 +48,9 @@ def axes(node: Any) -> Any:
     return _first("axes", node)
 
 
-# A field that users do not spell: paths are printed without it. `layer.kernel` is a Variable, and the array in it.
-UNSPOKEN = "_raw_value"
+# Names of fields that users do not spell: paths are printed without them. Each adapter adds its own when it is imported.
+# Of Flax NNX `layer.kernel` is a Variable, and the array in it.
+UNSPOKEN: set[str] = set()
 
 
 def value_field(obj: Any) -> str | None:

@@ -37,7 +37,9 @@ _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatSt
 
 TreeState = getattr(extract, "TreeState", None)  # that of `nnx.prefix`, since Flax 0.12.9
 
-_VALUE = frozenset({UNSPOKEN})  # is data, a Python number too; metadata and attributes of modules are static
+_VALUE = "_raw_value"  # the field of a Variable that holds its value
+UNSPOKEN.add(_VALUE)
+_DATA = frozenset({_VALUE})  # is data, a Python number too; metadata and attributes of modules are static
 
 
 def describe(cls: type) -> Description | None:
@@ -49,7 +51,7 @@ def describe(cls: type) -> Description | None:
     if issubclass(cls, Pytree):
         return Description("node", frozen=False, by_name=True)
     if issubclass(cls, Variable):
-        return Description("node", frozen=False, arrays_only=True, dynamic_fields=_VALUE)
+        return Description("node", frozen=False, arrays_only=True, dynamic_fields=_DATA)
     if issubclass(cls, _BY_FIELDS):
         return Description("node", frozen=False)
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
@@ -58,7 +60,7 @@ def describe(cls: type) -> Description | None:
 
 
 def value_field(obj: Any) -> str | None:
-    return UNSPOKEN if isinstance(obj, Variable) else None
+    return _VALUE if isinstance(obj, Variable) else None
 
 
 IN_CACHED_PARTIAL = (
@@ -114,8 +116,12 @@ def is_carry(spec: Any) -> bool | None:
 
 
 def prefix(spec: Any) -> Any:
-    """What `nnx.prefix` says of a graph: one like it."""
-    if TreeState is None or type(spec) is not TreeState:
+    """What `nnx.prefix` says of a graph, or of several with common parts: objects like them."""
+    if TreeState is None:
+        return None
+    if type(spec) in (tuple, list) and any(type(part) is TreeState for part in spec):
+        return type(spec)(extract.from_tree2(list(spec)))
+    if type(spec) is not TreeState:
         return None
     state: Any = spec
     return merge(state.graphdef, state.state)
