@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GraphDef.fingerprint`: the same in every process, another one for another structure."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -39,3 +41,29 @@ def test_a_jitted_function_counts_by_its_name():
     relu, gelu = ({"f": f, "w": jnp.ones(1)} for f in (jax.nn.relu, jax.nn.gelu))
     prints = [graftax.flatten(x)[1].fingerprint() for x in (relu, dict(relu), gelu)]
     assert prints[0] == prints[1] != prints[2]
+
+
+_fast = jax.jit(jnp.tanh)
+
+
+@pytest.mark.parametrize("static", [_fast, jnp.add, jnp.sin, jax.jit(jnp.sin)], ids=["beside", "ufunc", "sin", "anew"])
+def test_a_jitted_function_that_goes_by_another_name_has_one(static):
+    one, other = ({"f": f, "w": jnp.ones(1)} for f in (static, jax.nn.relu))
+    assert graftax.flatten(one)[1].fingerprint() != graftax.flatten(other)[1].fingerprint()
+
+
+def test_a_jitted_function_of_a_module_has_a_pickle():
+    graphdef = graftax.flatten({"f": _fast, "w": jnp.ones(1)})[1]
+    assert pickle.loads(pickle.dumps(graphdef)) == graphdef
+
+
+def test_a_mesh_without_devices_has_the_same_in_every_process():
+    mesh = jax.make_mesh((1,), ("d",)).abstract_mesh
+    child = "import jax, graftax; print(graftax.flatten([jax.make_mesh((1,), ('d',)).abstract_mesh])[1].fingerprint())"
+    assert python(child).strip() == graftax.flatten([mesh])[1].fingerprint()
+
+
+def test_what_has_neither_name_nor_pickle_is_named_by_its_path():
+    graph = {"model": {"client": jax.devices()[0].client}, "w": jnp.ones(1)}
+    with pytest.raises(graftax.UnpicklableError, match=r"at \['model'\]\['client'\], which has no name and no pickle"):
+        graftax.flatten(graph)[1].fingerprint()

@@ -9,12 +9,19 @@ import types
 from collections.abc import Callable
 from typing import Any, cast
 
+import jax
 import numpy as np
 from jax import tree_util
 
 from . import _core
-from ._pickle import OF_DEVICES, ByName, dumps, named
+from ._errors import UnpicklableError
+from ._pickle import JITTED, OF_DEVICES, ByName, dumps, named
 from ._statics import PLAIN
+from ._structure import Structure
+
+NO_FINGERPRINT = (
+    "this GraphDef holds {value!r} at {path}, which has no name and no pickle to make a fingerprint of: {error}"
+)
 
 
 def fingerprint(graphdef: _core.GraphDef) -> str:
@@ -25,7 +32,12 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     digest = hashlib.sha256()
     for row in graphdef.rows():
         place = (row.root, row.parent, str(row.key_entry), row.target, row.leaf)
-        digest.update(repr((place, row.op.name, _stable(row.type), _stable(row.value))).encode())
+        try:
+            value = _stable(row.value)
+        except Exception as error:
+            path = tree_util.keystr(Structure(graphdef).place(row)[1]) or "the root"
+            raise UnpicklableError(NO_FINGERPRINT.format(value=row.value, path=path, error=error)) from error
+        digest.update(repr((place, row.op.name, _stable(row.type), value)).encode())
     return digest.hexdigest()
 
 
@@ -58,6 +70,10 @@ def _pickled(value: Any) -> str:
     found = value if isinstance(value, OF_DEVICES) else named(value)
     if isinstance(found, ByName):
         return "name {}.{}".format(*found.place)
+    if isinstance(found, jax.sharding.AbstractMesh):  # two processes pickle it in two ways
+        return repr(found)
+    if isinstance(found, JITTED):  # JAX does not tell its options
+        return f"jitted {_stable(found.__wrapped__)}"
     return f"{_stable(type(value))} {dumps(value, protocol=4)!r}"
 
 

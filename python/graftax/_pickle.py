@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import pickle
+import sys
 import types
 from typing import Any
 
@@ -85,7 +86,8 @@ class _Pickled:
         return (pickle.loads, (self.content,))
 
 
-OF_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding)
+JITTED = type(jax.jit(int))
+OF_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
 
 
 def named(value: Any) -> Any:
@@ -94,13 +96,18 @@ def named(value: Any) -> Any:
         return _Pickled(dumps(value))
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle does it itself
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", getattr(value, "__name__", None))
     if not isinstance(module, str) or not isinstance(name, str):
         return value
     try:
-        return ByName(module, name) if _find(module, name) is value else value
+        if _find(module, name) is value:
+            return ByName(module, name)
     except (ImportError, AttributeError):
         return value
+    # `fast = jax.jit(slow)` goes by the name of what it wraps, and stands beside it.
+    variables = vars(sys.modules[module]).items() if isinstance(value, JITTED) else ()
+    return next((ByName(module, name) for name, held in variables if held is value), value)
 
 
 def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
