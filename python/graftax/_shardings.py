@@ -152,7 +152,7 @@ class Shardings:
     def _decided(
         self, choices: list[tuple[Any, Any]], path: tuple[Any, ...], depth: int, named: Sequence[Any]
     ) -> tuple[Any, Any]:
-        """(the pattern or filter that decides about a leaf, its entry); they are given for the first `depth` entries."""
+        """(the pattern or filter that decides about a leaf, its entry); all are given for its first `depth` entries."""
         for key, value in choices:
             wanted = filter_of(key)
             if wanted is not None:

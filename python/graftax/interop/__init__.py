@@ -48,7 +48,7 @@ def axes(node: Any) -> Any:
     return _first("axes", node)
 
 
-# Names of fields that users do not spell: paths are printed without them. Each adapter adds its own when it is imported.
+# Names of fields that users do not spell: paths are printed without them. Each adapter adds its own when imported.
 # Of Flax NNX `layer.kernel` is a Variable, and the array in it.
 UNSPOKEN: set[str] = set()
 
