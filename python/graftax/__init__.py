@@ -56,6 +56,7 @@ from ._show import show as show
 from ._stacking import each as each
 from ._stacking import stack as stack
 from ._stacking import unstack as unstack
+from ._streams import Streams as Streams
 from ._table import CacheInfo as CacheInfo
 from .compare import diff as diff
 from .compare import equal as equal

@@ -356,17 +356,6 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
-    """(how many operands of a scan stand before the carry, how many are the carry); zeros where JAX does not say.
-
-    Until JAX 0.11 these are two parameters.
-    """
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    parts = getattr(params.get("ft_in"), "elts", ())
-    return (len(parts[0]), len(parts[1])) if len(parts) == 3 else (0, 0)
-
-
 def without_constants(jaxpr: Any) -> Any:
     """A closed Jaxpr without its constants: until JAX 0.11 what it is made of."""
     return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr

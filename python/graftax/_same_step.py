@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ._compat import carry_of_scan
-from ._tracers import Made, is_literal, made_by
+from ._tracers import Made, carry_of_scan, is_literal, made_by
 
 _DEEP = 12  # equations between an array and what it became
 _ADDS = ("add", "sub", "add_any")
@@ -62,14 +61,14 @@ class _Program:
                 if at is None or beside is None:
                     return False
             else:
-                at, beside = carry + left.index, carry + right.index
+                at, beside = carry + left.result, carry + right.result
                 if max(at, beside) >= len(operands):  # a row of each step
                     return False
                 if not self.same_step(operands[at], operands[beside], first, second):
                     return False
             before, after = (
                 (jaxpr.invars[at], jaxpr.invars[beside]),
-                (jaxpr.outvars[left.index], jaxpr.outvars[right.index]),
+                (jaxpr.outvars[left.result], jaxpr.outvars[right.result]),
             )
             if not inside.same_step(*after, *before):
                 return False

@@ -63,7 +63,7 @@ class Made(NamedTuple):
 
     equation: Any
     operands: list[Any]
-    index: int  # which of the results it is
+    result: int  # which of the results it is
 
     @property
     def name(self) -> str:
@@ -97,6 +97,17 @@ def made_by(value: Any, equations: Mapping[Any, Any]) -> Made | None:
 def is_literal(value: Any) -> bool:
     """Is it a number that stands in the program?"""
     return isinstance(getattr(value, "val", None) if isinstance(value, Tracer) else value, Literal)
+
+
+def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
+    """(how many operands of a scan stand before the carry, how many are the carry); zeros where JAX does not say.
+
+    Until JAX 0.11 these are two parameters.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    parts = getattr(params.get("ft_in"), "elts", ())
+    return (len(parts[0]), len(parts[1])) if len(parts) == 3 else (0, 0)
 
 
 def transform_of(tracer: Any) -> tuple[str, str]:
