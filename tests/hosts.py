@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -223,6 +224,28 @@ def check_hosts_of_parts_that_two_hold(hosts: Hosts) -> Any:
     bad = jax.make_array_from_callback((8,), placed, lambda part: np.arange(8.0)[part] + mine)
     graftax.check_hosts({"w": good})
     return refused(lambda: graftax.check_hosts({"w": bad}))
+
+
+@scenario
+def a_program_that_was_loaded_is_compared(hosts: Hosts) -> Any:
+    def loaded(on_all: bool) -> Any:
+        function = graftax.jit(scale())
+        return function.load_compiled(path) if hosts.number == 0 or on_all else 0, function
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "programs")
+        first = graftax.jit(scale())
+        first(hosts.state(n=2))
+        first.save_compiled(path)
+        before = _meeting._state.number
+        count, on_all = loaded(True)
+        totals = [float(on_all(hosts.state(n=2))) for _ in range(2)]
+        _, on_one = loaded(False)
+        totals.append(float(on_one(hosts.state(n=2))))
+        comparisons = _meeting._state.number - before
+        traces = on_all.cache_info().traces
+        text = refused(lambda: loaded(False)[1](hosts.state(n=2 + (hosts.number > 0))))
+    return count, traces, totals, comparisons, text
 
 
 @scenario

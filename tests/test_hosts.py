@@ -61,6 +61,12 @@ def test_counters_and_host_functions_are_alike(hosts: Any):
     assert on_all(hosts, "a_counter_and_a_host_function") == [28.0, 56.0, 84.0, 112.0]
 
 
+def test_a_program_that_was_loaded_is_compared_as_one_that_is_compiled(hosts: Any):
+    count, traces, totals, comparisons, text = on_all(hosts, "a_program_that_was_loaded_is_compared")
+    assert (count, traces, totals, comparisons) == (1, 0, [56.0] * 3, 2)
+    assert "state['n'] is int 2 on host 0, and int 3 on host 1." in text
+
+
 def test_what_is_not_compared(hosts: Any):
     assert on_all(hosts, "programs_of_one_host_are_not_compared") == 0
     assert on_all(hosts, "turned_off") == [0, "off: GRAFTAX_CHECK_HOSTS=0"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -56,16 +56,32 @@ class Agreeing:
 
     def __call__(self, *given: Any) -> Any:
         leaves = given[0] if self._tupled else given
-        key = tuple(map(_kind, leaves))
-        if key not in self._met and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            self._agree(given, leaves)
-            self._met.add(key)
+        self._before(leaves, lambda: self._own_program(given, leaves))
         return self._compiled(*given)
 
-    def _agree(self, given: tuple[Any, ...], leaves: Sequence[Any]) -> None:
-        there, active = store(), _core.active_call(self._outcomes)
+    def before_loaded(self, leaves: Sequence[Any], program: str, devices: Sequence[int]) -> None:
+        """Compares hosts before a program that was loaded runs, by the digest in its file: others may compile it."""
+        self._before(leaves, lambda: (program, "") if _direct.are_of_several(devices) else None)
+
+    def _before(self, leaves: Sequence[Any], program: Callable[[], tuple[str, str] | None]) -> None:
+        """`program`: its digest and its text; None where it is of this host alone."""
+        key = tuple(map(_kind, leaves))
+        if key not in self._met and not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            found = program()
+            if found is not None:
+                self._agree(*found)
+            self._met.add(key)
+
+    def _own_program(self, given: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[str, str] | None:
         lowered = self._compiled.lower(*given)
-        if there is None or active is None or not _direct.spans_processes(lowered, leaves):
+        if not _direct.spans_processes(lowered, leaves):
+            return None
+        text = program_text(lowered)
+        return digest(text.encode()), text
+
+    def _agree(self, program: str, text: str) -> None:
+        there, active = store(), _core.active_call(self._outcomes)
+        if there is None or active is None:
             return
         plan = self._plan
         _, roots, recording, _ = active
@@ -74,9 +90,13 @@ class Agreeing:
             recording = plan.record(roots, self._layout, symbolic=symbolic)
         texts = [_array_text(leaf) for leaf in recording.leaves]
         lines = [("the function", plan.name), *lines_of(recording.graphdef, recording.names, texts)]
-        program = _HOST_FUNCTION.sub("", lowered.as_text())
-        parts = {"the structure": digest(json.dumps(lines).encode()), "the program": digest(program.encode())}
-        Meeting(there, plan.name).agree(parts, lambda: packed(lines, program))
+        parts = {"the structure": digest(json.dumps(lines).encode()), "the program": program}
+        Meeting(there, plan.name).agree(parts, lambda: packed(lines, text))
+
+
+def program_text(lowered: Any) -> str:
+    """A lowered program, without what is this process's own in it."""
+    return _HOST_FUNCTION.sub("", lowered.as_text())
 
 
 def lines_of(graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[str]) -> list[Line]:

@@ -360,6 +360,11 @@ def devices_of(stage: Any) -> tuple[int, ...]:
     return tuple(device.id for device in stage._executable._unloaded_executable.device_list)
 
 
+def are_of_several(devices: Sequence[int]) -> bool:
+    """Do several processes have these devices?"""
+    return len({device.process_index for device in jax.devices() if device.id in set(devices)}) > 1
+
+
 def spans_processes(lowered: Any, leaves: Any) -> bool:
     """Does a lowered program run on devices of several processes? Nothing public tells; its leaves may."""
     devices: Any = getattr(getattr(lowered, "_lowering", None), "_device_list", None)

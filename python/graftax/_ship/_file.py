@@ -69,8 +69,8 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
             if None in tokens or not variant.is_among(settings):
                 why = "it was compiled under other settings of JAX, or for arrays that lie in another way"
                 continue
-            stage, names = _stage(entry, variant), variant.names
-            programs.append(Program.of(stage, cast(Any, tokens), settings))
+            lowered, names = _lowered(entry, variant), variant.names
+            programs.append(Program.of(lowered, cast(Any, tokens), settings))
         if programs:
             key = digest(graphdef, names, name)
             saved.append((key, context, Saved(list(entry.outcomes), programs)))
@@ -128,8 +128,8 @@ def _restored(caller: Any, data: dict[str, Any]) -> str | None:
     return why
 
 
-def _stage(entry: _core.Entry, variant: Variant) -> Any:
-    """The executable of a variant, which JAX has: nothing is traced or compiled here."""
+def _lowered(entry: _core.Entry, variant: Variant) -> Any:
+    """The program of a variant, which JAX has, as it has its executable: nothing is traced or compiled for it."""
     specs = [
         jax.ShapeDtypeStruct(
             look.shape, look.dtype, weak_type=look.weak, sharding=look.sharding if look.committed else None
@@ -138,8 +138,7 @@ def _stage(entry: _core.Entry, variant: Variant) -> Any:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of donation: its first compilation has said it
-        lowered = entry.compiled.lower(tuple(specs)) if entry.tupled else entry.compiled.lower(*specs)
-        return lowered.compile()
+        return entry.compiled.lower(tuple(specs)) if entry.tupled else entry.compiled.lower(*specs)
 
 
 def _here(caller: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.core
 
 from .. import _compat, _core, _direct
+from .._agreement import Agreeing, digest, program_text
 from .._explain import Look, looks, settings_texts
 
 Token = tuple[Any, ...]
@@ -18,19 +19,24 @@ Token = tuple[Any, ...]
 
 @dataclasses.dataclass
 class Program:
-    """One executable: for what leaves and settings, on which devices, and the parts that JAX loads it from."""
+    """One executable: for what leaves and settings, on which devices, and the parts that JAX loads it from.
+
+    `digest` is that of the lowered program, by which hosts compare.
+    """
 
     looks: tuple[Token, ...]
     settings: dict[str, str]
     devices: tuple[int, ...]
+    digest: str
     parts: tuple[bytes, Any, Any]
     stage: Any = None
 
     @classmethod
-    def of(cls, stage: Any, looks: tuple[Token, ...], settings: dict[str, str]) -> Program:
+    def of(cls, lowered: Any, looks: tuple[Token, ...], settings: dict[str, str]) -> Program:
         from jax.experimental import serialize_executable
 
-        return cls(looks, settings, _direct.devices_of(stage), serialize_executable.serialize(stage))
+        stage, program = lowered.compile(), digest(program_text(lowered).encode())
+        return cls(looks, settings, _direct.devices_of(stage), program, serialize_executable.serialize(stage))
 
     def load(self) -> None:
         from jax.experimental import serialize_executable
@@ -73,17 +79,26 @@ class Shipped:
         self.lower, self.trace = compiled.lower, compiled.trace
 
     def __call__(self, *given: Any) -> Any:
-        stage = self.stage_for(given[0] if self._tupled else given)
-        return self._compiled(*given) if stage is None else stage(*given)
+        leaves = given[0] if self._tupled else given
+        program = self._fitting(leaves)
+        if program is None:
+            return self._compiled(*given)
+        if isinstance(self._compiled, Agreeing):
+            self._compiled.before_loaded(leaves, program.digest, program.devices)
+        return program.stage(*given)
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:
         """The executable that was saved for such leaves, loaded; or None."""
+        program = self._fitting(leaves)
+        return None if program is None else program.stage
+
+    def _fitting(self, leaves: Sequence[Any]) -> Program | None:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return None
         asked, settings = tuple(map(look_token, looks(leaves))), settings_tokens()
         for program in self._programs:
             if program.looks == asked and program.settings == settings:
-                return program.stage
+                return program
         return None
 
     def _cache_size(self) -> int:
