@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import graftax
 
 ROOT = Path(__file__).parents[1]
 MOST_WORDS = 25
@@ -71,3 +74,36 @@ def test_sentences_are_counted():
     assert sentences("Take `a`, `b` and `c`.") == ["Take code."]
     text = "# A title\n\nOne two `x y z`. Three\nfour:\n\n- five\n- six; seven.\n\n| a | b |\n\n```\ncode here.\n```\n"
     assert sentences(text) == ["One two code.", "Three\nfour:", "five", "six;", "seven."]
+
+
+# ---- the docstrings, which the site's API pages and help() show
+
+SECTION = re.compile(r"^(Args|Returns|Raises|Example|Examples):$")
+ARGUMENT = re.compile(r"^ {4}\*{0,2}\w+(, \*{0,2}\w+)*: ")
+
+
+def documented():
+    """The public names and methods with their docstrings."""
+    for name, thing in sorted(vars(graftax).items()):
+        if not name.startswith("_") and not inspect.ismodule(thing):
+            yield name, inspect.getdoc(thing)
+            if inspect.isclass(thing):
+                own = {k: v for k, v in vars(thing).items() if not k.startswith("_")}
+                yield from ((f"{name}.{k}", inspect.getdoc(v)) for k, v in own.items() if callable(v))
+
+
+def without_code(doc):
+    """A docstring as text: examples left out, each argument a paragraph."""
+    lines, is_code = [], False
+    for line in doc.splitlines():
+        is_code = line.lstrip().startswith((">>>", "...")) or (is_code and bool(line.strip()))
+        if not is_code:
+            lines.append("" if SECTION.match(line) else ARGUMENT.sub("\n\n", line))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("name", "doc"), list(documented()), ids=[name for name, _ in documented()])
+def test_a_docstring_is_in_plain_words_too(name, doc):
+    text = without_code(doc or "")
+    assert not [s for s in sentences(text) if len(s.split()) > MOST_WORDS]
+    assert not [phrase for phrase in ODD if phrase in " ".join(text.split())]

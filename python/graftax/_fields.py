@@ -113,8 +113,8 @@ def register(
 
     Raises:
         ValueError: where the class is registered already.
-        TypeError: where it is no class, where it holds items besides attributes (a subclass of list) and no `flatten`
-            is given, or where the arguments contradict each other.
+        TypeError: where it is not a class, or the arguments contradict each other. Also where it holds items besides
+            attributes, as a subclass of list does, and `flatten` is missing.
 
     Example:
         >>> @graftax.register(static=["name"])

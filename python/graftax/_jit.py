@@ -55,45 +55,42 @@ def jit(
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """Compiles a function of any Python objects with XLA.
 
-    Arrays anywhere in the arguments, in the closure and in the globals that the function names are traced; everything
-    else is static, and compared exactly on every call. Shared and cyclic references stay what they are. What the
-    function does to its arguments is done to the caller's own objects.
+    Arrays are traced, wherever they are in the arguments, in the closure or in the globals that the function names. All
+    other values are static: they are compared exactly on every call. Shared objects and cycles stay what they are.
+    Changes that the function makes come back into the caller's own objects.
 
     Args:
         function: any callable. Without it, `jit` returns a decorator.
         mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
-        cache_size: how many structures are kept compiled; the least recently used goes first.
+        cache_size: how many structures are kept compiled. The least recently used is dropped first.
         static_argnums, static_argnames: arguments that must hold no array. All other values are static anyway.
-        donate: "all", "all-except-first", "warn", "warn-except-first" or "none", or names, positions or patterns of key
-            paths of arguments (`"state.opt"`, `"**.moments"`) whose arrays may be reused for outputs. An array given
-            twice is passed once, where both places are donated. The words with "warn" let JAX warn of what it could
-            not reuse.
+        donate: whose arrays may be reused for outputs: "all", "all-except-first" or "none"; or names, positions or
+            patterns of key paths of arguments (`"state.opt"`, `"**.moments"`). With "warn" or "warn-except-first" JAX
+            warns of what it could not reuse.
         donate_argnums, donate_argnames: the same, in JAX's spelling.
         dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
-            `graftax.Dynamic` does the same for a value wherever it stands.
+            `graftax.Dynamic` does the same for one value.
         ignore: what the function does not read: patterns of key paths (`"**.history"`), types, filters, predicates of
-            values. It is not compared and not walked, so that whatever is behind it (an iterator, a file, a logger) is
-            refused nothing. The caller keeps it; the function may move it and assign it anew, and looking at it raises
-            an `IgnoredValueError`. None counts as None.
-        in_shardings, out_shardings: one sharding for all leaves; a container, or an object of the class, with an entry
-            for each part (a module of shardings, what `eval_shape` returns); or a dict of patterns of key paths and
-            types (`{"model.**.kernel": sharding, "**": None}`, the first that covers a path counts), or
-            `nnx.StateSharding`; or `graftax.Rules`, for each argument by itself. None leaves a part to JAX. What is
-            written into objects keeps the sharding that was there, or has what `{"model": …, "return": …}` says, where
-            `"return"` is the result.
+            values. It is neither compared nor opened, so it may be an iterator, a file or a logger. The function may
+            move it and assign it anew. Looking at it raises an `IgnoredValueError`. None is never ignored.
+        in_shardings, out_shardings: one sharding for all leaves, or for each part its own, in one of these ways:
+            a container or an object of the same class with an entry for each part; a dict of patterns of key paths and
+            types (`{"model.**.kernel": sharding, "**": None}`), of which the first that covers a path counts;
+            `nnx.StateSharding`; `graftax.Rules`. None leaves a part to JAX. What is written into objects keeps the
+            sharding that was there, unless `out_shardings={"model": ..., "return": ...}` says otherwise; `"return"` is
+            the result.
         keep_unused, inline, compiler_options: as in `jax.jit`.
-        check: runs the plain function beside each call, on a copy of the arguments and of what it captures, and raises
-            a `CheckError` that names the first difference in result, arguments, exception, print or warnings. For
-            finding out why something goes wrong, in one thread.
-        progress: a call that compiles says on the standard error what it has done: recorded, traced, lowered, compiled,
-            and how long each took; `failed` where it raised. A function is told instead: `progress(part, seconds)`.
-        warn_impure: where a trace sees your code call what a compiled call cannot repeat (`time`, `random`,
-            `numpy.random`, `print`, `open`, `logging`, …), an `ImpureCallWarning` names the place, and what to write
+        check: runs the plain function beside each call, on copies. A `CheckError` names the first difference in result,
+            arguments, exception, print or warnings. For finding out why something goes wrong, in one thread.
+        progress: a call that compiles says on the standard error what it has done and how long each part took:
+            recorded, traced, lowered, compiled, or failed. A function is called instead: `progress(part, seconds)`.
+        warn_impure: gives an `ImpureCallWarning` where your code calls what a compiled call cannot repeat: `time`,
+            `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what to write
             instead. With `check=True` there is none: the check compares what such calls do.
-        numbers: a Python `int` or `float` is static at first. One that has another value in a later call is "symbolic"
-            from then on: Python's arithmetic with it is done on the host in each call, where it meets an array it is an
-            input of the program, and only what the code asks of it (a comparison, a shape, a format) is compared. With
-            "static", each new value compiles anew.
+        numbers: "symbolic" or "static". A Python `int` or `float` is static at first. With "symbolic", its second value
+            compiles once more, and then no longer: Python computes with it on each call, and where it meets an array it
+            is an input of the program. What the code asks of it, such as a comparison or a shape, has a program for
+            each answer. With "static", each new value compiles anew.
 
     Raises:
         UnsupportedValueError: for a value with hidden state, at its path.

@@ -25,8 +25,8 @@ from .path import Graph, GraphRow, Path
 def equal(one: Any, other: Any, *, rtol: float = 0.0, atol: float = 0.0, sharing: bool = True) -> bool:
     """Are two object graphs equal: types, keys, values, arrays, and what is shared in them?
 
-    Values are compared with their types (`1`, `1.0` and `True` differ), `nan` equals itself, arrays have to have the
-    same shape and dtype (0.0 equals -0.0 in them, and weak types do not count). The order of dict keys and attributes
+    Values are compared with their types: `1`, `1.0` and `True` differ. `nan` equals itself. Arrays have to have the
+    same shape and dtype; in them 0.0 equals -0.0, and weak types do not count. The order of dict keys and attributes
     does not count, but in an `OrderedDict`.
 
     Args:

@@ -50,15 +50,15 @@ CAPTURED_SHARED = (
     "function. Pass a copy, or let the function use its argument."
 )
 PACKED_SHAPE = (
-    "{name} is exported for {path}, a jax.ShapeDtypeStruct inside of packed state, where it is no array. Pack arrays "
+    "{name} is exported for {path}, a jax.ShapeDtypeStruct inside of packed state, which holds arrays. Pack arrays "
     "of these shapes (jnp.zeros), whose sizes are fixed then; for symbolic shapes pass the object itself, not a handle."
 )
 SYMBOLIC = (
-    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. What is no "
-    "array is the same for every shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
+    "{name}: a symbolic dimension is a part of the result, or of what is left in an argument, at {path}. Only an "
+    "array can differ from shape to shape: make it an array (jnp.asarray(x.shape[0])), or let the caller find it."
 )
 NO_CALLBACKS = (
-    "{name} calls a function on the host, which is no part of an exported program. Take callbacks, jax.debug.print and "
+    "{name} calls a function on the host, which an exported program cannot hold. Take callbacks, jax.debug.print and "
     "progress= out of it, or compile it where it runs."
 )
 NOT_SAVED = (
@@ -203,8 +203,8 @@ def export(
 ) -> Callable[P, Exported[P, R]]:
     """Exports a function, jitted or not, for arguments like the given ones: `graftax.export(f)(*args, **kwargs)`.
 
-    What the function captures, its closure, the globals it names and the object of a bound method, becomes part of the
-    program, with the values of now. It must not change it, nor return an object of it.
+    What the function captures becomes part of the program, with the values of now: its closure, the globals it names,
+    the object of a bound method. The function must not change these, nor return one of them.
 
     Args:
         function: any callable; the options of a jitted one are kept.

@@ -24,9 +24,9 @@ def to_dict(obj: object) -> dict[Path, Any]:
     """The flat, path-keyed form of an object graph.
 
     Every node has an entry `<path>.__class__` with its type, so that empty containers survive. A node met again is a
-    `Ref` to the path where it was met first. What a node needs beside its children (the `maxlen` of a deque, the
-    elements of a set, the treedef of a registered node) is at `<path>.__graftax__`. Leaves, arrays and statics, stand
-    at their paths; a leaf that happens to be a `Ref` or a `Path` is kept as `Leaf(value)`.
+    `Ref` to the path where it was met first. What a node needs besides its children is at
+    `<path>.__graftax__`: the `maxlen` of a deque, the elements of a set, the treedef of a registered node. Leaves,
+    arrays and statics, stand at their paths; a leaf that happens to be a `Ref` or a `Path` is kept as `Leaf(value)`.
 
     Returns:
         a dict in walk order, the same in every process.

@@ -251,17 +251,17 @@ tree_util.register_pytree_with_keys(Packed, _with_keys, _from_children, _childre
 def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool = True) -> Packed[T]:
     """Packs the small arrays of an object graph into one buffer per dtype and sharding.
 
-    A call of `graftax.jit` costs by the array; one that is given the handle pays for a few. To the function, an
-    argument that is a handle is the object inside; what the function does to it is in the handle afterwards. A function
-    that works without changing its arguments returns `pack(new_state)`, and the handle it was given is used up.
+    Each array makes a call of `graftax.jit` slower; a handle counts as a few. A function that is given a handle sees
+    the object inside, and what it changes is in the handle afterwards. A function that does not change its arguments
+    returns `pack(new_state)`; the handle that it was given cannot be used again.
 
     Args:
         obj: any object graph: a model, an optimizer's state, a tuple of both. Shared and cyclic references are kept.
         max_bytes: arrays of more bytes than this are held as they are, beside the buffers.
         donate: a call that is given the handle may use its memory for the new state. With False the memory is kept, and
-            a handle is never used up.
-        copy: take a copy of the arrays that stand beside the buffers, so that `obj` keeps its own when the handle's are
-            donated (and of NumPy arrays in any case). False where `obj` is not used afterwards.
+            the handle can always be used again.
+        copy: take a copy of the arrays that are not in the buffers, so that `obj` keeps its own when the handle's are
+            donated. NumPy arrays are always copied. False where `obj` is not used afterwards.
 
     Returns:
         a `Packed` handle: `unpack()` gives the objects back.

@@ -41,11 +41,11 @@ _Where = str | Path | type | types.UnionType | Callable[[T], Any]
 
 @boundary
 def at(obj: T) -> At[T]:
-    """Places in a graph, to read them, or to have a copy with other values there.
+    """Places in a graph, to read them, or to get a copy with other values there.
 
-    `at(obj)[where]`: `where` is a path or a pattern (`layers[0].w`, `layers[*].w`, `**.bias`), a `Path`, a function
-    that is given the object and returns a part of it or several (`lambda m: m.layers[0].w`), or a tuple of those. What
-    it returns has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
+    In `at(obj)[where]`, `where` is a path or a pattern (`layers[0].w`, `layers[*].w`, `**.bias`), a `Path`, or a tuple
+    of those. It may also be a function of the object that returns a part of it or several (`lambda m: m.layers[0].w`).
+    The result has `get()`, `set(value)`, `apply(function)`, `update(value)` and `paths`.
 
     Example:
         >>> model = {"layers": [{"w": 4}, {"w": 6}], "head": 1}

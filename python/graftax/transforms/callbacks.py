@@ -61,7 +61,7 @@ def pure_callback(
     Args:
         callback: a pure function. It must not change its arguments, which are copies.
         result_shape_dtypes: a graph like the result, with `jax.ShapeDtypeStruct` (or arrays) in place of its arrays.
-            What is no array in it is the result's own, and has to agree with what the function returns.
+            All other values in it have to equal those that the function returns.
         *args, **kwargs: arguments of the function.
         sharding, vmap_method: as in `jax.pure_callback`.
 

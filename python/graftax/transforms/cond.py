@@ -75,8 +75,9 @@ def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R],
 
     Both are traced. They may change arrays, and other things, in the operands and in what they capture; where only one
     does, the other's value of an array is the unchanged one. Afterwards the objects have to have the same structure
-    whichever was run: static values must not depend on `pred`, nor which object is where. Where one puts a new object
-    in the place of one that nothing else holds, the place has a new one with the chosen branch's contents.
+    whichever was run: static values must not depend on `pred`, nor which object is where. One
+    branch may put a new object in the place of one that nothing else holds. The place then has a new object, with the
+    contents of the branch that ran.
 
     Args:
         pred: a scalar boolean, or a number.

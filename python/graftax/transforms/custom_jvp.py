@@ -68,9 +68,9 @@ class custom_jvp(CustomRule[P, R]):
     def defjvp(self, rule: F, symbolic_zeros: bool = False) -> F:
         """Sets the rule: `rule(primals, tangents)` returns (value, tangent of the value). Returns it, for a decorator.
 
-        Both arguments are tuples of graphs like the arguments of the function: the first as they are, the second with
-        a tangent in place of each floating array or number (zeros where it is not differentiated), None for all
-        else. The tangent of the value is a graph like the value; None in it is zero. Arguments named by
+        Both arguments are tuples of graphs like the arguments of the function. The first holds these as they are. The
+        second has a tangent in place of each floating array or number, zeros where it is not differentiated, and None
+        for all else. The tangent of the value is a graph like the value; None in it is zero. Arguments named by
         `nondiff_argnums` come first, one by one.
 
         Args:

@@ -42,8 +42,8 @@ def vjp(
 
     Returns:
         (value, pull back), and with `has_aux` the second part. `pull back` takes a graph like the value, with a
-        cotangent for each array (None is zero), and returns a tuple of graphs like the primals, as `value_and_grad`
-        gives them.
+        cotangent for each array; None is zero. It returns a tuple of graphs like the primals, as `value_and_grad` gives
+        them.
 
     Example:
         >>> value, pull = graftax.vjp(lambda model: model["w"] * 2, {"w": jnp.ones(2), "name": "net"})
@@ -85,8 +85,8 @@ def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool) -> tuple[A
 def filter_vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """As `equinox.filter_vjp`: (value, pull back), and with `has_aux` the second part of what `fun` returned.
 
-    `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else, and
-    returns a tuple of trees like the primals.
+    `pull back` takes a tree like the value, with a cotangent for each floating array and None for all else. It returns
+    a tuple of trees like the primals.
     """
     value, pull, *aux = pulled_back(by_value, fun, primals, has_aux, {})
 

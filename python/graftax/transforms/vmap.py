@@ -90,10 +90,10 @@ def vmap(
         fun: the function.
         in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
             arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
-            with an axis for each part; a dict of patterns of key paths (`{"**.bias": None, "**": 0}`, the first that
-            covers a path counts), which may be types or filters of Flax NNX (`{nnx.BatchStat: None, ...: 0}`), as in
-            `nnx.StateAxes`; or a function of the array. A dict of patterns that begin with the names of arguments, or
-            a function, can also stand for all arguments. Keyword arguments are mapped over axis 0, as in
+            with an axis for each part; a function of the array; or a dict of patterns of key paths, of which the first
+            that covers a path counts (`{"**.bias": None, "**": 0}`). Its keys may be types or filters of Flax NNX, too,
+            as in `nnx.StateAxes` (`{nnx.BatchStat: None, ...: 0}`). A function, or a dict of patterns that begin with
+            the names of arguments, can also stand for all arguments. Keyword arguments are mapped over axis 0, as in
             JAX, where patterns or a function do not say otherwise.
         out_axes: the axis for each array of the result, in the same ways. Where it is None, the array may not depend
             on the mapped axis.
