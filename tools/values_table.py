@@ -39,8 +39,9 @@ REFUSAL = """\
 An error names the key path, the reason and the way out, before anything has run. Each page shows what to write instead.
 
 An object of C code is one of an extension type, or of a class derived from one. It is refused where it may change,
-because such a change cannot be seen. Functions are taken, and objects that are known not to change. So are objects whose
-own `==` and hash say what they are. Where an object never changes, say so with `graftax.register_static(its class)`.
+because such a change cannot be seen. Functions are taken, and objects that are known not to change. So are objects
+whose own `==` and hash say what they are. Where an object never changes, say so with
+`graftax.register_static(its class)`.
 """
 MARKS = """\
 ✓ yes, ✗ not yet, — the question has no meaning for this kind, and why.

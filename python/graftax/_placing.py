@@ -26,8 +26,8 @@ from .path import Path
 
 RETURN = "return"
 NO_ROOT = (
-    "{name}: out_shardings has an entry for {keys}, and {name} is given {known}. The result has the entry 'return', and "
-    "what is written has those of arguments, or patterns of key paths."
+    "{name}: out_shardings has an entry for {keys}, and {name} is given {known}. The result has the entry 'return', "
+    "and what is written has those of arguments, or patterns of key paths."
 )
 
 
