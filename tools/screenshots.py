@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of the pages that graftax makes, by headless Chromium: python tools/screenshots.py FOLDER [SITE].
 
-Each in light and dark, wide and narrow, to be looked at. Some are kept in docs/pictures, for docs/show.md and
-docs/recompiles.md. SITE is the folder that `make docs` built.
+Each in light and dark, wide and narrow, and all four beside each other, to be looked at. docs/pictures keeps some,
+made small with pngquant. SITE is the folder that `make docs` built.
 """
 
 from __future__ import annotations
@@ -87,11 +87,21 @@ def pages(folder: Path, site: Path | None) -> dict[str, Path]:
     return made
 
 
-def shoot(page: Path, out: Path, width: int, theme: int) -> None:
+def shoot(page: Path, out: Path, width: int, theme: int, height: int = HEIGHT) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome") or "chrome"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=4000"]
-    options += [f"--blink-settings=preferredColorScheme={theme}", f"--window-size={width},{HEIGHT}"]
+    options += [f"--blink-settings=preferredColorScheme={theme}", f"--window-size={width},{height}"]
     subprocess.run([chromium, *options, f"--screenshot={out}", page.as_uri()], check=True, capture_output=True)
+
+
+def together(folder: Path, name: str) -> None:
+    """The four pictures of one page as one."""
+    rows = [f'<img src="{name}-wide-{theme}.png"> <img src="{name}-narrow-{theme}.png">' for theme in THEMES]
+    page = folder / f"{name}.html"
+    style = f"body {{ margin: 8px; background: #8b93a1 }} img {{ height: {HEIGHT // 2}px }}"
+    page.write_text(f"<style>{style}</style>{'<br>'.join(rows)}", encoding="utf-8")
+    shoot(page, folder / f"{name}.png", sum(WIDTHS.values()) // 2 + 24, 1, HEIGHT + 28)
+    page.unlink()
 
 
 def main(out: str, site: str | None = None) -> None:
@@ -102,6 +112,7 @@ def main(out: str, site: str | None = None) -> None:
             for size, width in WIDTHS.items():
                 for theme, setting in THEMES.items():
                     shoot(page, folder / f"{name}-{size}-{theme}.png", width, setting)
+            together(folder, name)
 
 
 if __name__ == "__main__":
