@@ -90,6 +90,14 @@ def _class_of(*args: Any, **kwargs: Any) -> Any:
     return args[0].__class__ if len(args) == 1 and is_symbol(args[0]) and not kwargs else type(*args, **kwargs)
 
 
+def power(base: Any, exp: Any, mod: Any = None) -> Any:
+    """`pow`, which asks neither its second nor its third operand where there are three."""
+    if mod is None or not any(map(is_symbol, (base, exp, mod))):
+        return pow(base, exp, mod)
+    found = operation("pow", pow, base, exp, mod)
+    return pow(base, exp, mod) if found is NotImplemented else found
+
+
 def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
     items = [start, *iterable]
     if not any(map(is_symbol, items)):

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._code import Names, is_never_asked, names_of, passed_on
-from ._stand_ins import TYPE, stand_ins
+from ._stand_ins import TYPE, power, stand_ins
 
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 _SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
-_FOR_SYMBOLS = frozenset({"float", "int", "sum", "type"})
+_FOR_SYMBOLS = frozenset({"float", "int", "pow", "sum", "type"})
 
 Scopes = dict[int, dict[str, Any]]  # globals, by id
 
@@ -35,6 +35,7 @@ class StoodIn:
         self.originals: Scopes = {}  # by what code of the trace that runs sees of them
         self.symbolic = False  # does the trace that runs have symbols?
         self._of_types: Scopes = {}  # of code that names type()
+        self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
         self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
         self._writes_numbers = False  # in C, which asks what it does not know for something to write instead
         self._passed: dict[int, set[str]] = {}  # builtin classes that code does more with than to call them
@@ -42,7 +43,7 @@ class StoodIn:
     @property
     def size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
-        kinds = len(self._of_types), sum(map(len, self._passed.values())), self._writes_numbers
+        kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._writes_numbers
         symbolic = kinds if self.symbolic else ()
         return len(self.of_ids), len(self.of_vars), *symbolic
 
@@ -60,6 +61,8 @@ class StoodIn:
             self._writes_numbers = any(map(_is_of_a_serializer, [*map(scope.get, firsts), *modules]))
         if "type" in names.loaded and "type" not in scope:
             self._of_types.setdefault(id(scope), scope)
+        if "pow" in names.loaded and "pow" not in scope:
+            self._of_powers.setdefault(id(scope), scope)
         if classes := _FOR_SYMBOLS.intersection(names.loaded):
             self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
 
@@ -86,6 +89,9 @@ class StoodIn:
         """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
         for scope in self._of_types.values():
             yield scope, {"type": TYPE}
+        for i, scope in self._of_powers.items():
+            if "pow" not in self._passed.get(i, ()):
+                yield scope, {"pow": power}
         for i, scope in self._of_numbers.items():
             yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))
 

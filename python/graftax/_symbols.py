@@ -244,12 +244,12 @@ class Symbol:
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
-            return pow(self._asked(), _asked(other), _asked(modulus))
+            return operation("pow", pow, self, other, modulus)
         return operation("**", operator.pow, self, other)
 
     def __rpow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
-            return pow(_asked(other), self._asked(), _asked(modulus))
+            return operation("pow", pow, other, self, modulus)
         if type(other) in (int, float, bool) or is_symbol(other):
             return operation("**", operator.pow, other, self)
         return other ** self._asked()  # an array: JAX makes another program for each exponent
