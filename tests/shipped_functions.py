@@ -61,6 +61,21 @@ def with_closure(x):
     return inner(x)
 
 
+class Trainer:
+    def __init__(self, step=0):
+        self.step, self.base, self.w, self.marks = step, 0.5, jnp.ones(3), 0
+
+
+@graftax.jit
+def counting(trainer, x):
+    trainer.step += 1
+    rate = trainer.base * 0.99**trainer.step
+    if trainer.step % 4 == 0:
+        trainer.marks += 1
+    trainer.w = trainer.w - rate * x
+    return trainer.w.sum()
+
+
 def arguments(name, n=3):
     """Of a call."""
     x = jnp.arange(float(n))
@@ -69,6 +84,7 @@ def arguments(name, n=3):
         "donating": lambda: ({"w": x + 1}, x),
         "wide": lambda: ({f"p{i}": jnp.ones(n) * i for i in range(40)}, x),
         "with_closure": lambda: (x,),
+        "counting": lambda: (Trainer(n), jnp.arange(3.0)),
         "by_value": lambda: (x, jax.random.key(0), helper),
     }[name]()
 
@@ -77,5 +93,5 @@ def result(name, n=3):
     """What a call gives, as plain lists."""
     args = arguments(name, n)
     out = globals()[name](*args)
-    leaves = graftax.flatten([out, args[0] if name in ("step", "donating") else None])[0]
+    leaves = graftax.flatten([out, args[0] if name in ("step", "donating", "counting") else None])[0]
     return [leaf.tolist() for leaf in leaves]

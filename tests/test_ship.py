@@ -219,3 +219,37 @@ def test_jaxs_own_cache_on_disk_is_hit_by_every_program(tmp_path):
     (hits, misses), (again, missed) = (map(int, run.stdout.split()) for run in done)
     assert hits == 0 and misses >= 4
     assert (again, missed) == (misses, 0)
+
+
+NUMBERS = """
+import json, sys, warnings
+import shipped_functions
+warnings.simplefilter("error")
+f = shipped_functions.counting
+loaded = f.load_compiled(sys.argv[1])
+f.freeze()
+trainer, x, sums = shipped_functions.Trainer(int(sys.argv[2])), shipped_functions.jnp.arange(3.0), []
+for _ in range(9):
+    sums.append(float(f(trainer, x)))
+print(json.dumps([loaded, sums, trainer.step, trainer.marks, f.cache_info().traces]))
+"""
+
+
+@pytest.mark.parametrize("start", [0, 57])
+def test_symbolic_numbers_go_on_in_another_process(tmp_path, start):
+    f, path = shipped_functions.counting, tmp_path / "programs"
+    f.clear_cache()
+    trainer, x = shipped_functions.Trainer(), jnp.arange(3.0)
+    for _ in range(9):
+        f(trainer, x)
+    count = f.save_compiled(path)
+    assert count >= 3  # the first value, and both answers of the guard
+    again, sums = shipped_functions.Trainer(start), []
+    for _ in range(9):
+        sums.append(float(f(again, x)))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", NUMBERS, str(path), str(start)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [count, sums, again.step, again.marks, 0]
+    f.clear_cache()

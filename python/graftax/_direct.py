@@ -71,6 +71,11 @@ def status() -> str:
     return "on" if _state.reason is None else f"off: {_state.reason}"
 
 
+def trust() -> None:
+    """The self-test has passed in a process with the same versions and devices: here it is not made again."""
+    _state.tested = True
+
+
 def setup() -> None:
     """Tells the core what direct calls read of JAX. Touches no device."""
     if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0":

@@ -67,6 +67,21 @@ class HostProgram:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.lock = threading.RLock()  # held by a call that may trace: it alone writes
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
+
+    def serves(self, numbers: Sequence[int | float]) -> bool:
+        """Do its guards hold for the numbers of a call?"""
+        if tuple(map(type, numbers)) != self.kinds:
+            return False
+        try:
+            return self.compiled(0)(*numbers) is not None
+        except Exception:  # its arithmetic raises for these
+            return False
+
     # ---- written while a function is traced
 
     def constant(self, value: bool | int | float) -> int:

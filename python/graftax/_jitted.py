@@ -156,19 +156,21 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry
         table.misses += 1
-        shipped = table.shipped_of(recording, context, self._plan.name) if numbers is None else None
+        shipped = table.shipped_of(recording, context, self._plan.name, numbers)
         if table.frozen and shipped is None:
             _frozen.refuse(table, self._plan.name, recording)
         _compiling.listen()
         self._advise(recording, self._plan.signature.arguments(layout))
         entry = self._build(roots, layout, recording, context, numbers)
         if shipped is not None:
-            entry = shipped_entry(entry, graphdef, context, self._plan.signature.arguments(layout), shipped)
+            arguments = self._plan.signature.arguments(layout)
+            entry = shipped_entry(entry, graphdef, context, arguments, shipped, numbers)
         key = (_core.weaken(graphdef), *key[1:])
         if numbers is not None:
             numbers.stored(table, key)
         entry = table.store(key, entry)
-        if shipped is not None and entry.compiled.stage_for(recording.leaves) is not None:
+        given = recording.leaves if numbers is None else numbers.given(recording.leaves)
+        if shipped is not None and entry.compiled.stage_for(given) is not None:
             _compiling.loaded(table, entry, self._plan.name, recording)
         return entry
 
@@ -199,6 +201,8 @@ class Jitted(Stageable[P, R]):
         """What is symbolic in a call that differs from others in Python numbers alone, and its recording with that."""
         table = self._table
         if not self._takes_symbols or table.knows(static, context):
+            return None, None
+        if table.shipped_of(static, context, self._plan.name) is not None:
             return None, None
         places, reads = self._plan.signature.origins, table.reads
         known = reads.changing if reads is not None else ()

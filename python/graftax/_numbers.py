@@ -10,11 +10,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import _core
 from ._host_program import HostProgram
 from ._reads import ReadSet
 from ._stood_in import NewReads
-from ._structure import Op, Place, Structure
+from ._structure import Op, Place, Structure, place_name
 from ._symbols import SymbolTrace, is_symbol
 
 if TYPE_CHECKING:
@@ -84,12 +86,19 @@ class Numbers:
     def __init__(self) -> None:
         self._families: collections.OrderedDict[Any, Family] = collections.OrderedDict()
         self._last: Family | None = None
+        self._expected: set[frozenset[str]] = set()  # places of numbers that were symbolic in another process
+
+    def expect(self, places: frozenset[str]) -> None:
+        """Numbers in these places are symbolic from the start, where a structure has all of them."""
+        if places:
+            self._expected.add(places)
 
     def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)
         families = [family for known, family in list(self._families.items()) if known[::2] == key[::2]]
         looking = Numbers()
+        looking._expected = self._expected
         if families:
             looking._families[key] = copy.deepcopy(families[-1])
         return looking.symbolic(recording, None)
@@ -111,8 +120,10 @@ class Numbers:
         if not found:
             return None
         values = tuple(value for _, value in found)
-        family = self._family(self._key(recording, context), values)
+        family, is_new = self._family(self._key(recording, context), values)
         self._last = family
+        if is_new and self._expected:
+            family.expect(self._seen_elsewhere(recording, [row for row, _ in found]))
         if changing:
             at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
             family.expect(i for i, (row, _) in enumerate(found) if row in at)
@@ -127,15 +138,24 @@ class Numbers:
         places = {structure.place(structure.rows[row]): i for i, row in rows.items() if i not in again}
         return SymbolicNumbers(family, places, values) if places else None
 
-    def _family(self, key: Any, values: tuple[Number, ...]) -> Family:
+    def _seen_elsewhere(self, recording: _core.Recording, rows: list[int]) -> list[int]:
+        structure = Structure(recording.graphdef)
+        texts = [place_name(structure.place(structure.rows[row]), recording.names) for row in rows]
+        fitting = [places for places in self._expected if places <= set(texts)]
+        expected = max(fitting, key=len, default=frozenset[str]())
+        return [i for i, text in enumerate(texts) if text in expected]
+
+    def _family(self, key: Any, values: tuple[Number, ...]) -> tuple[Family, bool]:
+        """The family of a key, and whether it is new."""
         with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
             family = self._families.get(key)
+            is_new = family is None
             if family is None:
                 family = self._families[key] = Family(values)
                 while len(self._families) > _MOST_FAMILIES:
                     self._families.popitem(last=False)
             self._families.move_to_end(key)
-            return family
+            return family, is_new
 
     def settle(self) -> None:
         if self._last is not None:
@@ -183,6 +203,15 @@ class SymbolicNumbers:
         self.program = HostProgram(kinds, self._family.capacity)
         self.program.leaves = self.leaves
         return self.program
+
+    def resume(self, program: HostProgram) -> None:
+        """What a host program of another process was for is what this one is for."""
+        self.program = program
+
+    def given(self, leaves: Sequence[Any]) -> list[Any]:
+        """What an executable is given of a call with these leaves, but for the values."""
+        vectors = self.program.vectors((), ())
+        return [*(np.int32(0) if i in self.leaves else leaf for i, leaf in enumerate(leaves)), *vectors]
 
     def stored(self, table: FunctionTable, key: tuple[Any, ...]) -> None:
         alive = weakref.ref(table)

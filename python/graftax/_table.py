@@ -12,7 +12,7 @@ from ._advice import Advice
 from ._errors import GraftaxError
 from ._explain import History
 from ._impure import Overheard
-from ._numbers import Numbers
+from ._numbers import Numbers, SymbolicNumbers
 from ._options import Options
 from ._origin import Origin
 from ._reads import ReadSet
@@ -46,7 +46,7 @@ class FunctionTable(_core.Table):
         self.entries: dict[tuple[Any, ...], _core.Entry] = {}
         self.advice = Advice()
         self.history = History()
-        self.shipped: dict[tuple[str, Any], Any] = {}  # what was loaded of a file, by digest and context
+        self.shipped: dict[tuple[str, Any], list[Any]] = {}  # what was loaded of a file, by digest and context
         self.shipped_for: _core.Reads | None = None  # the bindings that it depends on
         self.frozen = False  # a call that would compile raises instead
         self.untied = False  # a warning that shared arrays come back apart was given
@@ -80,14 +80,20 @@ class FunctionTable(_core.Table):
         """The entry that has these Outcomes."""
         return next((entry for entry in self.entries.values() if entry.outcomes is outcomes), None)
 
-    def shipped_of(self, recording: _core.Recording, context: Any, name: str) -> Any:
-        """What was loaded for a structure, as long as all that the code reads is as it was; or None."""
+    def shipped_of(
+        self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
+    ) -> Any:
+        """What was loaded for a structure and its numbers, as long as all that the code reads is as it was; or None."""
         if not self.shipped or self.shipped_for is None or not self.shipped_for.holds():
             return None
         try:
-            return self.shipped.get((digest(recording.graphdef, recording.names, name), context))
+            those = self.shipped.get((digest(recording.graphdef, recording.names, name), context), [])
         except GraftaxError:  # it holds what has no name in another process
             return None
+        if numbers is None:
+            return next((one for one in those if one.host is None), None)
+        values = [recording.leaves[leaf] for leaf in numbers.leaves]
+        return next((o for o in those if o.host and o.host.leaves == numbers.leaves and o.host.serves(values)), None)
 
     def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
         for dead in [k for k in self.entries if not k[0]._alive()]:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import numpy as np
 
-from .. import _core
+from .. import _core, _direct
 from .._advice import caller_level
 from .._bar import Bar, Tell
 from .._errors import GraftaxError, RecompileWarning
-from .._explain import Variant
+from .._explain import Look, Variant, looks
+from .._host_program import HostProgram
+from .._structure import place_name
 from ._digest import code_digest, digest
 from ._programs import Program, look_token, settings_tokens
 from ._reads import as_data, restore, version_of
@@ -46,6 +49,9 @@ class Saved:
 
     outcomes: list[_core.Outcome]
     programs: list[Program]
+    host: HostProgram | None = None  # of its symbolic numbers
+    places: frozenset[str] = frozenset()  # where these are
+    numbers: list[list[tuple[int, int]]] = dataclasses.field(default_factory=list[list[tuple[int, int]]])  # of Outcomes
 
 
 def save(caller: Any, path: str | os.PathLike[str]) -> int:
@@ -56,28 +62,30 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     settings, why = settings_tokens(), "nothing was compiled"
     saved: list[tuple[str, Any, Saved]] = []
     for (graphdef, context, *others), entry in list(table.entries.items()):
-        if entry.host is not None:
-            why = "it computes with symbolic numbers, on the host too"
-        if others or entry.host is not None or not entry.holds():
-            continue  # others: of bindings that had other values
+        host: HostProgram | None = entry.host
+        if (others and host is None) or not entry.holds():
+            continue  # others: of bindings that had other values, or of other guards
         programs: list[Program] = []
         names: tuple[str, ...] = ()
         for variant in cast("list[Variant]", table.history.variants):
-            tokens = tuple(map(look_token, variant.looks))
+            given = _looks_of_given(host, variant.looks)
+            tokens = tuple(map(look_token, given))
             if variant.entry() is not entry or "compiled" not in variant.seconds:
                 continue
             if None in tokens or not variant.is_among(settings):
                 why = "it was compiled under other settings of JAX, or for arrays that lie in another way"
                 continue
-            lowered, names = _lowered(entry, variant), variant.names
+            lowered, names = _lowered(entry, given), variant.names
             programs.append(Program.of(lowered, cast(Any, tokens), settings))
         if programs:
             key = digest(graphdef, names, name)
-            saved.append((key, context, Saved(list(entry.outcomes), programs)))
+            numbers = [outcome.numbers for outcome in entry.outcomes]
+            one = Saved(list(entry.outcomes), programs, host, _places(host, graphdef, names), numbers)
+            saved.append((key, context, one))
     if not saved:
         raise GraftaxError(NOTHING_TO_SAVE.format(name=name, why=why))
     reads = as_data(table.reads, name)
-    header = {"name": name, **_here(caller)}
+    header = {"name": name, "direct": _direct.status() == "on", **_here(caller)}
     content = _MAGIC + json.dumps(header).encode() + b"\n" + pickle.dumps((reads, saved))
     _write(Path(path), content)
     return sum(len(one.programs) for _, _, one in saved)
@@ -106,7 +114,13 @@ def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
         message = OTHER_PLACE.format(path=path, name=name, differences="; ".join(differences))
         warnings.warn(message, RecompileWarning, caller_level())
         return 0
-    table.shipped |= {(key, context): one for key, context, one in saved}
+    if header.get("direct"):
+        _direct.trust()
+    for key, context, one in saved:
+        for outcome, numbers in zip(one.outcomes, one.numbers, strict=True):
+            outcome.numbers = numbers
+        table.shipped.setdefault((key, context), []).append(one)
+        table.numbers.expect(one.places)
     return sum(len(one.programs) for _, _, one in saved)
 
 
@@ -128,13 +142,26 @@ def _restored(caller: Any, data: dict[str, Any]) -> str | None:
     return why
 
 
-def _lowered(entry: _core.Entry, variant: Variant) -> Any:
-    """The program of a variant, which JAX has, as it has its executable: nothing is traced or compiled for it."""
+def _looks_of_given(host: HostProgram | None, recorded: tuple[Look, ...]) -> tuple[Look, ...]:
+    """What the executable is given of a call: nothing for its symbolic numbers, and what the host computes of them."""
+    if host is None:
+        return recorded
+    nothing, *vectors = looks([np.int32(0), *host.vectors((), ())])
+    return (*(nothing if leaf in host.leaves else look for leaf, look in enumerate(recorded)), *vectors)
+
+
+def _places(host: HostProgram | None, graphdef: _core.GraphDef, names: tuple[str, ...]) -> frozenset[str]:
+    places = graphdef.leaf_places()
+    return frozenset(place_name(places[leaf], names) for leaf in (host.leaves if host is not None else ()))
+
+
+def _lowered(entry: _core.Entry, given: tuple[Look, ...]) -> Any:
+    """The program for these looks, which JAX has, as it has its executable: nothing is traced or compiled for it."""
     specs = [
         jax.ShapeDtypeStruct(
             look.shape, look.dtype, weak_type=look.weak, sharding=look.sharding if look.committed else None
         )
-        for look in variant.looks
+        for look in given
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of donation: its first compilation has said it
