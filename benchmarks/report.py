@@ -140,3 +140,13 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
         held = "[green]held[/green]" if v.held else "[red]MISSED[/red]"
         table.add_row(v.title, f"{v.limit:.2f}x", measured, held, v.detail)
     console.print(table)
+
+
+def print_seconds(console: Console, times: dict[str, float]) -> None:
+    """Each way with its median."""
+    table = Table(title="seconds", title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("median", justify="right")
+    for way, seconds in times.items():
+        table.add_row(way, f"{seconds:.4f}")
+    console.print(table)

@@ -11,7 +11,7 @@ from typing import Any
 # Started as a file or loaded from one, the package `benchmarks` is found beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import budgets, growth, report, results, subjects, table, trees
+from benchmarks import budgets, files, growth, report, results, subjects, table, trees
 from benchmarks.cases import cases
 from benchmarks.versions import versions
 
@@ -26,6 +26,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     what.add_argument("--budgets", action="store_true", help="measure the budgets; exit 1 if one is missed")
     what.add_argument("--growth", action="store_true", help="measure calls with 1 to 100,000 leaves")
     what.add_argument("--trees", action="store_true", help="measure graftax.tree beside jax.tree and optree")
+    what.add_argument("--files", action="store_true", help="load and save beside safetensors and Orbax; exit 1 too")
+    parser.add_argument("--megabytes", type=int, default=files.MEGABYTES, help="of the large file of --files")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes, for a first look")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (31; 101 for budgets; 7 when quick)")
     parser.add_argument("--case", metavar="REGEX", default="", help="only cases whose name matches")
@@ -38,10 +40,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them: FILE.svg or FILE.png")
     args = parser.parse_args(argv)
-    if args.plot is not None and (args.budgets or args.trees or args.plot.suffix not in _PLOTS):
+    if args.plot is not None and (args.budgets or args.trees or args.files or args.plot.suffix not in _PLOTS):
         parser.error("--plot draws the table or the growth series, as .svg or .png")
-    if args.budgets and (args.case or args.measure or args.subject):
-        parser.error("--budgets measures all budgets: --case, --measure and --subject choose from the table")
+    if (args.budgets or args.files) and (args.case or args.measure or args.subject):
+        parser.error("--budgets and --files measure all: --case, --measure and --subject choose from the table")
     return args
 
 
@@ -148,6 +150,19 @@ def _run_budgets(args: argparse.Namespace, console: report.Console) -> list[budg
     return verdicts
 
 
+def _run_files(args: argparse.Namespace, console: report.Console) -> list[budgets.Verdict]:
+    rounds = args.rounds or (2 if args.quick else files.ROUNDS)
+    with report.progress(console) as bar:
+        task = bar.add_task(f"files, {args.megabytes} MB", total=files.steps(rounds))
+        times = files.measure(args.megabytes, rounds, lambda: bar.advance(task))
+    verdicts = files.verdicts(times, args.megabytes)
+    report.print_seconds(console, times)
+    report.print_verdicts(console, verdicts)
+    content = {"rounds": rounds, "megabytes": args.megabytes, "seconds": times}
+    _write(args.json, "files", {**content, "budgets": [asdict(v) for v in verdicts]})
+    return verdicts
+
+
 def main(argv: list[str]) -> int:
     """Run with these command-line arguments; 0 when all is equal and every asked budget is held."""
     args = _parse(argv)
@@ -159,8 +174,9 @@ def main(argv: list[str]) -> int:
             return 2
     console = report.console()
     report.print_versions(console, versions())
-    if args.budgets:
-        return 0 if all(verdict.held for verdict in _run_budgets(args, console)) else 1
+    if args.budgets or args.files:
+        judged = _run_files(args, console) if args.files else _run_budgets(args, console)
+        return 0 if all(verdict.held for verdict in judged) else 1
     run = _run_growth if args.growth else _run_trees if args.trees else _run_table
     rows = run(args, console)
     if not rows:

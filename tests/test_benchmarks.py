@@ -63,6 +63,17 @@ def test_trees_are_measured_beside_jax_and_give_the_same(tmp_path, monkeypatch):
     assert {"jax_tree", "graftax_tree"} <= {r["subject"] for r in rows} and all(r["equal"] for r in rows)
 
 
+@pytest.mark.quick(0)  # some seconds; no result depends on it
+@pytest.mark.filterwarnings("ignore")  # of Orbax
+def test_files_are_measured_beside_safetensors_and_orbax(tmp_path):
+    pytest.importorskip("safetensors")
+    pytest.importorskip("orbax.checkpoint")
+    out = tmp_path / "out.json"
+    assert command.main(["bench", "--files", "--rounds", "1", "--megabytes", "64", "--json", str(out)]) in (0, 1)
+    found = json.loads(out.read_text())["files"]
+    assert len(found["budgets"]) == 4 and all(seconds > 0 for seconds in found["seconds"].values())
+
+
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_plot_is_drawn_or_says_what_it_needs(tmp_path, capsys, ending):
     out = tmp_path / f"out.{ending}"
