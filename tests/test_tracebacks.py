@@ -247,3 +247,25 @@ def test_an_error_of_the_users_own_gets_no_line():
         raise ValueError("no")
 
     assert "operands" not in "".join(getattr(raised(graftax.jit(wrong), X), "__notes__", ()))
+
+
+class Plain:
+    def __init__(self):
+        self.w = jnp.ones(3)
+
+
+OF_JAX = {
+    "grad": lambda model: jax.grad(lambda m: m.w.sum())(model),
+    "vmap": lambda model: jax.vmap(lambda m: m.w)(model),
+    "scan": lambda model: jax.lax.scan(lambda m, x: (m, None), model, jnp.ones(3)),
+    "checkpoint": lambda model: jax.checkpoint(lambda m: m.w)(model),
+    "jit": lambda model: jax.jit(lambda m: m.w)(model),
+    "grad in grad": lambda model: graftax.grad(lambda x: jax.grad(lambda m: m.w.sum() * x)(model))(1.0),
+}
+
+
+@pytest.mark.parametrize("call", OF_JAX.values(), ids=OF_JAX)
+def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(call):
+    error = raised(graftax.jit(call), Plain())
+    told = "JAX's own transforms open no Plain: those of graftax do, such as graftax.grad in place of jax.grad."
+    assert error.__notes__.count(told) == 1

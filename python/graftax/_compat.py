@@ -527,6 +527,15 @@ def has_this_sharding(error: BaseException, leaf: Any) -> bool:
     return str(error).endswith(of)
 
 
+def refused_class(error: BaseException) -> str | None:
+    """The class of an object that a transform of JAX's was given, and that JAX does not open."""
+    text = str(error)
+    if not isinstance(error, TypeError) or not ("is not a valid JAX type" in text or "as an abstract array" in text):
+        return None
+    found = re.search(r"of type '?<class '([\w.<>]+)'>", text)
+    return found[1] if found else None
+
+
 def is_of_a_deleted_array(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error)
 

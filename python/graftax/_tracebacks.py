@@ -22,6 +22,7 @@ from . import _compat
 from ._errors import GraftaxError
 
 OPERANDS = "Of its operands, {operands}."
+NOT_JAXS = "JAX's own transforms open no {cls}: those of graftax do, such as graftax.grad in place of jax.grad."
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,12 +101,19 @@ def _hidden(filename: str) -> bool:
 def name_operands(error: BaseException, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
     """Adds a line to an error of a function of JAX's: which of its operands are these leaves, by key path.
 
+    Where the function was given an object of a class that JAX does not open, the line says what to call instead.
+
     Args:
         error: as it was raised in a function that was given the leaves.
         leaves: what the function was given in their place.
         names: the key paths of the leaves.
     """
     if _FULL or isinstance(error, GraftaxError) or getattr(error, "_names_operands", False):
+        return
+    refused = _compat.refused_class(error)
+    if refused is not None:
+        error.add_note(NOT_JAXS.format(cls=refused.rpartition(".")[2]))
+        error._names_operands = True  # type: ignore[attr-defined]
         return
     number = {id(leaf): i for i, leaf in enumerate(leaves)}
     found = list(dict.fromkeys(number[id(x)] for x in _operands(error) if id(x) in number))[:_MOST]
