@@ -13,25 +13,14 @@ import jax
 import jax.extend
 
 from benchmarks.cases import case
+from benchmarks.layers import CompiledLayers
 from benchmarks.measures import MEASURES
 from benchmarks.table import Row, compare
+from benchmarks.verdicts import OnRound, Verdict
 
 _FIRST_CALL_ROUNDS = 25
 # A ratio this close to its limit, on either side, may be the machine's doing: it is measured again.
 _NARROW = 0.05
-
-OnRound = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A budget with what was measured: None where it could not be, and then it is not held."""
-
-    title: str
-    limit: float
-    measured: float | None
-    held: bool
-    detail: str
 
 
 class Budget(Protocol):
@@ -304,6 +293,21 @@ BUDGETS: tuple[Budget, ...] = (
     ),
     Timed("loss and gradient, list of 100, vs JAX on the flat list", 1.00, "gradient", "list 100", "jax_flat"),
     Timed("loss and gradient, eqx.Module of 100, vs JAX on it", 0.65, "gradient", "eqx.Module 100", "jax_tree"),
+    Timed(
+        "update of optax.adam, plain objects of 100, vs Optax on the flat list",
+        1.05,
+        "optimizer",
+        "object 100",
+        "jax_flat",
+    ),
+    Timed(
+        "update of optax.adam, plain objects of 1000, vs Optax on the flat list",
+        1.05,
+        "optimizer",
+        "object 1000",
+        "jax_flat",
+    ),
+    CompiledLayers("compilation, 24 layers in a list, a step of training, vs the loop unrolled", 0.25),
     NodeCalls("user flatten and unflatten calls, registered node, vs jax.jit", 1.00),
     FlattenCalls("user flatten calls, registered node, structure not met before", 3, known=False),
     FlattenCalls("user flatten calls, registered node, known structure outside the last eight", 1, known=True),

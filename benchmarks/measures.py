@@ -171,6 +171,20 @@ def _gradient_trace(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready
     return Ready(call, len(call().jaxpr.jaxpr.outvars) == 1 + case.size)
 
 
+def _optimizer(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    """Steps of Adam by given gradients, state and parameters fed back or changed in place."""
+    make, form = getattr(subject, "trained", None), subject.taken_as(case.form)
+    if make is None or form.assign is None:
+        return None
+    ones = [jax.numpy.ones_like(x) for x in arrays]
+    step = make(form.build([x + 0 for x in arrays]), form.build(ones), 1e-3)
+    step()
+    now = form.arrays(step())  # by gradients of one, each step is one learning rate
+    pairs = zip(now, case.values(), strict=True)
+    equal = all(np.allclose(a, b - 2e-3, rtol=1e-5, atol=1e-5) for a, b in pairs)
+    return Ready(lambda: form.probe(step()).block_until_ready(), equal)
+
+
 def _complete(leaves: list[Any], arrays: list[Any]) -> bool:
     # Orders differ between libraries and a shared array may come more than once.
     return {id(x) for x in leaves if isinstance(x, jax.Array)} == {id(x) for x in arrays}
@@ -241,6 +255,7 @@ MEASURES = {
         Measure("write_back", "changed in place", _write_back),
         Measure("gradient", "loss and gradient", _gradient),
         Measure("gradient_trace", "loss and gradient, traced", _gradient_trace, once=True),
+        Measure("optimizer", "update of optax.adam", _optimizer),
         Measure("flatten", "flatten", _flatten),
         Measure("replay", "flatten, known structure", _replay),
         Measure("unflatten", "unflatten", _unflatten),

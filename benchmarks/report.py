@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from benchmarks import growth
-from benchmarks.budgets import Verdict
 from benchmarks.subjects import Absent
 from benchmarks.table import ALL_MEASURES, Row
+from benchmarks.verdicts import Verdict
 
 try:
     from rich.console import Console

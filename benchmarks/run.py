@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import budgets, files, growth, report, results, subjects, table, trees
 from benchmarks.cases import cases
+from benchmarks.verdicts import Verdict
 from benchmarks.versions import versions
 
 _PLOTS = (".svg", ".png")
@@ -131,11 +132,11 @@ def _run_trees(args: argparse.Namespace, console: report.Console) -> list[table.
     return rows
 
 
-def _run_budgets(args: argparse.Namespace, console: report.Console) -> list[budgets.Verdict]:
+def _run_budgets(args: argparse.Namespace, console: report.Console) -> list[Verdict]:
     present, absent = subjects.load()
     report.print_absent(console, absent)
     rounds = _rounds(args, 101)
-    verdicts: list[budgets.Verdict] = []
+    verdicts: list[Verdict] = []
     with report.progress(console) as bar:
         task = bar.add_task("", total=sum(b.rounds(rounds) for b in budgets.BUDGETS))
         for budget in budgets.BUDGETS:
@@ -143,7 +144,7 @@ def _run_budgets(args: argparse.Namespace, console: report.Console) -> list[budg
             try:
                 verdict = budget.run(present, rounds, lambda: bar.advance(task))
             except Exception as e:  # a failure misses its own budget; the others are still measured
-                verdict = budgets.Verdict(budget.title, budget.limit, None, False, table.short(e))
+                verdict = Verdict(budget.title, budget.limit, None, False, table.short(e))
             verdicts.append(verdict)
     report.print_verdicts(console, verdicts)
     _write(args.json, "budgets", {"rounds": rounds, "budgets": [asdict(v) for v in verdicts]})

@@ -280,3 +280,18 @@ def test_value_and_gradients_in_one():
         graftax.StructureError, match=r"a tuple of 2, .*parameters 3.*value_and_grad returns \(value, grad"
     ):
         graftax.optimizer(optax.sgd(1.0), model).update(model, graftax.value_and_grad(loss)(model))
+
+
+def test_rows_of_gradients_are_for_the_transformations_that_take_them():
+    model = {"w": jnp.ones(2), "b": jnp.zeros(())}
+    rows = graftax.vmap(graftax.grad(lambda m, x: m["w"] @ x + m["b"]), in_axes=(None, 0))(model, jnp.ones((4, 2)))
+    private = optax.contrib.differentially_private_aggregate(l2_norm_clip=100.0, noise_multiplier=0.0, key=0)
+    opt = graftax.optimizer(optax.chain(private, optax.sgd(0.5)), model)
+    graftax.jit(lambda model, opt, rows: opt.update(model, rows) and None)(model, opt, rows)
+    assert model["w"].tolist() == [0.5, 0.5] and model["b"] == -0.5
+    for tx in (optax.sgd(0.5), optax.adam(0.5), optax.MultiSteps(optax.adam(0.5), 2)):
+        opt = graftax.optimizer(tx, model)
+        before = graftax.copy((model, opt))
+        with pytest.raises(graftax.StructureError, match=r"gradient of \[b\]"):
+            opt.update(model, rows)
+        assert graftax.equal(before, (model, opt))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from benchmarks.inputs import Form
-from graftax import _core
+from graftax import _core, optimizer
 from graftax import combine as combine
 from graftax import copy as copy
 from graftax import equal as equal
@@ -42,3 +42,19 @@ def replay(structure: Any, obj: Any) -> list[Any]:
     if walked is None:
         raise ValueError("replay did not recognise the structure it was recorded from")
     return walked[0]
+
+
+def trained(model: Any, grads: Any, rate: float) -> Callable[[], Any]:
+    import optax
+
+    opt = optimizer(optax.adam(rate), model)
+
+    @jit
+    def step(model: Any, opt: Any, grads: Any) -> None:
+        opt.update(model, grads)
+
+    def call() -> Any:
+        step(model, opt, grads)
+        return model
+
+    return call

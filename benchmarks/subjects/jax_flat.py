@@ -42,3 +42,22 @@ def flatten(obj: Any) -> tuple[list[Any], Any]:
 
 def replay(structure: Any, obj: Any) -> list[Any]:
     return jax.tree.flatten(obj)[0]
+
+
+def trained(params: Any, grads: Any, rate: float) -> Callable[[], Any]:
+    import optax
+
+    tx = optax.adam(rate)
+    state = tx.init(params)
+
+    @jit
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def call() -> Any:
+        nonlocal params, state
+        params, state = step(params, state, grads)
+        return params
+
+    return call

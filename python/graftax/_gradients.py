@@ -42,14 +42,27 @@ def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dic
     """The gradients by the names of the parameters; the parts of an array that stands in several places are added.
 
     Raises:
-        StructureError: where gradients and parameters do not fit, at the path.
+        StructureError: where gradients and parameters do not fit, at the path. One more axis in all of them, of the same
+            length, is left to the transformation.
     """
     found = _by_name(graph, numbers, grads)
-    for name, gradient in found.items():
-        expected = np.shape(graph.rows[numbers[name][0]].value)
-        if np.shape(gradient) != expected:
-            raise StructureError(other_shape("gradient of", name, expected, gradient))
+    shapes = {name: np.shape(graph.rows[numbers[name][0]].value) for name in found}
+    if not _has_rows(found, shapes):
+        require_shapes(found, shapes)
     return found
+
+
+def require_shapes(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    """Raises a StructureError where a gradient is not of the shape of its parameter."""
+    for name, gradient in gradients.items():
+        if np.shape(gradient) != shapes[name]:
+            raise StructureError(other_shape("gradient of", name, shapes[name], gradient))
+
+
+def _has_rows(gradients: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
+    """Is there a row for each example in all of them? `differentially_private_aggregate` of Optax takes these."""
+    found = {np.shape(gradient)[:1] for gradient in gradients.values()}
+    return len(found) == 1 and all(np.shape(g) == (*next(iter(found)), *shapes[n]) for n, g in gradients.items())
 
 
 def other_shape(what: str, name: str, expected: Any, given: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from ._compat import as_weak
 from ._errors import StructureError, some, type_name
 from ._fields import register_static
-from ._gradients import gradients_in, other_shape
+from ._gradients import gradients_in, other_shape, require_shapes
 from ._handles import is_handle, run_inside
 from ._labels import seen_by_labels
 from ._leaves import array_numbers, is_inexact
@@ -144,11 +144,17 @@ class Optimizer:
         given = gradients_in(graph, numbers, grads)
         extra = self._accepted(graph, numbers, extra)
         together = params if self._form is None else self._form(fast=params, slow=self.slow)
-        with seen_by_labels(graph, numbers):
-            updates, state = self.tx.update(given, self.state, together, **extra)
-        if self._form is not None:
-            slow = updates.slow
-            updates = updates.fast
+        shapes = {name: value.shape for name, value in params.items()}
+        try:
+            with seen_by_labels(graph, numbers):
+                updates, state = self.tx.update(given, self.state, together, **extra)
+        except (TypeError, ValueError):
+            require_shapes(given, shapes)  # rows of gradients, which few transformations take
+            raise
+        slow, updates = (None, updates) if self._form is None else (updates.slow, updates.fast)
+        if any(np.shape(updates[name]) != shape for name, shape in shapes.items()):
+            require_shapes(given, shapes)
+        if slow is not None:
             self.slow = {name: _moved(value, slow[name]) for name, value in (self.slow or {}).items()}
         new = {name: _moved(value, updates[name]) for name, value in params.items()}
         changed = graph.put({number: new[name] for name, where in numbers.items() for number in where})

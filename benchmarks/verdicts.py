@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the measurement of a budget says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OnRound = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A budget with what was measured: None where it could not be, and then it is not held."""
+
+    title: str
+    limit: float
+    measured: float | None
+    held: bool
+    detail: str
