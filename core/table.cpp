@@ -267,6 +267,13 @@ void bind_table(nb::module_& m) {
       .def_ro("hits", &Table::hits)
       .def_rw("as_plain", &Table::as_plain)
       .def(
+          "_promote",
+          [](Table& t, nb::handle entry) {
+            if (!nb::isinstance<Entry>(entry)) raise_error(PyExc_TypeError, "expected an Entry");
+            t.promote(entry.ptr());
+          },
+          nb::arg("entry"), nb::sig("def _promote(self, entry: Entry) -> None"), "Makes this entry the newest.")
+      .def(
           "_forget",
           [](Table& t, nb::handle entry) {
             auto it =

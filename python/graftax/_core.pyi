@@ -697,6 +697,9 @@ class Table:
     @as_plain.setter
     def as_plain(self, arg: bool, /) -> None: ...
 
+    def _promote(self, entry: Entry) -> None:
+        """Makes this entry the newest."""
+
     def _forget(self, entry: object) -> None: ...
 
     def _forget_all(self) -> None: ...

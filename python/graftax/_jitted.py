@@ -33,6 +33,7 @@ from ._handles import is_handle
 from ._numbers import SymbolicNumbers
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
+from ._ship._at_once import AtOnce
 from ._ship._programs import shipped_entry
 from ._signature import Signature, global_names, refuse_generators, resolve
 from ._stood_in import NewReads
@@ -152,6 +153,9 @@ class Jitted(Stageable[P, R]):
         except Exception as error:  # a static's own __eq__ raised
             note_comparison(error, graphdef, recording.names)
             raise
+        if entry is not None and isinstance(entry.compiled, AtOnce):  # it is asked for more than to run
+            table.drop(key)
+            entry = None
         if entry is not None:
             table.found += 1
             return entry

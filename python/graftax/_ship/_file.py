@@ -24,6 +24,7 @@ from .._explain import Look, Variant, looks
 from .._host_program import HostProgram
 from .._structure import place_name
 from ._digest import code_digest, digest
+from ._at_once import place_at_once
 from ._programs import Program, look_token, settings_tokens
 from ._reads import as_data, restore, version_of
 
@@ -44,6 +45,23 @@ _MAGIC = b"graftax programs 2\n"
 
 
 @dataclasses.dataclass
+class Structured:
+    """What an entry is made of before a call has asked for it, where its structure has a pickle."""
+
+    graphdef: bytes
+    names: tuple[str, ...]
+    arguments: int
+    tupled: bool
+
+    @classmethod
+    def of(cls, entry: _core.Entry, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: int) -> Any:
+        try:
+            return cls(pickle.dumps(graphdef), names, arguments, entry.tupled)
+        except Exception:  # what it holds says what it cannot be
+            return None
+
+
+@dataclasses.dataclass
 class Saved:
     """What is compiled for one structure: its Outcomes, and an executable for each look of the leaves."""
 
@@ -51,6 +69,7 @@ class Saved:
     programs: list[Program]
     host: HostProgram | None = None  # of its symbolic numbers
     places: frozenset[str] = frozenset()  # where these are
+    structure: Structured | None = None
     numbers: list[list[tuple[int, int]]] = dataclasses.field(default_factory=list[list[tuple[int, int]]])  # of Outcomes
 
 
@@ -80,7 +99,10 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         if programs:
             key = digest(graphdef, names, name)
             numbers = [outcome.numbers for outcome in entry.outcomes]
-            one = Saved(list(entry.outcomes), programs, host, _places(host, graphdef, names), numbers)
+            structure = Structured.of(
+                entry, graphdef, names, caller._plan.signature.arguments(graphdef._layout or ())
+            )
+            one = Saved(list(entry.outcomes), programs, host, _places(host, graphdef, names), structure, numbers)
             saved.append((key, context, one))
     if not saved:
         raise GraftaxError(NOTHING_TO_SAVE.format(name=name, why=why))
@@ -121,6 +143,7 @@ def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
             outcome.numbers = numbers
         table.shipped.setdefault((key, context), []).append(one)
         table.numbers.expect(one.places)
+        place_at_once(caller, key, context, one)
     return sum(len(one.programs) for _, _, one in saved)
 
 

@@ -71,6 +71,17 @@ def _place(look: Look) -> Any:
     return None
 
 
+def fitting(programs: Sequence[Program], leaves: Sequence[Any]) -> Program | None:
+    """The program for such leaves, under the settings of now."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return None
+    asked, settings = tuple(map(look_token, looks(leaves))), settings_tokens()
+    for program in programs:
+        if program.looks == asked and program.settings == settings:
+            return program
+    return None
+
+
 class Shipped:
     """Runs the executable that fits, or else the `jax.jit` object of this process. Holds what the core asks of one."""
 
@@ -93,13 +104,7 @@ class Shipped:
         return None if program is None else program.stage
 
     def _fitting(self, leaves: Sequence[Any]) -> Program | None:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return None
-        asked, settings = tuple(map(look_token, looks(leaves))), settings_tokens()
-        for program in self._programs:
-            if program.looks == asked and program.settings == settings:
-                return program
-        return None
+        return fitting(self._programs, leaves)
 
     def _cache_size(self) -> int:
         return len(self._programs) + self._compiled._cache_size()

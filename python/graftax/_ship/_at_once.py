@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of programs that were loaded, made before a call asks for them: the first call is a hit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pickle
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .. import _core
+from .._meeting import compares
+from .._explain import Look, Variant
+from .._stood_in import NewReads
+from ._digest import digest
+from ._programs import Program, Token, fitting
+
+TAKEN_BACK = "arrays came that the programs of the file are not for"
+
+
+class AtOnce:
+    """Stands for the `jax.jit` object of such an entry. Where no program fits the arrays, the call begins anew without it."""
+
+    def __init__(self, programs: Sequence[Program], tupled: bool, table: Any, key: Any) -> None:
+        self._programs, self._tupled = programs, tupled
+        self._table, self._key = weakref.ref(table), key
+
+    def __call__(self, *given: Any) -> Any:
+        stage = self.stage_for(given[0] if self._tupled else given)
+        if stage is None:
+            table = self._table()
+            if table is not None:
+                table.drop(self._key, TAKEN_BACK)
+            raise NewReads
+        return stage(*given)
+
+    def stage_for(self, leaves: Sequence[Any]) -> Any:
+        program = fitting(self._programs, leaves)
+        return None if program is None else program.stage
+
+    def _cache_size(self) -> int:
+        return len(self._programs)
+
+
+def place_at_once(caller: Any, fingerprint: str, context: Any, saved: Any) -> None:
+    """Makes the entry of what was loaded, where its structure is found again here, down to the code of its functions."""
+    name, table, structure = caller._plan.name, caller._table, saved.structure
+    if structure is None or compares():
+        return
+    try:
+        graphdef = pickle.loads(structure.graphdef)
+        known = digest(graphdef, structure.names, name) == fingerprint
+        variants = [_variant(caller, graphdef, saved, program) for program in saved.programs]
+    except Exception:  # the first call finds it by its fingerprint, or compiles
+        return
+    if not known:
+        return
+    key: tuple[Any, ...] = (_core.weaken(graphdef), context)
+    while key in table.entries:
+        key = (*key[:2], key[2] + 1 if len(key) > 2 else 1)
+    compiled = AtOnce(saved.programs, structure.tupled, table, key)
+    outcomes = list(saved.outcomes)
+    entry = _core.Entry(graphdef, context, compiled, outcomes, structure.arguments, structure.tupled)
+    if saved.host is not None:
+        entry.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)
+        entry.evaluate = saved.host.compiled(len(outcomes))
+    entry.tell(table.shipped_for)
+    table._promote(table.store(key, entry))
+    for variant in variants:
+        variant.belongs_to(entry)
+        table.history.loaded(variant)
+
+
+def _variant(caller: Any, graphdef: _core.GraphDef, saved: Any, program: Program) -> Variant:
+    """What an explanation says of it."""
+    looks = list(map(_look, program.looks))
+    numbers: dict[int, Any] = {}
+    if saved.host is not None:
+        numbers = {leaf: kind() for leaf, kind in zip(saved.host.leaves, saved.host.kinds, strict=True)}
+        looks = looks[:-2]
+    found = Variant.of(caller._plan.name, graphdef, saved.structure.names, (), caller._table.reads)
+    return dataclasses.replace(found, looks=tuple(looks), numbers=numbers)
+
+
+def _look(token: Token) -> Look:
+    shape, dtype, weak, place = token
+    if place == "anywhere":
+        return Look(shape, _dtype(dtype), weak, None, False)
+    if place[0] != "on":
+        raise ValueError(place)
+    device = next(device for device in jax.devices() if device.id == place[1])
+    return Look(shape, _dtype(dtype), weak, jax.sharding.SingleDeviceSharding(device, memory_kind=place[2]), True)
+
+
+def _dtype(text: str) -> Any:
+    with contextlib.suppress(TypeError):
+        return jax.numpy.dtype(text)
+    keys = jax.eval_shape(jax.random.key, 0).dtype
+    if str(keys) != text:
+        raise ValueError(text)
+    return keys
