@@ -36,13 +36,13 @@ LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
 # The page of each public name, by the module that it is imported from.
 GROUPS = {
-    "compiling": ("Compiling", {"_jit", "_jitted", "_aot", "_table", "export", "_show", "_core"}),
+    "compiling": ("Compiling", {"_jit", "_jitted", "_aot", "_table", "export", "_show", "_explain"}),
     "transforms": ("Transforms", {"transforms", "_stacking"}),
     "filtered": ("By value, as Equinox", set[str]()),  # filter_*
     "files": ("Files", {"_files"}),
     "devices": ("Many devices", {"_rules", "_agreement"}),  # and shard
     "graphs": ("Graphs by hand", set[str]()),  # all others
-    "training": ("Training", {"_leaves", "_optimizer", "_labels"}),
+    "training": ("Training", {"_leaves", "_optimizer", "_labels", "_streams"}),
     "classes": ("Classes", {"_fields", "marks", "module"}),
     "errors": ("Errors and warnings", {"_errors"}),
 }
@@ -66,6 +66,8 @@ def group_of(name: str, module: str) -> str:
         return "filtered"
     if module == "transforms.shard":
         return "devices"
+    if name.endswith(("Error", "Warning")):
+        return "errors"
     first = module.partition(".")[0]
     return next((group for group, (_, modules) in GROUPS.items() if first in modules), "graphs")
 

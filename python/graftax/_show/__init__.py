@@ -22,19 +22,19 @@ _LINES = 60
 
 
 class _Show:
-    """Shows an object graph: every class as what it is made of, each shared object once, and what it weighs.
+    """Shows an object graph: the parts of every class, each shared object once, and sizes.
 
-    What is returned shows itself at the prompt and in a notebook. `print` prints it plain, its `print()` with colors on
-    a terminal. `html(path)` makes a page to search and to open and close, `svg(path)` a drawing of a small graph.
+    The result draws itself at the prompt and in a notebook. `print` prints it plain, its `print()` with colors on a
+    terminal. `html(path)` makes a page that can be searched, `svg(path)` a drawing of a small graph.
     `show.diff(a, b)` shows where two graphs differ. No numbers are read from arrays.
 
     Args:
-        obj: any object; or a jitted function, and its arguments behind it: what a call would trace, share, donate,
+        obj: any object; or a jitted function, followed by its arguments, to see what a call would trace, share, donate,
             forward and write back. That traces the function, and runs nothing.
         *args, **kwargs: of the jitted function.
         depth: how many levels of the text; None: as many as `lines` allow.
-        lines: so long may the text be; None: as long as it takes, with nothing left out.
-        values: shows what is in the arrays too, which copies numbers from their devices.
+        lines: the most lines of the text; None: as many as it takes, with nothing left out.
+        values: shows a few numbers of each array, too, which copies them from their devices.
         mark: words beside places: `{"frozen": "layers[0].**"}`, each with what `graftax.find` takes.
 
     Example:
