@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-LIBRARIES = ("lineax", "optimistix", "diffrax", "flowjax", "paramax", "nnx")
+LIBRARIES = ("lineax", "optimistix", "diffrax", "flowjax", "paramax", "mixed", "nnx")
 
 
 def replace_names() -> None:

@@ -86,7 +86,7 @@ class _Pickled:
         return (pickle.loads, (self.content,))
 
 
-JITTED = type(jax.jit(int))
+JITTED: Any = type(jax.jit(int))
 OF_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
 
 

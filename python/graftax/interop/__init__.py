@@ -48,6 +48,8 @@ def axes(node: Any) -> Any:
     return _first("axes", node)
 
 
+NO_AXIS_NAMES = "transform_metadata={names!r} is for the Variables of Flax NNX, which is not imported"
+
 # Names of fields that users do not spell: paths are printed without them. Each adapter adds its own when imported.
 # Of Flax NNX `layer.kernel` is a Variable, and the array in it.
 UNSPOKEN: set[str] = set()
@@ -73,6 +75,18 @@ def is_carry(spec: Any) -> bool:
 def prefix(spec: Any) -> Any:
     """An object like the one that a library's own prefix object speaks of, with its entries in place of arrays."""
     return _first("prefix", spec)
+
+
+def with_axis_names(function: Any, in_axes: Any, out_axes: Any, names: Any) -> Any:
+    """A function that takes the name of the mapped axis off what it is given, and puts it on what it leaves.
+
+    Raises:
+        TypeError: where no imported library keeps names of axes beside arrays.
+    """
+    found = _first("with_axis_names", function, in_axes, out_axes, names)
+    if found is None:
+        raise TypeError(NO_AXIS_NAMES.format(names=names))
+    return found
 
 
 def describe(cls: type) -> Description | None:

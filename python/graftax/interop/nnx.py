@@ -10,12 +10,14 @@ either: a compiled function sees them sorted.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from flax.core.spmd import get_logical_axis_rules
-from flax.nnx import extract, filterlib, graphlib, merge
+from flax.nnx import extract, filterlib, graphlib, merge, spmd
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
@@ -28,6 +30,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from .._description import Description
 from .._errors import GraftaxError
+from .._prefix import part_of
 from . import UNSPOKEN, LibraryFilter
 from .linen import mesh_axes
 
@@ -130,3 +133,43 @@ def prefix(spec: Any) -> Any:
 def differentiated(spec: Any) -> tuple[int, Any] | None:
     """What `nnx.DiffState` says."""
     return (spec.argnum, filterlib.All(spec.filter)) if isinstance(spec, DiffState) else None
+
+
+def with_axis_names(function: Any, in_axes: Any, out_axes: Any, names: Any) -> Any:
+    """What `transform_metadata` of `nnx.vmap` and `nnx.scan` is: the axis of each Variable by its prefix."""
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        for variable, axis in _with_axes(args, in_axes):
+            spmd.remove_axis(variable, axis, names)
+        result = function(*args, **kwargs)
+        given = {id(variable): (variable, axis) for variable, axis in _with_axes(args, in_axes)}
+        new = {id(variable): (variable, axis) for variable, axis in _with_axes(result, out_axes)}
+        for variable, axis in (new | given).values():
+            spmd.add_axis(variable, axis, names)
+        return result
+
+    return named
+
+
+def _with_axes(graph: Any, axes: Any) -> list[tuple[Any, int]]:
+    """The Variables of arguments or a result that a mapped axis goes through, and where in the whole it is."""
+    found: list[tuple[Any, int]] = []
+    for path, variable in graphlib.iter_graph(graph):
+        axis = _axis_at(axes, path, variable) if isinstance(variable, Variable) else None
+        if axis is not None:
+            value: Any = variable.get_raw_value()
+            found.append((variable, axis if axis >= 0 else axis + value.ndim + 1))
+    return found
+
+
+def _axis_at(axes: Any, path: Sequence[Any], variable: Any) -> int | None:
+    for i, name in enumerate(path):
+        if (said := choices(axes)) is not None:
+            wanted = (axis for kind, axis in said if filterlib.to_predicate(kind)(tuple(path[i:]), variable))
+            return next(wanted, None)
+        if axes is None or type(axes) is int or is_carry(axes):
+            break
+        axes = part_of(axes, name)
+    axes = axes.get_raw_value() if isinstance(axes, Variable) else axes
+    return axes if type(axes) is int else None

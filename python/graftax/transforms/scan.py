@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from .. import _core
+from .. import _core, interop
 from .._handles import is_handle, run_inside
 from .._stacking import Each
 from .._tracebacks import boundary
@@ -71,6 +71,7 @@ def scan(
     unroll: int | bool = 1,
     in_axes: Any = ...,
     out_axes: Any = ...,
+    transform_metadata: Any = ...,
 ) -> Callable[..., Any]: ...
 @overload
 def scan(
@@ -80,6 +81,7 @@ def scan(
     unroll: int | bool = 1,
     in_axes: Any = ...,
     out_axes: Any = ...,
+    transform_metadata: Any = ...,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 @boundary
 def scan(
@@ -93,6 +95,7 @@ def scan(
     progress: Progress = None,
     in_axes: Any = (Carry, 0),
     out_axes: Any = (Carry, 0),
+    transform_metadata: Any = None,
 ) -> Any:
     """`jax.lax.scan` for functions of any objects: `carry, y = f(carry, x)` for each `x`, compiled once.
 
@@ -115,6 +118,7 @@ def scan(
             arguments and its result are: `graftax.Carry` for what goes from step to step, an axis for the rows of
             arrays, None for what is the same in all steps; in the result, for what the last step gave. Trees of these
             and filters of NNX as for `vmap`.
+        transform_metadata: with them, as for `vmap`.
 
     Returns:
         (the last carry, a graph like `y` with all steps' arrays stacked). Static values are the same in each `y`
@@ -139,8 +143,11 @@ def scan(
     """
     if f is LATER:
         options = {"length": length, "reverse": reverse, "unroll": unroll, "in_axes": in_axes, "out_axes": out_axes}
+        options["transform_metadata"] = transform_metadata
         return functools.partial(scan, **options)
     if init is NO_CARRY:
+        if transform_metadata:
+            f = interop.with_axis_names(f, in_axes, out_axes, transform_metadata)
         return scan_by_axes(f, in_axes, out_axes, length, reverse, unroll)
     if is_handle(init):
         return run_inside(

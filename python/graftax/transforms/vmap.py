@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
+from .. import interop
 from .._compat import ref_types
 from .._errors import MutationError
 from .._symbols import NUMBERS
@@ -60,6 +61,8 @@ def vmap(
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
     spmd_axis_name: Hashable | None = None,
+    *,
+    transform_metadata: Any = None,
 ) -> Callable[P, R]: ...
 @overload
 def vmap(
@@ -69,6 +72,7 @@ def vmap(
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
     spmd_axis_name: Hashable | None = None,
+    transform_metadata: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary
 @decorator
@@ -79,6 +83,8 @@ def vmap(
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
     spmd_axis_name: Hashable | None = None,
+    *,
+    transform_metadata: Any = None,
 ) -> Callable[..., Any]:
     """Maps a function of any objects over an axis of the arrays in its arguments.
 
@@ -98,6 +104,8 @@ def vmap(
         out_axes: the axis for each array of the result, in the same ways. Where it is None, the array may not depend
             on the mapped axis.
         axis_name, axis_size, spmd_axis_name: as in `jax.vmap`.
+        transform_metadata: as in `nnx.vmap`: `{nnx.PARTITION_NAME: "layers"}` names the mapped axis in the sharding of
+            each Variable.
 
     Returns:
         a function of the same arguments with an axis more.
@@ -113,7 +121,8 @@ def vmap(
         >>> graftax.vmap(lambda model, x: model["w"] @ x, in_axes=(0, None))(ensemble, jnp.ones(2))
         Array([1., 5., 9.], dtype=float32)
     """
-
+    if transform_metadata:
+        fun = interop.with_axis_names(fun, in_axes, out_axes, transform_metadata)
     return vmap_by(Program, "vmap", fun, in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
 
 
