@@ -149,7 +149,7 @@ def custom_jacobian(solver: Any) -> Any:
 
 def aux_and_has_aux() -> Any:
     def fn(y: Any, args: Any) -> Any:
-        return jnp.sum((y - args) ** 2), {"steps": jnp.sum(y), "name": "loss"}
+        return jnp.sum((y - args) ** 2), {"steps": jnp.sum(y), "twice": 2 * y}
 
     found = optx.minimise(fn, optx.BFGS(1e-4, 1e-4), jnp.zeros(3), X, has_aux=True)
     return found.value, found.aux["steps"], found.stats["num_steps"]
@@ -207,7 +207,7 @@ def noisy(kind: str) -> Any:
             terms, solver, 0.0, 1.0, 0.05, jnp.ones(2), saveat=dfx.SaveAt(ts=jnp.linspace(0, 1, 4))
         ).ys
 
-    return run(jnp.asarray(0.3)), eqx.filter_jacfwd(run)(jnp.asarray(0.3))
+    return run(jnp.asarray(0.3)), eqx.filter_jacrev(run)(jnp.asarray(0.3))
 
 
 def dense_output() -> Any:

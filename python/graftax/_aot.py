@@ -92,7 +92,7 @@ class Compiled(_Stage[P, R]):
     """A compiled function: takes arguments of the structure and the statics that it was lowered for."""
 
     @boundary
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs it.
 
         Raises:

@@ -52,7 +52,7 @@ class Checked(Jitted[P, R]):
     """A jitted function that is compared with the plain one on every call."""
 
     @boundary
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         compiled: Callable[..., Any] = super().__call__
         if jax.config.jax_disable_jit:
             return compiled(*args, **kwargs)

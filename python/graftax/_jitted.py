@@ -117,7 +117,7 @@ class Jitted(Stageable[P, R]):
 
     if TYPE_CHECKING:  # C++ answers the call
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     # ---- a structure not met before
 

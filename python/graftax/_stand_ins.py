@@ -43,7 +43,7 @@ class _ClassStandIn:
     def __init__(self, cls: Any, call: Callable[..., Any]) -> None:
         self.__dict__.update({"_cls": cls, "_call": call})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
     def __instancecheck__(self, instance: Any) -> bool:

@@ -158,3 +158,22 @@ def test_a_mark_that_a_function_makes_is_returned_as_by_equinox(make: Any):
     assert type(make(eqx)) is type(make(graftax)) is object
     with pytest.raises(graftax.UnsupportedValueError, match="made inside the function"):
         graftax.jit(lambda x: (x, object()))(V)
+
+
+def test_a_converted_function_takes_dicts_in_any_order():
+    p = {"b": jnp.ones(2), "a": jnp.zeros(2)}
+    converted = graftax.filter_closure_convert(lambda p, n: p["b"] - p["a"] + n["m"][0], p, {"m": [1.0], "k": "text"})
+    other = {"a": jnp.zeros(2), "b": jnp.ones(2)}
+    assert (converted(other, {"k": "text", "m": [1.0]}) == 2).all()
+    with pytest.raises(graftax.StructureError, match="was converted for other arguments"):
+        converted({"a": jnp.zeros(2), "c": jnp.ones(2)}, {"m": [1.0], "k": "text"})
+
+
+def test_a_rule_may_have_an_argument_that_is_named_self():
+    @graftax.filter_custom_vjp
+    def scaled(x, *, self):
+        return x * self
+
+    scaled.def_fwd(lambda perturbed, x, *, self: (x * self, None))
+    scaled.def_bwd(lambda residuals, g, perturbed, x, *, self: 10 * g * self)
+    assert graftax.filter_grad(lambda x: scaled(x, self=2.0))(jnp.array(1.0)) == 20

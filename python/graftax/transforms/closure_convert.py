@@ -70,6 +70,15 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
     return Converted(one_of_alike(without_constants(closed)), consts, conversion)
 
 
+def _in_order_of(expected: Any, given: Any) -> Any:
+    cls = type(given)
+    if cls is dict and type(expected) is dict and expected.keys() == given.keys():
+        return {key: _in_order_of(part, given[key]) for key, part in expected.items()}
+    if cls in (tuple, list) and type(expected) is cls and len(expected) == len(given):
+        return cls(_in_order_of(part, x) for part, x in zip(expected, given, strict=True))
+    return given
+
+
 @register_static
 @dataclasses.dataclass(frozen=True)
 class _Conversion:
@@ -120,8 +129,13 @@ class Converted:
         shapes = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.jaxpr.outvars)
         return _core.unflatten(to.output, list(shapes))
 
+    def _in_order(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with their dicts in the order that they were converted for: to Equinox it is no difference."""
+        args, kwargs = self.in_struct
+        return _in_order_of((*args, *kwargs.values()), operands)
+
     @boundary
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs it.
 
         Raises:
@@ -130,6 +144,8 @@ class Converted:
         to = self._conversion
         operands = (*args, *(kwargs[name] for name in to.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands)
+        if graphdef != to.graphdef:
+            leaves, graphdef = _core.record(self._in_order(operands))
         text = "" if graphdef == to.graphdef else differences_text(to.graphdef, graphdef, to.names)
         shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
         if not text and shapes != to.shapes:

@@ -94,7 +94,7 @@ class custom_jvp(CustomRule[P, R]):
         self.defjvp(total)
 
     @boundary
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rule is None:
             raise self._no_rule("defjvp")
         call, rule = self._call(args, kwargs), self._rule
@@ -143,7 +143,7 @@ class filter_custom_jvp(FilteredRule[P, R]):
         raise NotImplementedError("filter_custom_jvp has no defjvps: use def_jvp")
 
     @boundary
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rule is None:
             raise self._missing("def_jvp")
         fn_jvp, count = self._rule, len(args)

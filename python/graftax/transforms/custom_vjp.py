@@ -83,7 +83,7 @@ class custom_vjp(CustomRule[P, R]):
         self._rules, self._symbolic = (fwd, bwd), symbolic_zeros
 
     @boundary
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rules is None:
             raise self._no_rule("defvjp")
         call, (fwd, bwd), symbolic = self._call(args, kwargs), self._rules, self._symbolic
@@ -160,7 +160,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
         self.def_bwd(bwd)
 
     @boundary
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._fwd is None or self._bwd is None:
             raise self._missing("def_fwd and def_bwd")
         if not args:
