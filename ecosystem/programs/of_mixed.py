@@ -184,9 +184,7 @@ def event(steady: bool) -> Any:
     if steady:
         occasion = dfx.Event(dfx.steady_state_event(rtol=1e-2, atol=1e-2))
     else:
-        occasion = dfx.Event(
-            [lambda t, y, args, **_: y[0] - 0.7, lambda t, y, args, **_: y[1] < 0.0], optx.Newton(1e-5, 1e-5)
-        )
+        occasion = dfx.Event(lambda t, y, args, **_: y[0] - 0.9, optx.Bisection(1e-4, 1e-4))
     found = eqx.filter_jit(lambda a: solve(a, event=occasion))(ARGS)
     batch = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), ARGS)
     many = eqx.filter_vmap(lambda a: solve(a, event=occasion).ts)(batch)
