@@ -14,6 +14,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -516,11 +517,6 @@ def is_of_shardings(error: BaseException) -> bool:
     return isinstance(error, ValueError) and bool(re.search(r"(key path|Got argument) leaves\[", str(error)))
 
 
-def is_of_another_sharding(error: BaseException) -> bool:
-    """Is it JAX's word on an argument that is not where `in_shardings` say? It tells the sharding and the type."""
-    return isinstance(error, ValueError) and "does not match the sharding on the respective arg" in str(error)
-
-
 def has_this_sharding(error: BaseException, leaf: Any) -> bool:
     """Can a leaf be the argument of which such an error speaks?"""
     of = f"arg sharding: {getattr(leaf, 'sharding', None)} for arg type: {jax.typeof(leaf).str_short()}"
@@ -540,35 +536,22 @@ def is_of_a_deleted_array(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error)
 
 
-def is_of_a_timeout(error: BaseException) -> bool:
-    return "DEADLINE_EXCEEDED" in str(error)
+def _saying(text: str, kind: type[BaseException] = BaseException) -> Callable[[BaseException], bool]:
+    return lambda error: isinstance(error, kind) and text in str(error)
 
 
-def is_of_refused_arguments(error: BaseException) -> bool:
-    """Did an executable refuse its arguments, so that nothing has run?"""
-    return "INVALID_ARGUMENT" in str(error)
-
-
-def is_of_reverse_loop(error: ValueError) -> bool:
-    return "Reverse-mode differentiation does not work for lax.while_loop" in str(error)
-
-
-def is_of_differentiated_callback(error: ValueError) -> bool:
-    return "callbacks do not support JVP" in str(error)
-
-
-def is_of_exported_callback(error: NotImplementedError) -> bool:
-    return "callback" in str(error)
-
-
-def is_of_symbolic_zeros(error: NotImplementedError) -> bool:
-    """Has a `shard_map` that is not compiled met the zeros of a derivative rule?"""
-    return "symbolic_zeros support with shard_map" in str(error)
-
-
-def is_of_specs(error: ValueError) -> bool:
-    """Is a spec of `shard_map` not the sharding that its argument has?"""
-    return "does not match the specs of the input" in str(error)
+is_of_a_timeout = _saying("DEADLINE_EXCEEDED")
+is_of_refused_arguments = _saying("INVALID_ARGUMENT")  # by an executable, so that nothing has run
+is_of_reverse_loop = _saying("Reverse-mode differentiation does not work for lax.while_loop")
+is_of_differentiated_callback = _saying("callbacks do not support JVP")
+is_of_exported_callback = _saying("callback")
+is_of_symbolic_zeros = _saying("symbolic_zeros support with shard_map")  # the zeros of a derivative rule, not compiled
+is_of_specs = _saying(
+    "does not match the specs of the input"
+)  # a spec of `shard_map`, and the sharding of its argument
+# An argument is not where `in_shardings` say: the sharding and the type are told.
+is_of_another_sharding = _saying("does not match the sharding on the respective arg", ValueError)
+is_of_an_output = _saying("key path result[", ValueError)
 
 
 def name_argument_of_specs(error: ValueError, path: str) -> None:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import SequenceKey
 
 from . import _core
-from ._compat import array_class
+from ._compat import array_class, is_of_an_output
 from ._errors import rename_leaves, some
 from ._options import FrozenDict, Held
 from ._patterns import root_entries
@@ -96,7 +96,7 @@ class Placing:
 
     def _name_outputs(self, error: ValueError) -> None:
         """The key paths of outputs in JAX's error about a sharding: the flat function returns results and writes."""
-        if not self._outcomes or "key path result[" not in str(error):
+        if not self._outcomes or not is_of_an_output(error):
             return
         places = self._places(self._outcomes[-1])
         results = [f"result{path_text(path)}" for root, path in places if root == 0]

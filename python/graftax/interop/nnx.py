@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax.core.spmd import get_logical_axis_rules
@@ -30,7 +30,6 @@ from jax.sharding import PartitionSpec, Sharding
 
 from .._description import Description
 from .._errors import GraftaxError
-from .._prefix import part_of
 from . import UNSPOKEN, LibraryFilter
 from .linen import mesh_axes
 
@@ -170,6 +169,6 @@ def _axis_at(axes: Any, path: Sequence[Any], variable: Any) -> int | None:
             return next(wanted, None)
         if axes is None or type(axes) is int or is_carry(axes):
             break
-        axes = part_of(axes, name)
+        axes = axes[name] if isinstance(axes, (tuple, list, Mapping)) else getattr(axes, str(name), None)
     axes = axes.get_raw_value() if isinstance(axes, Variable) else axes
     return axes if type(axes) is int else None
