@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An extension of griffe, which reads the docstrings for the site.
 
-An `Example:` is code, not text; parameters that share one line (`reverse, axis: as in ...`) are listed one by one. A class
-whose `__new__` has the signatures shows those.
+An `Example:` is code, not text; parameters that share one line (`reverse, axis: as in ...`) are listed one by one. A
+class whose `__new__` has the signatures shows those.
 """
 
 from __future__ import annotations

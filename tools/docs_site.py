@@ -135,3 +135,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if source.endswith(".py"):
         return markdown
     return "".join(part if i % 2 else LINK.sub(led, part) for i, part in enumerate(FENCE.split(markdown)))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """The signature of `graftax.show`, an object that is called, has its name."""
+    return html.replace(">_Show<", ">show<") if page.file.src_uri.startswith("api/") else html
