@@ -165,3 +165,25 @@ def test_errors_of_a_scan_over_objects():
         graftax.scan(run, jnp.ones(3), each([Layer(0), Layer(1, 2)]))
     with pytest.raises(ValueError, match="there are 1 objects, and length=3"):
         graftax.scan(run, jnp.ones(3), each([Layer(0)]), length=3)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
+def test_a_vmap_over_a_list_of_models(jit: Any):
+    models, x = [Layer(i) for i in range(3)], jnp.ones(3)
+    expected = [graftax.copy(model)(x) for model in models]
+
+    def run(models: Any, x: Any) -> Any:
+        return graftax.vmap(lambda model, x: model(x), in_axes=(0, None))(graftax.each(models), x)
+
+    np.testing.assert_allclose(jit(run)(models, x), expected, rtol=1e-5)
+    for model, y in zip(models, expected, strict=True):
+        np.testing.assert_allclose(jnp.tanh(model.mean / 0.1), y, rtol=1e-4)
+    models[1].w = jnp.ones(2)
+    with pytest.raises(graftax.StructureError, match=r"vmap of .*obj\.w is float32.* in the first object, .* in number 1"):
+        run(models, x)
+
+
+def test_a_list_of_objects_that_cannot_be_sliced_says_what_goes_over_them():
+    for layers in ([{"w": jnp.ones(())}, {"w": jnp.ones(())}], [{"w": jnp.ones(2)}, {"w": jnp.ones(3)}]):
+        with pytest.raises(ValueError, match=r"graftax\.each\(xs\)"):
+            graftax.scan(lambda x, layer: (x, None), 0.0, layers)

@@ -42,7 +42,7 @@ def gradients_in(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dic
     """The gradients by the names of the parameters; the parts of an array that stands in several places are added.
 
     Raises:
-        StructureError: where gradients and parameters do not fit, at the path. One more axis in all of them, of the same
+        StructureError: where gradients and parameters do not fit, at the path. One more axis in all of them, of one
             length, is left to the transformation.
     """
     found = _by_name(graph, numbers, grads)

@@ -99,7 +99,7 @@ class Each(Generic[T]):
 
 
 def each(objects: Iterable[T]) -> Each[T]:
-    """For `graftax.scan`: the steps go over objects of one structure, such as the layers of a model.
+    """For `graftax.scan` and `graftax.vmap`: over objects of one structure, such as the layers of a model, or models.
 
     The function is traced once for all of them. What a step changes of the object that it is given is changed in the
     caller's. (A plain list is sliced, as in JAX: every step is given the whole list, with rows in place of arrays.)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, assert_type
 
 import jax
@@ -89,6 +89,36 @@ def registered(w: jax.Array) -> None:
         names=["first", "second"],
     )
     assert_type(made(w, w), Pair)
+
+
+def flattened(pair: Pair) -> tuple[tuple[jax.Array, jax.Array], str]:
+    return (pair.first, pair.second), "aux"
+
+
+def unflattened(aux: Any, children: Sequence[Any]) -> Pair:
+    first, second = children
+    return Pair(first, second)
+
+
+def recipes(w: jax.Array, layer: Linear) -> None:
+    """Flatten, change the leaves, and put together again: of a registered class, a Module, and a graph."""
+    assert_type(graftax.register(Pair, flatten=flattened, unflatten=unflattened), type[Pair])
+    leaves, treedef = jax.tree.flatten(layer)
+    halved: Linear = jax.tree.unflatten(treedef, [leaf / 2 for leaf in leaves])
+    assert_type(halved.weight, jax.Array)
+    arrays, graphdef = graftax.flatten(layer)
+    assert_type(arrays, list[Any])
+    doubled: Linear = graftax.unflatten(graphdef, [array * 2 for array in arrays])
+    assert_type(doubled, Linear)
+    assert_type(graftax.map_leaves(lambda x: x * 2, layer), Linear)
+
+
+def streams(key: jax.Array) -> None:
+    made = graftax.Streams(0, "params", noise=key)
+    assert_type(made("params"), jax.Array)
+    assert_type(made.fork("noise"), graftax.Streams)
+    assert_type(made.split((2, 3)), graftax.Streams)
+    made.split("noise")  # expect: cannot be assigned to parameter "count"
 
 
 def wrong_registrations(w: jax.Array) -> None:

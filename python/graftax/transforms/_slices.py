@@ -28,6 +28,7 @@ NOT_SLICED = (
     "the closure; a Python number in xs is the same in each step."
 )
 OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
+OF_OBJECTS = " (For a step with each of the objects in this list: graftax.each(xs).)"
 NO_LENGTH = (
     "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
     "(jnp.arange(n) for a range)."
@@ -56,16 +57,18 @@ class Slices:
             raise ValueError(WRONG_LENGTH.format(name=name, given=length))
         self._program = Program(name, [_rows], [xs])
         self.leaves, self.names = self._program.leaves, [place.name for place in self._program.places]
+        hint = OF_OBJECTS if _is_list_of_objects(xs) else ""
         first = ""
         for leaf, path in zip(self.leaves, self.names, strict=True):
             shape = np.shape(leaf)
             if not shape:
-                raise ValueError(NOT_SLICED.format(name=name, path=path))
+                raise ValueError(NOT_SLICED.format(name=name, path=path) + hint)
             if length is None:
                 length, first = shape[0], path
             elif shape[0] != length:
                 other = first or f"length={length}"
-                raise ValueError(OTHER_LENGTH.format(name=name, path=path, count=shape[0], first=other, length=length))
+                text = OTHER_LENGTH.format(name=name, path=path, count=shape[0], first=other, length=length)
+                raise ValueError(text + hint)
             first = first or path
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
@@ -165,3 +168,8 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
 
 def _columns(rows: list[list[Any]]) -> list[Any]:
     return [jnp.stack([jnp.asarray(x) for x in column]) for column in zip(*rows, strict=True)]
+
+
+def _is_list_of_objects(xs: Any) -> bool:
+    parts = cast("list[Any]", xs) if type(xs) in (list, tuple) else []
+    return bool(parts) and not hasattr(parts[0], "shape") and len(set(map(type, parts))) == 1

@@ -19,8 +19,10 @@ from jax.custom_batching import custom_vmap
 from .. import interop
 from .._compat import ref_types
 from .._errors import MutationError
+from .._stacking import Each
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
+from ._layers import with_objects
 from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
@@ -93,7 +95,7 @@ def vmap(
     of that object have; an object that is not mapped may be changed by what does not depend on the mapped axis.
 
     Args:
-        fun: the function.
+        fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them.
         in_axes: the axis for each array of the arguments, None where it is not mapped. One axis for all positional
             arguments, or a tuple with an entry for each: an axis; a container, or an object of the argument's class,
             with an axis for each part; a function of the array; or a dict of patterns of key paths, of which the first
@@ -146,6 +148,8 @@ def vmap_by(
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
+        if any(isinstance(arg, Each) for arg in args):
+            return with_objects(name_of(fun, title), mapped, args, kwargs)
         program = make(name_of(fun, title), [fun], args, kwargs)
         inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
         broadcast = broadcast_of(program, inputs, in_axes, 0)
