@@ -129,3 +129,9 @@ def wrong_calls(x: jax.Array, model: Model) -> None:
     graftax.jit(plain, mutation="sometimes")  # expect: cannot be assigned to parameter "mutation"
     graftax.jit(plain, no_such_option=1)  # expect: No overloads for "jit"
     graftax.filter_jit(plain, mutation="error")  # expect: No overloads for "filter_jit"
+
+
+def explained(x: jax.Array) -> None:
+    assert_type(graftax.explain(plain), graftax.Explanation)
+    assert_type(graftax.explain(plain, x, n=2), graftax.CallExplanation)
+    graftax.explain(plain, "x")  # expect: is not assignable to "Array"

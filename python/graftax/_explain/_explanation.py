@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 from .. import _core
 from ._cause import Cause
@@ -15,6 +15,8 @@ from ._variant import Variant
 
 if TYPE_CHECKING:
     from .._jitted import Jitted
+
+P = ParamSpec("P")
 
 NO_FUNCTION = "graftax.{name} takes a function that graftax.jit made, and {function!r} is none"
 
@@ -77,12 +79,16 @@ class CallExplanation:
         return str(self)
 
 
-def explain(function: Jitted[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Says why a function was compiled: each program with every difference to the one most like it.
+@overload
+def explain(function: Jitted[..., Any], /) -> Explanation: ...
+@overload
+def explain(function: Jitted[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> CallExplanation: ...
+def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation | CallExplanation:
+    """Says why a function was compiled: each program with every difference to the most similar one.
 
     Args:
-        function: what `graftax.jit` or `filter_jit` made.
-        args, kwargs: of a call. With them nothing runs, and it is said whether this call would compile, and why.
+        function: what `graftax.jit` or `filter_jit` returned.
+        *args, **kwargs: of a call. With them nothing runs: the result says whether this call would compile, and why.
 
     Returns:
         An explanation. It prints as text, and `to_json()` gives it as data; of a function it has `variants`, of a call
@@ -99,7 +105,7 @@ def explain(function: Jitted[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     >>> print(graftax.explain(f, jnp.ones(4), "test").causes[0])
     x was shape (3,), is shape (4,)
     """
-    caller: Any = function
+    caller = function
     if not hasattr(caller, "_plan"):
         raise TypeError(NO_FUNCTION.format(name="explain", function=function))
     table = caller._table
