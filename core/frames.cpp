@@ -1,50 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "frames.h"
 
+#include "inner_frames.h"
+
 #include <unordered_map>
 #include <unordered_set>
 
 namespace graftax {
 
 namespace {
-
-// The head of an interpreter's frame (pycore_frame.h): what an evaluation hook is given (PEP 523).
-#if PY_VERSION_HEX >= 0x030E0000
-constexpr bool known_frames = false;
-#else
-constexpr bool known_frames = true;
-#endif
-
-struct Frame {
-#if PY_VERSION_HEX < 0x030C0000
-  PyFunctionObject* function;
-  PyObject* globals;
-  PyObject* builtins;
-  PyObject* locals;
-  PyObject* code;
-  PyFrameObject* object;
-  Frame* previous;
-  void* instruction;
-  int stacktop;
-  bool is_entry;
-  char owner;
-#else
-  PyObject* code;
-  Frame* previous;
-  PyObject* function;
-  PyObject* globals;
-  PyObject* builtins;
-  PyObject* locals;
-  PyFrameObject* object;
-  void* instruction;
-  int stacktop;
-  uint16_t return_offset;
-  char owner;
-#endif
-  PyObject* variables[1];
-};
-
-constexpr char owned_by_generator = 1;
 
 // What a frame of some code and globals does, where nobody has to be told of it: JAX's own frames are thousands a trace,
 // and a lookup in each table of the session costs as much as many of them do.
@@ -53,6 +17,7 @@ struct Met {
   PyObject* globals = nullptr;
   PyObject* shadow = nullptr;
   bool replaced = false;  // some function with this code runs with the parts of another one
+  bool inner = false;     // it may be one that runs nobody else's code
 };
 
 // A trace that is running in this thread.
@@ -66,6 +31,7 @@ struct Session {
   std::unordered_set<PyObject*> made;                  // functions that this thread has made since; not owned
   std::unordered_set<PyObject*> replaced;              // code of `functions`
   std::vector<Met> met = std::vector<Met>(1024);       // by the code's address; what is met holds its code and globals
+  Inside inside{nullptr};                              // which frames it need not hear of
   bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
 
@@ -89,9 +55,28 @@ struct Session {
   }
 };
 
-thread_local std::vector<Session*> sessions;
+// The sessions of all threads, a thread's innermost one last. The interpreter's lock guards them: the hook asks for each
+// frame, and a thread's own storage is slow to reach from a library that was loaded late.
+struct Running {
+  PyThreadState* thread;
+  Session* session;
+};
+std::vector<Running> running;
 
-int users = 0;                          // sessions of all threads: the hook is there while there is one
+Session* innermost(PyThreadState* thread) {
+  for (auto at = running.rbegin(); at != running.rend(); ++at)
+    if (at->thread == thread) return at->session;
+  return nullptr;
+}
+
+Session* innermost() { return running.empty() ? nullptr : innermost(PyThreadState_Get()); }
+
+bool is_only_thread(PyThreadState* thread) {
+  for (const Running& each : running)
+    if (each.thread != thread) return false;
+  return true;
+}
+
 _PyFrameEvalFunction before = nullptr;  // the hook that was there
 // Code that no session has to hear of (JAX, the standard library): kept for the life of the process.
 std::unordered_set<PyObject*>& ignored() {
@@ -103,13 +88,15 @@ PyObject* evaluate(PyThreadState* state, struct _PyInterpreterFrame* frame, int 
   return before ? before(state, frame, thrown) : _PyEval_EvalFrameDefault(state, frame, thrown);
 }
 
+struct Busy {
+  bool& flag;
+  explicit Busy(bool& f) : flag(f) { flag = true; }
+  ~Busy() { flag = false; }
+};
+
 // Tells the session of code that it has not met. False with an exception set, which is to be raised in its place.
 bool announce(Session& session, const Frame& frame) {
-  struct Busy {
-    bool& flag;
-    explicit Busy(bool& f) : flag(f) { flag = true; }
-    ~Busy() { flag = false; }
-  } busy(session.busy);
+  Busy busy(session.busy);
   auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
   PyObject* function = frame.function ? session.original(reinterpret_cast<PyObject*>(frame.function)) : Py_None;
   if (session.made.count(function)) function = Py_None;  // its state is the trace's own
@@ -161,7 +148,8 @@ const Met* meet(Session& session, const Frame& frame) {
   met.code = nullptr;
   auto is_known = [&] { return session.known.count(code) || ignored().count(code); };
   if (!is_known() && !announce(session, frame)) return nullptr;
-  met = {is_known() ? code : nullptr, frame.globals, session.shadow(frame.globals), session.replaced.count(code) > 0};
+  met = {is_known() ? code : nullptr, frame.globals, session.shadow(frame.globals), session.replaced.count(code) > 0,
+         session.inside.frames() && session.inside.frames()->may_be(code)};
   return &met;
 }
 
@@ -175,8 +163,41 @@ void replace_function(Session& session, Frame& frame, bool starts) {
   Py_DECREF(own);
 }
 
+PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown);
+
+// Puts one hook in another's place; where the interpreter has a third one, whoever came after calls ours.
+void exchange_hooks(_PyFrameEvalFunction from, _PyFrameEvalFunction to) {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == from) _PyInterpreterState_SetEvalFrameFunc(interpreter, to);
+}
+
+_PyFrameEvalFunction unhooked() { return before ? before : _PyEval_EvalFrameDefault; }
+
+// Takes the hook away while one frame runs. It is the interpreter's: only where no other thread has a session.
+class Unhooked {
+ public:
+  Unhooked() { exchange_hooks(hook, unhooked()); }
+  Unhooked(const Unhooked&) = delete;
+  Unhooked& operator=(const Unhooked&) = delete;
+  ~Unhooked() { exchange_hooks(unhooked(), hook); }
+};
+
+// Is nothing below this frame anybody else's? -1 with an exception set.
+int stays_inside(Session& session, const Frame& frame) {
+  Busy busy(session.busy);
+  try {
+    return session.inside.holds(frame);
+  } catch (nb::python_error& error) {
+    error.restore();
+    return -1;
+  } catch (const std::exception&) {
+    PyErr_NoMemory();
+    return -1;
+  }
+}
+
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
-  Session* session = sessions.empty() ? nullptr : sessions.back();
+  Session* session = innermost(state);
   if (!session || session->busy) return evaluate(state, raw, thrown);
   auto* frame = reinterpret_cast<Frame*>(raw);
   Met again;
@@ -194,7 +215,12 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
   }
   if (met->replaced && frame->function) replace_function(*session, *frame, !thrown);
   PyObject *own_globals = frame->globals, *shadow = met->shadow;
-  if (shadow == own_globals) return evaluate(state, raw, thrown);
+  if (shadow == own_globals) {
+    int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
+    if (inside <= 0) return evaluate(state, raw, inside < 0 ? 1 : thrown);
+    Unhooked off;
+    return evaluate(state, raw, thrown);
+  }
   bool stays = frame->owner == owned_by_generator;  // other frames are gone when they have returned
   Owned hold = Owned::borrow(frame->code);
   frame->globals = shadow;
@@ -205,23 +231,28 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
 
 class Scope {
  public:
-  explicit Scope(Session& session) {
-    sessions.push_back(&session);
-    if (!known_frames || users++ > 0) return;
-    PyInterpreterState* interpreter = PyInterpreterState_Get();
-    before = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-    if (before == _PyEval_EvalFrameDefault) before = nullptr;
-    _PyInterpreterState_SetEvalFrameFunc(interpreter, hook);
+  explicit Scope(Session& session) : session_(session) {
+    running.push_back({PyThreadState_Get(), &session});
+    if (!known_frames) return;
+    if (running.size() == 1) {
+      before = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
+      if (before == _PyEval_EvalFrameDefault) before = nullptr;
+    }
+    exchange_hooks(unhooked(), hook);  // another thread may have taken it away for a frame of its own
   }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
   ~Scope() {
-    sessions.pop_back();
-    if (!known_frames || --users > 0) return;
-    PyInterpreterState* interpreter = PyInterpreterState_Get();
-    if (_PyInterpreterState_GetEvalFrameFunc(interpreter) != hook) return;  // somebody came after: it calls this one
-    _PyInterpreterState_SetEvalFrameFunc(interpreter, before ? before : _PyEval_EvalFrameDefault);
+    for (size_t i = running.size(); i-- > 0;)
+      if (running[i].session == &session_) {
+        running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
+        break;
+      }
+    if (known_frames && running.empty()) exchange_hooks(hook, unhooked());
   }
+
+ private:
+  Session& session_;
 };
 
 }  // namespace
@@ -230,9 +261,11 @@ void bind_frames(nb::module_& m) {
   m.attr("sees_frames") = known_frames;
   m.def(
       "run_watched",
-      [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions, bool quiet) {
+      [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions, InnerFrames* inner,
+         bool quiet) {
         Session session;
         session.quiet = quiet;
+        session.inside = Inside(inner);
         session.enter = enter.ptr();
         for (nb::handle code : nb::borrow<nb::object>(known)) {
           session.known.insert(code.ptr());
@@ -253,27 +286,37 @@ void bind_frames(nb::module_& m) {
         return nb::steal(check(PyObject_CallNoArgs(f.ptr())));
       },
       nb::arg("f"), nb::arg("enter"), nb::arg("known"), nb::arg("shadows"), nb::arg("functions"),
-      nb::arg("quiet") = false,
+      nb::arg("inner").none(), nb::arg("quiet") = false,
       nb::sig("def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
               "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], "
-              "quiet: bool = False) -> Any"),
+              "inner: InnerFrames | None, quiet: bool = False) -> Any"),
       "f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) "
       "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
       "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
       "`functions` "
-      "runs with the parts of the other one. Where it is `quiet`, the trace is none that others are part of.");
+      "runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the "
+      "trace is none "
+      "that others are part of.");
   m.def(
-      "seen_function", [](nb::object f) { return sessions.empty() ? f : nb::borrow(sessions.back()->twin(f.ptr())); },
+      "seen_function",
+      [](nb::object f) {
+        Session* session = innermost();
+        return session ? nb::borrow(session->twin(f.ptr())) : f;
+      },
       nb::arg("function"), nb::sig("def seen_function(function: Any) -> Any"),
       "What runs in the place of a function in this thread's trace.");
   m.def(
-      "seen_globals", [](nb::object d) { return sessions.empty() ? d : nb::borrow(sessions.back()->shadow(d.ptr())); },
+      "seen_globals",
+      [](nb::object d) {
+        Session* session = innermost();
+        return session ? nb::borrow(session->shadow(d.ptr())) : d;
+      },
       nb::arg("globals"), nb::sig("def seen_globals(globals: dict[str, Any]) -> dict[str, Any]"),
       "What frames of these globals see in this thread's trace.");
   m.def(
       "stands_for",
       [](nb::handle copy, nb::handle original) {
-        if (!sessions.empty()) sessions.back()->stands_for(copy.ptr(), original.ptr());
+        if (Session* session = innermost()) session->stands_for(copy.ptr(), original.ptr());
       },
       nb::arg("copy"), nb::arg("original"), nb::sig("def stands_for(copy: object, original: object) -> None"),
       "A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.");
@@ -289,19 +332,26 @@ void bind_frames(nb::module_& m) {
       nb::sig("def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] | None) -> None"),
       "Gives a function that a trace has made other globals and cells.");
   m.def(
-      "made_in_trace", [](nb::handle f) { return !sessions.empty() && sessions.back()->made.count(f.ptr()) > 0; },
+      "made_in_trace",
+      [](nb::handle f) {
+        Session* session = innermost();
+        return session && session->made.count(f.ptr()) > 0;
+      },
       nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
   m.def("is_watched", &is_watched, "Is this thread inside of a trace that notes what is read?");
 }
 
 void function_made(PyObject* function) {
-  if (!sessions.empty()) sessions.back()->made.insert(function);
+  if (Session* session = innermost()) session->made.insert(function);
 }
 
 void function_gone(PyObject* function) {
-  for (Session* session : sessions) session->made.erase(function);
+  for (const Running& each : running) each.session->made.erase(function);
 }
 
-bool is_watched() { return !sessions.empty() && !sessions.back()->quiet; }
+bool is_watched() {
+  Session* session = innermost();
+  return session && !session->quiet;
+}
 
 }  // namespace graftax

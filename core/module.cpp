@@ -5,6 +5,7 @@
 #include "exchange.h"
 #include "frames.h"
 #include "hooks.h"
+#include "inner_frames.h"
 #include "kept.h"
 #include "rebuild.h"
 #include "record.h"
@@ -28,6 +29,7 @@ NB_MODULE(_core_of_main, m) {
   bind_kept(m);
   bind_replay(m);
   bind_rebuild(m);
+  bind_inner_frames(m);
   bind_frames(m);
   bind_watch(m);
   bind_outcome(m);

@@ -21,15 +21,20 @@ from typing import Any
 import jax
 import jax.extend.core
 import jax.monitoring
+import numpy as np
 from jax._src import config as _config
 from jax._src import core as _jax_core
 from jax._src import dtypes as _dtypes
+from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
+from jax._src.interpreters import ad as _ad
 from jax._src.lax import lax as _lax
 from jax.tree_util import FlattenedIndexKey, PyTreeDef
+
+from . import _core
 
 _FOLDER = str(Path(jax.__file__).parent)
 
@@ -414,16 +419,15 @@ def calls_host(since: int) -> bool:
     return False
 
 
-# Jaxprs that call no function on the host, those within them included: one of jax.numpy comes in many programs.
-_HOSTLESS: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
 def host_functions(since: int, pure: bool = False) -> list[Any]:
     """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
     found: list[Any] = []
     seen: set[Any] = set()
     new = [at for at in equations()[since:] if pure or type(at) is not weakref.ref]
     todo: list[Any] = [at() if isinstance(at, weakref.ref | types.FunctionType) else at for at in new]
+    inner = inner_frames()
+    if inner is not None:
+        todo = inner.outside([equation for equation in todo if equation is not None])
     while todo:
         equation = todo.pop()
         if equation is None or not (pure or equation.effects):
@@ -435,12 +439,63 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
         for value in equation.params.values():
             for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
                 jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
-                if isinstance(jaxpr, _jax_core.Jaxpr) and jaxpr not in seen and jaxpr not in _HOSTLESS:
+                if isinstance(jaxpr, _jax_core.Jaxpr) and jaxpr not in seen:
                     seen.add(jaxpr)
                     todo += jaxpr.eqns
-    if pure and not found:
-        _HOSTLESS.update(seen)
     return found
+
+
+# ---- frames that run nobody else's code
+
+
+@functools.cache
+def _own_primitives() -> set[Any]:
+    """JAX's primitives whose rules are JAX's own: those of its folder of operations, sums of cotangents, and `jit`."""
+    folders = "jax._src.lax.", "jax._src.ad_util", "jax._src.pjit"
+    modules = [module for name, module in sys.modules.items() if name.startswith(folders)]
+    values = (value for module in modules for value in vars(module).values())
+    return {value for value in values if isinstance(value, _jax_core.Primitive)}
+
+
+def _is_own(primitive: Any) -> bool:
+    # From 0.12 on an equation to transpose has a primitive that stands for another.
+    return primitive in _own_primitives() or getattr(primitive, "prim", None) in _own_primitives()
+
+
+@functools.cache
+def _inner_frames() -> _core.InnerFrames | None:
+    bind = getattr(_jax_core.Primitive.bind, "__code__", None)
+    if bind is None or bind.co_varnames[:3] != ("self", "args", "params"):
+        return None
+    transpose = getattr(getattr(_ad, "backward_pass3", None), "__code__", None)
+    makes_calls: Any = getattr(getattr(_pjit, "_cpp_pjit", None), "__code__", None)
+    inner = makes_calls.co_consts if makes_calls is not None else ()
+    calls = [code for code in inner if getattr(code, "co_name", None) == "cache_miss" and "fun" in code.co_freevars]
+    apply = calls[0] if calls and calls[0].co_varnames[:2] == ("args", "kwargs") else None
+    return _core.InnerFrames(
+        bind,
+        apply,
+        apply.co_freevars.index("fun") if apply is not None else 0,
+        transpose,
+        "jax.",
+        jaxprs=(_jax_core.Jaxpr, getattr(_jax_core, "ClosedJaxpr", _jax_core.Jaxpr)),
+        inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
+        leaves=(ArrayImpl, np.ndarray, bool, int, float, complex, str, type(None), *_subclasses(_jax_core.Tracer)),
+        owns=_is_own,
+    )
+
+
+def _subclasses(base: type) -> list[type]:
+    return [each for c in base.__subclasses__() for each in (c, *_subclasses(c))]
+
+
+def inner_frames() -> _core.InnerFrames | None:
+    """JAX's own frames that run nobody else's code. None where another library takes part in what they do."""
+
+    traces, values = _subclasses(_jax_core.Trace), _subclasses(_jax_core.AbstractValue)
+    if not all(c.__module__.startswith(("jax.", "flax.")) for c in (*traces, *values)):
+        return None
+    return _inner_frames()
 
 
 def _not_hushed(record: logging.LogRecord) -> bool:

@@ -268,11 +268,22 @@ def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = 
     Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
     """
 
+class InnerFrames:
+    """JAX's own frames that run nobody else's code."""
+
+    def __init__(self, bind: Any, apply: Any, applied: int, transpose: Any, owner: str, jaxprs: tuple[type, ...], inert: tuple[type, ...], leaves: tuple[type, ...], owns: Callable[[Any], bool]) -> None:
+        """
+        Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`; `transpose` of the function that runs a jaxpr, its first argument, backwards. The latter two may be None. `owner` is how the names of JAX's own modules begin. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
+        """
+
+    def outside(self, equations: list[Any]) -> list[Any]:
+        """Those of the equations in which somebody else's code may be called."""
+
 sees_frames: bool = True
 
-def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], quiet: bool = False) -> Any:
+def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False) -> Any:
     """
-    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Where it is `quiet`, the trace is none that others are part of.
+    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of.
     """
 
 def seen_function(function: Any) -> Any:

@@ -115,6 +115,11 @@ def _table(modules: tuple[str, ...]) -> _Table:
 
 def _known() -> _Table:
     """Of the modules that are imported by now: nobody calls the others."""
+    return _of_modules(len(sys.modules))
+
+
+@functools.lru_cache(1)
+def _of_modules(count: int) -> _Table:
     return _table(tuple(name for name in _FUNCTIONS if name in sys.modules))
 
 

@@ -20,6 +20,7 @@ from ._compat import (
     equations,
     host_functions,
     hush_failed_callbacks,
+    inner_frames,
     is_of_a_traced_value,
     ref_types,
 )
@@ -142,7 +143,7 @@ def trace(
                 result = signature.call(*given)
             else:
                 run = functools.partial(signature.call, *given)
-                result = _core.run_watched(run, heard.enter, heard.known, [], [], quiet=True)
+                result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
         if reads is not None and reads.see_hosts(caller._function.__code__, host_codes(since)):
             raise NewReads
         if options.captured and keep_attributes(caller, attributes):

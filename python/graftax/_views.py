@@ -16,6 +16,7 @@ from jax.core import Tracer
 
 from . import _core
 from ._code import MISSING, Shown, content, fill
+from ._compat import inner_frames
 from ._origin import Origin
 from ._reads import ReadSet
 from ._stood_in import NewReads
@@ -231,7 +232,7 @@ class Views:
         try:
             scopes = list(self._scopes.values())
             reads.builtins.originals = {id(seen): scope for scope, seen in scopes}
-            result = _core.run_watched(function, enter, reads.known, scopes, self.functions)
+            result = _core.run_watched(function, enter, reads.known, scopes, self.functions, inner_frames())
         finally:
             replaced = self._unpatch(reads)
             for origin in replaced:

@@ -10,7 +10,10 @@ import jax
 import jax.core
 import numpy as np
 
+from .._compat import array_class
 from ._cause import Cause
+
+_ARRAY = array_class()
 
 
 class Look(NamedTuple):
@@ -44,6 +47,9 @@ def looks(leaves: Sequence[Any]) -> tuple[Look, ...]:
 
 
 def _look(leaf: Any) -> Look:
+    if type(leaf) is _ARRAY:
+        aval = leaf.aval
+        return Look(aval.shape, aval.dtype, aval.weak_type, leaf.sharding, leaf.committed)
     if type(leaf) in (int, float):  # a traced number, which may be more than JAX can take
         leaf = type(leaf)()
     aval: Any = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inner_frames.h"
+
+namespace graftax {
+
+namespace {
+
+bool is_one_of(PyObject* value, const nb::tuple& types) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types.ptr()); ++i)
+    if (PyTuple_GET_ITEM(types.ptr(), i) == type) return true;
+  return false;
+}
+
+// Does a closure's cell hold a function of one of the owner's modules? What it has closed over may be anybody's: `vmap(f)`
+// is such a function too.
+bool holds_own_function(PyObject* closure, Py_ssize_t at, const nb::str& owner) {
+  if (!closure || at >= PyTuple_GET_SIZE(closure)) return false;
+  PyObject* function = PyCell_GET(PyTuple_GET_ITEM(closure, at));
+  if (!function || !PyFunction_Check(function) || PyFunction_GET_CLOSURE(function)) return false;
+  static PyObject* const name = interned("__name__");
+  PyObject* module = dict_get(PyFunction_GET_GLOBALS(function), name);
+  return module && PyUnicode_Check(module) && PyUnicode_Tailmatch(module, owner.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1;
+}
+
+}  // namespace
+
+bool Inside::holds(const Frame& frame) {
+  PyObject* const* variables = frame.variables;
+  if (!variables[0]) return false;
+  if (frame.code == frames_->transpose.ptr()) return stays(variables[0]);
+  if (frame.code == frames_->apply.ptr()) {
+    auto* function = reinterpret_cast<PyObject*>(frame.function);
+    return holds_own_function(PyFunction_GET_CLOSURE(function), frames_->applied, frames_->owner) &&
+           is_given_leaves(variables[0]) && is_given_leaves(variables[1]);
+  }
+  return is_own(variables[0]) && is_given_leaves(variables[1]) && variables[2] && values_stay(variables[2]);
+}
+
+bool Inside::equation_stays(nb::handle equation) {
+  return is_own(nb::object(equation.attr("primitive")).ptr()) && values_stay(nb::object(equation.attr("params")).ptr());
+}
+
+bool Inside::remember(PyObject* value, bool answer) {
+  if (known_.emplace(value, answer).second) held_.push(value);
+  return answer;
+}
+
+bool Inside::is_own(PyObject* primitive) {
+  auto found = known_.find(primitive);
+  if (found != known_.end()) return found->second;
+  return remember(primitive, nb::cast<bool>(frames_->owns(nb::handle(primitive))));
+}
+
+bool Inside::is_given_leaves(PyObject* value) {
+  if (!value) return false;
+  if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i)
+      if (!is_given_leaves(PySequence_Fast_GET_ITEM(value, i))) return false;
+    return true;
+  }
+  if (PyDict_CheckExact(value)) {
+    PyObject *key, *item;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(value, &at, &key, &item))
+      if (!PyUnicode_CheckExact(key) || !is_given_leaves(item)) return false;
+    return true;
+  }
+  return is_one_of(value, frames_->leaves);
+}
+
+bool Inside::values_stay(PyObject* params) {
+  if (!PyDict_CheckExact(params)) return false;
+  PyObject *key, *value;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(params, &at, &key, &value))
+    if (!stays(value)) return false;
+  return true;
+}
+
+bool Inside::stays(PyObject* value) {
+  if (PyTuple_Check(value)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
+      if (!stays(PyTuple_GET_ITEM(value, i))) return false;
+    return true;
+  }
+  if (!is_one_of(value, frames_->jaxprs)) return !PyCallable_Check(value) || is_one_of(value, frames_->inert);
+  auto found = known_.find(value);
+  if (found != known_.end()) return found->second;
+  bool all = true;
+  for (nb::handle equation : nb::list(nb::handle(value).attr("eqns"))) all = all && equation_stays(equation);
+  return remember(value, all);
+}
+
+void bind_inner_frames(nb::module_& m) {
+  nb::class_<InnerFrames>(m, "InnerFrames", "JAX's own frames that run nobody else's code.")
+      .def(
+          "__init__",
+          [](InnerFrames* self, nb::object bind, nb::object apply, Py_ssize_t applied, nb::object transpose,
+             nb::str owner, nb::tuple jaxprs, nb::tuple inert, nb::tuple leaves, nb::callable owns) {
+            new (self) InnerFrames{std::move(bind),      std::move(apply),  applied,
+                                   std::move(transpose), std::move(owner),  std::move(jaxprs),
+                                   std::move(inert),     std::move(leaves), std::move(owns)};
+          },
+          nb::arg("bind"), nb::arg("apply").none(), nb::arg("applied"), nb::arg("transpose").none(), nb::arg("owner"),
+          nb::arg("jaxprs"), nb::arg("inert"), nb::arg("leaves"), nb::arg("owns"),
+          nb::sig("def __init__(self, bind: Any, apply: Any, applied: int, transpose: Any, owner: str, jaxprs: "
+                  "tuple[type, ...], inert: tuple[type, ...], leaves: tuple[type, ...], owns: Callable[[Any], bool]) "
+                  "-> None"),
+          "Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its "
+          "jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number "
+          "`applied`; `transpose` of the function that runs a jaxpr, its first argument, backwards. The latter two may "
+          "be None. `owner` is how the names of JAX's own modules begin. `jaxprs` are types of jaxprs, `inert` types "
+          "of "
+          "what can be called and does not call, `leaves` those of what such functions may be given. "
+          "`owns(primitive)` says whether its rules are JAX's own.")
+      .def(
+          "outside",
+          [](const InnerFrames& self, nb::list equations) {
+            Inside inside(&self);
+            nb::list found;
+            for (nb::handle equation : equations)
+              if (!inside.equation_stays(equation)) found.append(equation);
+            return found;
+          },
+          nb::arg("equations"), nb::sig("def outside(self, equations: list[Any]) -> list[Any]"),
+          "Those of the equations in which somebody else's code may be called.");
+}
+
+}  // namespace graftax
