@@ -92,6 +92,64 @@ def jacobian_in_jit(lib):
     lib.jit(lambda x: lib.hessian(fault)(x))(X)
 
 
+def vmap_in_scan_in_grad_in_jit(lib):
+    def step(carry, a):
+        return carry + lib.vmap(lambda b: fault(a * b * X))(X).sum(), None
+
+    lib.jit(lambda x: lib.grad(lambda x: lib.lax.scan(step, 0.0, x)[0])(x))(X)
+
+
+def switch_in_jit(lib):
+    lib.jit(lambda x: lib.lax.switch(1, [lambda x: x.sum(), fault], x))(X)
+
+
+def condition_of_a_while_loop(lib):
+    lib.lax.while_loop(lambda c: fault(X) < c, lambda c: c + 1, 0.0)
+
+
+def associative_scan_alone(lib):
+    lib.lax.associative_scan(lambda a, b: a + fault(b), X)
+
+
+def of_custom_jvp(lib, f, rule):
+    rules = lib.custom_jvp(f)
+    rules.defjvp(lambda primals, tangents: (primals[0].sum(), rule(tangents[0])))
+    return rules
+
+
+def of_custom_vjp(lib, fwd, bwd):
+    rules = lib.custom_vjp(lambda x: x.sum())
+    rules.defvjp(lambda x: (fwd(x), x), lambda x, cotangent: (bwd(x) * cotangent,))
+    return rules
+
+
+def function_of_custom_jvp(lib):
+    lib.jit(of_custom_jvp(lib, fault, jnp.sum))(X)
+
+
+def rule_of_custom_jvp(lib):
+    lib.jit(lib.grad(of_custom_jvp(lib, jnp.sum, fault)))(X)
+
+
+def fwd_of_custom_vjp(lib):
+    lib.jit(lib.grad(of_custom_vjp(lib, fault, jnp.ones_like)))(X)
+
+
+def bwd_of_custom_vjp(lib):
+    lib.jit(lib.grad(of_custom_vjp(lib, jnp.sum, fault)))(X)
+
+
+def shard_map_in_jit(lib):
+    spec = jax.sharding.PartitionSpec
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=auto, devices=jax.devices()[:1])
+    lib.jit(lib.shard_map(fault, mesh=mesh, in_specs=spec("data"), out_specs=spec()))(X)
+
+
+def lowered(lib):
+    lib.jit(fault).lower(X)
+
+
 FAULTS = [
     in_jit,
     grad_in_jit,
@@ -108,6 +166,16 @@ FAULTS = [
     jvp_alone,
     vjp_alone,
     jacobian_in_jit,
+    vmap_in_scan_in_grad_in_jit,
+    switch_in_jit,
+    condition_of_a_while_loop,
+    associative_scan_alone,
+    function_of_custom_jvp,
+    rule_of_custom_jvp,
+    fwd_of_custom_vjp,
+    bwd_of_custom_vjp,
+    shard_map_in_jit,
+    lowered,
 ]
 
 
