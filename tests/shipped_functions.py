@@ -61,6 +61,21 @@ def with_closure(x):
     return inner(x)
 
 
+def activation(x):
+    return jnp.tanh(x)
+
+
+class WithFunctions:
+    def __init__(self, scale=2.0):
+        self.w, self.own, self.library = jnp.ones(3), activation, jax.nn.relu
+        self.inner, self.closure, self.module = lambda x: x + 1, lambda x: x * scale, jnp
+
+
+@graftax.jit
+def calling(model, x):
+    return model.closure(model.inner(model.own(model.w * x))) + model.library(x) * model.module.pi
+
+
 class Trainer:
     def __init__(self, step=0):
         self.step, self.base, self.w, self.marks = step, 0.5, jnp.ones(3), 0

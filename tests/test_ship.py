@@ -253,3 +253,33 @@ def test_symbolic_numbers_go_on_in_another_process(tmp_path, start):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [count, sums, again.step, again.marks, 0]
     f.clear_cache()
+
+
+AT_ONCE = """
+import json, sys
+import shipped_functions
+f = shipped_functions.calling
+x = shipped_functions.jnp.arange(3.0)
+loaded = f.load_compiled(sys.argv[1])
+first = f(shipped_functions.WithFunctions(), x).tolist()
+info = f.cache_info()
+f(shipped_functions.WithFunctions(), x)
+other = f(shipped_functions.WithFunctions(3.0), x).tolist()
+longer = f(shipped_functions.WithFunctions(), shipped_functions.jnp.arange(1.0)).tolist()
+print(json.dumps([loaded, first, info.hits, info.misses, other, longer, f.cache_info().traces]))
+"""
+
+
+def test_the_first_call_of_what_was_loaded_is_a_hit(tmp_path):
+    f, path, x = shipped_functions.calling, tmp_path / "programs", jnp.arange(3.0)
+    f.clear_cache()
+    expected = f(shipped_functions.WithFunctions(), x).tolist()
+    assert f.save_compiled(path) == 1
+    other = f(shipped_functions.WithFunctions(3.0), x).tolist()
+    longer = f(shipped_functions.WithFunctions(), jnp.arange(1.0)).tolist()
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", AT_ONCE, str(path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, expected, 1, 0, other, longer, 2]
+    f.clear_cache()

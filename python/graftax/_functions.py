@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import dis
+import functools
+import importlib
+import inspect
 import sys
 import types
 import weakref
@@ -12,8 +15,54 @@ from typing import Any
 from . import _core
 
 
-def named_function(function: types.FunctionType) -> types.FunctionType | None:
+class CodeByPlace:
+    """Stands in a pickle for a function of which only the code is left: it is made anew of that."""
+
+    def __init__(self, module: str, top: str, qualname: str, which: int) -> None:
+        self.place = module, top, qualname, which
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_function_at, self.place)
+
+    @classmethod
+    def of(cls, code: types.CodeType) -> CodeByPlace | None:
+        top = code.co_qualname.partition(".<locals>")[0]
+        for name, module in list(sys.modules.items()):
+            if getattr(module, "__file__", None) == code.co_filename:
+                found = _codes(module, top, code.co_qualname)
+                if code in found:
+                    return cls(name, top, code.co_qualname, found.index(code))
+        return None
+
+
+def _codes(module: Any, top: str, qualname: str) -> list[types.CodeType]:
+    """All code of this name within what the module has under another."""
+    named = [functools.reduce(lambda at, part: getattr(at, part, None), top.split("."), module)]
+    if top == "<lambda>":  # one that has a name in the module, or is the default of what has
+        values = list(vars(module).values())
+        functions = [value for value in values if isinstance(value, types.FunctionType)]
+        named = [*functions, *(default for f in functions for default in f.__defaults__ or ())]
+    bare = [inspect.unwrap(function) for function in named if callable(function)]
+    bare = [getattr(function, "_function", function) for function in bare]
+    waiting = [function.__code__ for function in bare if isinstance(function, types.FunctionType)]
+    out = list[types.CodeType]()
+    while waiting:
+        code = waiting.pop(0)
+        out += [code] if code.co_qualname == qualname else []
+        waiting += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return out
+
+
+def _function_at(module: str, top: str, qualname: str, which: int) -> types.FunctionType:
+    scope = importlib.import_module(module)
+    code = _codes(scope, top, qualname)[which]
+    return types.FunctionType(code, vars(scope), code.co_name, None, tuple(types.CellType() for _ in code.co_freevars))
+
+
+def named_function(function: types.FunctionType | types.CodeType) -> Any:
     """The function of the same code that the module and the qualified name of `function` lead to."""
+    if isinstance(function, types.CodeType):
+        return CodeByPlace.of(function)
     found: Any = sys.modules.get(function.__module__ or "")
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)

@@ -206,7 +206,7 @@ class Jitted(Stageable[P, R]):
         table = self._table
         if not self._takes_symbols or table.knows(static, context):
             return None, None
-        if table.shipped_of(static, context, self._plan.name) is not None:
+        if table.numbers.expects and table.shipped_of(static, context, self._plan.name) is not None:
             return None, None
         places, reads = self._plan.signature.origins, table.reads
         known = reads.changing if reads is not None else ()

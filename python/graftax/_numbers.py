@@ -93,6 +93,10 @@ class Numbers:
         if places:
             self._expected.add(places)
 
+    @property
+    def expects(self) -> bool:
+        return bool(self._expected)
+
     def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)

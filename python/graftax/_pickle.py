@@ -76,6 +76,16 @@ def dumps(value: Any, protocol: int | None = None) -> bytes:
     return file.getvalue()
 
 
+class _Imported:
+    """Stands in a pickle for a module."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (importlib.import_module, (self.name,))
+
+
 class _Pickled:
     """Stands in a pickle for what `dumps` has made bytes of."""
 
@@ -94,6 +104,8 @@ def named(value: Any) -> Any:
     """`value`, or what stands for it in a pickle."""
     if isinstance(value, OF_DEVICES):
         return _Pickled(dumps(value))
+    if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+        return _Imported(value.__name__)
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle does it itself
     module = getattr(value, "__module__", None)

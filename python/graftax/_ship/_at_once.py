@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from .. import _core
-from .._meeting import compares
 from .._explain import Look, Variant
+from .._meeting import compares
 from .._stood_in import NewReads
 from ._digest import digest
 from ._programs import Program, Token, fitting
@@ -23,7 +23,7 @@ TAKEN_BACK = "arrays came that the programs of the file are not for"
 
 
 class AtOnce:
-    """Stands for the `jax.jit` object of such an entry. Where no program fits the arrays, the call begins anew without it."""
+    """Stands for the `jax.jit` object of such an entry. Where no program fits, the call begins anew without it."""
 
     def __init__(self, programs: Sequence[Program], tupled: bool, table: Any, key: Any) -> None:
         self._programs, self._tupled = programs, tupled
@@ -47,7 +47,7 @@ class AtOnce:
 
 
 def place_at_once(caller: Any, fingerprint: str, context: Any, saved: Any) -> None:
-    """Makes the entry of what was loaded, where its structure is found again here, down to the code of its functions."""
+    """Makes the entry of what was loaded, where its structure is found here, down to the code of its functions."""
     name, table, structure = caller._plan.name, caller._table, saved.structure
     if structure is None or compares():
         return

@@ -23,8 +23,8 @@ from .._errors import GraftaxError, RecompileWarning
 from .._explain import Look, Variant, looks
 from .._host_program import HostProgram
 from .._structure import place_name
-from ._digest import code_digest, digest
 from ._at_once import place_at_once
+from ._digest import code_digest, digest
 from ._programs import Program, look_token, settings_tokens
 from ._reads import as_data, restore, version_of
 
@@ -99,9 +99,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         if programs:
             key = digest(graphdef, names, name)
             numbers = [outcome.numbers for outcome in entry.outcomes]
-            structure = Structured.of(
-                entry, graphdef, names, caller._plan.signature.arguments(graphdef._layout or ())
-            )
+            structure = Structured.of(entry, graphdef, names, caller._plan.signature.arguments(graphdef._layout or ()))
             one = Saved(list(entry.outcomes), programs, host, _places(host, graphdef, names), structure, numbers)
             saved.append((key, context, one))
     if not saved:
