@@ -78,8 +78,8 @@ def _row(picture: Picture, label: str, number: int) -> _RowText:
     text = cut(picture.text(number), _CHARACTERS)
     if target in picture.tags:
         text += f" #{picture.tags[target]}"
-    kind = "array" if picture.rows[number].what == "array" else "value"
-    return _RowText(label, text, kind, _marks(picture, number), None, False)
+    look = "array" if picture.look(number) == "array" else "value"
+    return _RowText(label, text, look, _marks(picture, number), None, False)
 
 
 def drawing(picture: Picture) -> str:

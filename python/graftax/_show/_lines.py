@@ -187,7 +187,7 @@ def segments(picture: Picture, line: Line, width: int) -> list[Segment]:
     found: list[Segment] = [(line.before, "tree")]
     if line.label:
         found.append((f"{line.label}: ", "label"))
-    found.append((picture.text(number), picture.rows[number].what if picture.rows[number].what != "ref" else "node"))
+    found.append((picture.text(number), picture.look(number)))
     first = picture.first.get(number)
     if first is not None:
         found.append((f"  → #{picture.tags[first]} {picture.path(first)}", "ref"))

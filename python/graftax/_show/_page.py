@@ -47,7 +47,7 @@ def _columns(picture: Picture) -> dict[str, Any]:
         "up": up,
         "label": [number_of_text(label) for label in labels],
         "text": [number_of_text(picture.text(number)) for number in order],
-        "kind": [kinds.get(picture.rows[number].what, 0) for number in order],
+        "kind": [kinds[picture.look(number)] for number in order],
         "parameters": [sizes[number].parameters for number in order],
         "bytes": [sizes[number].bytes for number in order],
         "first": {position[p]: position.get(first, 0) for p, first in picture.first.items() if p in position},

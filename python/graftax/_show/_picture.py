@@ -183,6 +183,11 @@ class Picture:
             return self.inline(number) or (name if within is None else f"{name} {self.text(within)}")
         return array_type(row.value) if self._is_shape(row.value) else value_text(row.value)
 
+    def look(self, number: int) -> str:
+        """How a row is drawn: as a node, an array or a value."""
+        row = self.rows[number]
+        return "node" if row.what == "ref" else "array" if self._is_shape(row.value) else row.what
+
     def _is_shape(self, value: Any) -> bool:
         return self._shapes and isinstance(value, jax.ShapeDtypeStruct)
 
