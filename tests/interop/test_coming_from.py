@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import graftax
 
@@ -40,6 +41,9 @@ def mixed() -> Any:
 
 
 NNX = {"nnx": nnx, "model": lambda: Net(nnx.Rngs(0)), "models": models, "mixed": mixed, "x": X}
+NNX |= {"mesh": jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,)), "P": PartitionSpec}
+NNX |= {"everywhere": NamedSharding(NNX["mesh"], PartitionSpec()), "keys": jax.random.split(jax.random.key(0), 3)}
+NNX["make"] = lambda key: Net(nnx.Rngs(key))
 NNX["loss"] = lambda m, x: (m(x) ** 2).mean()
 EQUINOX = {"eqx": eqx, "model": eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0)), "x": X[0], "xs": X, "p": X[0]}
 EQUINOX |= {"loss": lambda m, x: (m(x) ** 2).sum(), "f": lambda x: jnp.sin(x) * 2}
