@@ -176,4 +176,5 @@ def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
         "weakref": ("referent", "__callback__"),
         "proxy": ("mapping",),
         "cell": ("cell_contents",),
+        "exception": ("args", "__cause__", "__context__"),
     }.get(base, ())

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.training.train_state import TrainState
 from hypothesis import given
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -259,6 +260,30 @@ def test_libraries_come_back(path):
     assert eqx.tree_equal(model, new) and type(new) is eqx.nn.MLP
     x = jnp.ones(2)
     assert jnp.array_equal(new(x), model(x))
+
+
+def test_numbers_that_a_class_calls_data_come_back(path):
+    def state(step):
+        return TrainState.create(apply_fn=len, params={"w": jnp.ones(2)}, tx=adam).replace(step=step)
+
+    adam = optax.adam(1e-2)
+    for saved, like, kind in [(3, 0, int), (jnp.asarray(3), 0, int), (3, jnp.asarray(0), jax.Array)]:
+        graftax.save(path, state(saved))
+        new = graftax.load(path, state(like)).step
+        assert isinstance(new, kind) and new == 3
+    train_state = state(0)
+    graftax.save(path, train_state.apply_gradients(grads={"w": jnp.ones(2)}))
+    new = graftax.load(path, train_state)
+    assert new.step == 1 and new.opt_state[0].count == 1 and new.tx is train_state.tx
+    graftax.save(path, {"a": jnp.asarray(3)})
+    with pytest.raises(graftax.LoadError, match="an array of int32"):
+        graftax.load(path, {"a": 0})
+
+
+def test_exceptions_come_back(path):
+    graftax.save(path, [ValueError("text", 1), jnp.ones(2)])
+    new = graftax.load(path, classes=[ValueError])
+    assert type(new[0]) is ValueError and new[0].args == ("text", 1)
 
 
 def nnx_model(seed):

@@ -3,39 +3,36 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import types
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import DictKey, GetAttrKey
+from jax.tree_util import GetAttrKey
 
 from .. import _core
 from .._compat import ref_types
 from .._difference import Way, lockstep, short_text
 from .._errors import a_type
+from .._structure import Op, Structure
 from ..path import Graph, Path
 from ..surgery import selection
 from ._build import Build, unknown_names
-from ._errors import LoadError
+from ._differences import Differences
 from ._foreign import Renaming, tensor_path
 from ._leaf import LOGICAL, Leaf
-from ._names import MISSING, Known, full_name, has_name
+from ._names import MISSING, Known, full_name, has_name, names_in
 from ._place import Placing
 from ._rows import FileRow
 from ._source import Source
+from ._values import PLAIN_VALUES, REFILL, can_refill, is_array, is_same, place_of, typed, without_nan
 from ._way import Where
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *ref_types)
 N = TypeVar("N")
 
 _CONTAINERS = ("list", "tuple", "dict", "odict", "defaultdict", "deque", "set", "buffer", "value")
-_NAMES = 500  # of those that a message looks through for one that is close
-
 NOT_MUTABLE = "into=True: nothing in like can be written to, it is immutable. Use the result of load without into=."
 
 
@@ -62,15 +59,13 @@ class Like:
         self._strict, self._cast = strict, cast
         self._graph = Graph(like)
         self._wanted = None if only is None else selection(self._graph, only)
-        self._known = Known(_names_in(self._graph), classes)
+        self._known = Known(names_in(self._graph), classes)
         self._mesh = mesh
         # Of a checkpoint: what reads arrays that lie beside the file, by place, each with its sharding or None.
         self.fetch: Callable[[dict[str, tuple[Leaf, Any]]], dict[str, Any]] | None = None
         self._arrays: dict[int, tuple[_Wanted, Where]] = {}
         self._changes: dict[int, Any] = {}
-        self._missing: list[tuple[Where | Path, str]] = []
-        self._extra: list[tuple[Where | Path, str]] = []
-        self._other: list[str] = []
+        self._found = Differences()
 
     @property
     def places(self) -> list[str]:
@@ -97,14 +92,14 @@ class Like:
         if not into:
             return self._graph.core.build(self._everywhere(), all=True)
         refilled = [
-            number for number in self._changes if _can_refill(self._graph.rows[number].value, self._changes[number])
+            number for number in self._changes if can_refill(self._graph.rows[number].value, self._changes[number])
         ]
         contents = [(self._graph.rows[number].value, self._changes.pop(number)) for number in refilled]
         changes = self._everywhere()
         if changes and (0 in changes or not self._graph.core.write(changes)):
             raise TypeError(NOT_MUTABLE)
         for value, new in contents:  # cannot fail
-            _REFILL[type(value)](value, new)
+            REFILL[type(value)](value, new)
         return self._like
 
     # ---- the structure of the file beside that of `like`
@@ -133,9 +128,13 @@ class Like:
         if not _core.kind_info(type(self._graph.rows[a].value))[1]:
             return
         if self._pairs.setdefault(a, b) != b and self._strict:
-            self._other.append(f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file")
+            self._found.others.append(
+                f"{path!r}: tied in like to {self._graph.path(a)!r}, and another object in the file"
+            )
         if self._backs.setdefault(b, a) != a and self._strict:
-            self._other.append(f"{path!r}: tied in the file to {self._rows.path(b)!r}, and another object in like")
+            self._found.others.append(
+                f"{path!r}: tied in the file to {self._rows.path(b)!r}, and another object in like"
+            )
 
     def _nodes(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> list[tuple[int, int, Any]]:
         cls = type(value)
@@ -146,10 +145,12 @@ class Like:
             if bare:
                 self._take(a, b, path)
             elif self._is_wanted(a):
-                self._other.append(f"{path!r}: a {row.arg.partition(':')[2]} in the file, {a_type(value)} in like")
+                self._found.others.append(
+                    f"{path!r}: a {row.arg.partition(':')[2]} in the file, {a_type(value)} in like"
+                )
             return []
-        mine = [(_of_nan(entry), child) for entry, child in self._graph.key_entries(a)]
-        given = {_of_nan(entry): child for entry, child in row.children}
+        mine = [(without_nan(entry), child) for entry, child in self._graph.key_entries(a)]
+        given = {without_nan(entry): child for entry, child in row.children}
         if not self._has_content(value, base, row.detail):
             self._take(a, b, path)
             return []
@@ -164,7 +165,7 @@ class Like:
             else:
                 self._is_missing(child, path + (entry,))
         for entry, child in row.children:
-            if _of_nan(entry) not in names:
+            if without_nan(entry) not in names:
                 self._is_extra(child, path + (entry,))
         return pairs
 
@@ -172,13 +173,13 @@ class Like:
         """Is a node of `like`, apart from its children, what the file has?"""
         if base == "set":
             found = self._decoder.parts(detail, 0)
-            return found is not MISSING and _typed(found) == _typed(value)
+            return found is not MISSING and typed(found) == typed(value)
         if base == "deque":
             return value.maxlen == detail
         if base == "value":
-            plain = next((kind for kind in _PLAIN_VALUES if isinstance(value, kind)), None)
+            plain = next((kind for kind in PLAIN_VALUES if isinstance(value, kind)), None)
             found = self._decoder.value(detail)
-            return type(found) is plain and plain is not None and found == _PLAIN_VALUES[plain](value)
+            return type(found) is plain and plain is not None and found == PLAIN_VALUES[plain](value)
         if base == "buffer":
             return isinstance(value, bytearray) and bytes(value) == self._decoder.value(detail)
         return True
@@ -188,17 +189,17 @@ class Like:
             return
         if row.op == "-":
             if isinstance(value, jax.ShapeDtypeStruct):
-                self._missing.append((path, self._text(value)))
+                self._found.missing.append((path, self._text(value)))
         elif row.op == "n":
             if self._rows.holds_arrays(b):
                 self._is_extra(b, path)
-            elif _is_array(value):
-                self._missing.append((path, self._text(value)))
+            elif is_array(value):
+                self._found.missing.append((path, self._text(value)))
             else:
                 self._take(a, b, path)
         elif row.op == "a":
             self._meet_array(a, value, self._rows.arrays[row.arg], path)
-        elif _is_array(value):
+        elif is_array(value):
             self._number_for_array(a, value, row, path)
         else:
             self._static(a, value, row, path)
@@ -206,7 +207,7 @@ class Like:
     def _not_a_node(self, a: int, value: Any, b: int, row: FileRow, path: Where) -> None:
         """A node in `like`, and a value in the file."""
         if row.op == "a":
-            self._other.append(f"{path!r}: an array in the file, {a_type(value)} in like")
+            self._found.differ(path, f"an array in the file, {a_type(value)} in like")
         elif row.op == "-" or isinstance(value, types.FunctionType):
             return  # a function without a name comes from `like`
         elif self._holds_arrays(a):
@@ -222,7 +223,7 @@ class Like:
         if type(held) is dict and held.get("!") == "name" and _name_of(value) == self._decoder.name(held.get("of")):
             return
         new = self._decoder.value(held)
-        if new is not MISSING and (type(new) is not type(value) or not _is_same(new, value)):
+        if new is not MISSING and (type(new) is not type(value) or not is_same(new, value)):
             self._changes[a] = new
 
     def _take(self, a: int, b: int, path: Where) -> None:
@@ -233,18 +234,30 @@ class Like:
                 self._changes[a] = new
 
     def _meet_array(self, a: int, value: Any, leaf: Leaf, path: Where) -> None:
-        if not _is_array(value):
-            is_number = self._cast and isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
-            if is_number and leaf.key is None:
+        if not is_array(value):
+            is_number = isinstance(value, (bool, int, float, complex)) and self._source.shape(leaf) == ()
+            if self._gives_way(a) and is_number and leaf.key is None:
                 self._arrays[a] = _Wanted(leaf, value), path
             else:
-                self._other.append(f"{path!r}: {self._array_text(leaf)} in the file, {short_text(value)} in like")
+                self._found.others.append(
+                    f"{path!r}: {self._array_text(leaf)} in the file, {short_text(value)} in like"
+                )
             return
         problem = self._differs(value, leaf)
         if problem is None:
             self._arrays[a] = _Wanted(leaf, value), path
         else:
-            self._other.append(f"{path!r}: {problem}")
+            self._found.differ(path, f"{problem}")
+
+    def _gives_way(self, a: int) -> bool:
+        """May a number be an array? Where that is asked for, and where its class calls it data: the `step` of Flax."""
+        row = self._graph.rows[a]
+        if self._cast or row.aux or row.parent < 0:
+            return self._cast
+        entry = next(entry for entry, child in self._graph.key_entries(row.parent) if child == a)
+        structure = Structure(_core.flatten(self._graph.rows[row.parent].value)[1])
+        children = structure.children(structure.rows[0])
+        return any(child.op is Op.leaf and child.key_entry == entry for child in children)
 
     def _differs(self, value: Any, leaf: Leaf) -> str | None:
         shape, dtype = self._source.shape(leaf), self._source.dtype(leaf)
@@ -268,9 +281,13 @@ class Like:
         if new is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex"):
             new = self._decoder.value(row.arg)
         if new is None:
-            self._missing.append((path, self._text(value)))
-        elif not self._cast or value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            self._other.append(f"{path!r}: the number {new!r} in the file, {self._text(value)} in like")
+            self._found.missing.append((path, self._text(value)))
+        elif (
+            not (self._cast or self._is_traced(a))
+            or value.shape != ()
+            or jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        ):
+            self._found.differ(path, f"the number {new!r} in the file, {self._text(value)} in like")
         elif isinstance(value, (np.ndarray, np.generic)):
             self._changes[a] = value.dtype.type(new) if isinstance(value, np.generic) else np.asarray(new, value.dtype)
         else:
@@ -285,7 +302,7 @@ class Like:
             for name in self._meet_names(
                 found, lambda a, value, name, path: self._meet_array(a, value, Leaf(name), path)
             ):
-                self._extra.append((Path((GetAttrKey(name),)), self._array_text(Leaf(name))))
+                self._found.extra.append((Path((GetAttrKey(name),)), self._array_text(Leaf(name))))
             return
         rows, self._decoder = self._source.rows(self._known, self._mesh)
         self._rows = rows
@@ -296,7 +313,7 @@ class Like:
 
         for number in self._meet_names(renaming.of_rows(rows), meet):
             if rows.all[number].op == "a":
-                self._extra.append((rows.path(number), self._array_text(rows.arrays[rows.all[number].arg])))
+                self._found.extra.append((rows.path(number), self._array_text(rows.arrays[rows.all[number].arg])))
 
     def _meet_names(self, found: dict[tuple[str, ...], N], meet: Callable[[int, Any, N, Where], None]) -> list[N]:
         """Lets each leaf of `like` meet what has its path; returns what no leaf has met."""
@@ -309,8 +326,8 @@ class Like:
             if at is not None:
                 used.add(at)
                 meet(number, there.value, at, path)
-            elif _is_array(there.value):
-                self._missing.append((path, self._text(there.value)))
+            elif is_array(there.value):
+                self._found.missing.append((path, self._text(there.value)))
         return [] if self._wanted is not None else [at for at in dict.fromkeys(found.values()) if at not in used]
 
     # ---- what differs
@@ -321,10 +338,10 @@ class Like:
             return
         leaves = self._leaves_below(a)
         if not leaves:
-            self._missing.append((path, a_type(self._graph.rows[self._graph.rows[a].target].value)))
+            self._found.missing.append((path, a_type(self._graph.rows[self._graph.rows[a].target].value)))
         for leaf in leaves:
             rest = self._graph.path(leaf)[len(self._graph.path(self._graph.rows[a].target)) :]
-            self._missing.append((path + rest, self._text(self._graph.rows[leaf].value)))
+            self._found.missing.append((path + rest, self._text(self._graph.rows[leaf].value)))
 
     def _is_extra(self, b: int, path: Where) -> None:
         """A part of the file that `like` does not have."""
@@ -342,22 +359,12 @@ class Like:
                 if (child := self._rows.target(child)) not in seen:
                     seen.add(child)
                     todo.append((child, where + (entry,)))
-        self._extra += arrays or [(path, "a value" if self._rows.all[b].op == "s" else "a part without arrays")]
+        self._found.extra += arrays or [(path, "a value" if self._rows.all[b].op == "s" else "a part without arrays")]
 
     def _refuse(self) -> None:
         if self._known.unknown:
             raise unknown_names(self._known.unknown, self._source.path)
-        abstract = [m for m in self._missing if m[1].startswith("ShapeDtypeStruct")]
-        lines = list(self._other)
-        missing, extra = (self._missing, self._extra) if self._strict else (abstract, [])
-        names = [repr(path) for path, _ in self._extra][:_NAMES]
-        for path, text in missing:
-            close = difflib.get_close_matches(repr(path), names, n=1) if len(missing) <= _NAMES else []
-            near = f"; the file has {close[0]}" if close else ""
-            lines.append(f"{path!r}: {text} in like, missing in the file{near}")
-        lines += [f"{path!r}: {text} in the file, not in like" for path, text in extra]
-        if lines:
-            raise LoadError(f"{self._source.path} differs from like:", lines)
+        self._found.refuse(self._source.path, self._strict)
 
     def _is_wanted(self, a: int) -> bool:
         if self._wanted is None:
@@ -368,7 +375,7 @@ class Like:
     def _leaves_below(self, a: int, values: bool = False) -> list[int]:
         """The arrays below a row of `like`; with `values` all leaves."""
         below = sorted(self._graph.below([a]))
-        return [n for n in below if self._graph.rows[n].is_leaf and (values or _is_array(self._graph.rows[n].value))]
+        return [n for n in below if self._graph.rows[n].is_leaf and (values or is_array(self._graph.rows[n].value))]
 
     def _holds_arrays(self, a: int) -> bool:
         return bool(self._leaves_below(a))
@@ -394,7 +401,7 @@ class Like:
             if leaf.outside is not None and leaf.outside.place not in asked:
                 is_jax = isinstance(wanted.value, (jax.Array, jax.ShapeDtypeStruct))
                 shape = jax.ShapeDtypeStruct(leaf.outside.shape, LOGICAL[leaf.outside.dtype])
-                place = _place_of(wanted.value) or self._placing.sharding(path, shape) if is_jax else None
+                place = place_of(wanted.value) or self._placing.sharding(path, shape) if is_jax else None
                 asked[leaf.outside.place] = leaf, place
         if asked:
             self._source.beside.update(self.fetch(asked))
@@ -402,13 +409,13 @@ class Like:
     def _array(self, wanted: _Wanted, path: Where) -> Any:
         """The value for a row of `like`: of the kind that is there."""
         value, leaf = wanted.value, wanted.leaf
-        if not _is_array(value):
+        if not is_array(value):
             return type(value)(self._source.array(leaf)[()])
         kind = "scalar" if isinstance(value, np.generic) else "numpy" if isinstance(value, np.ndarray) else "jax"
         kind = "ref" if isinstance(value, ref_types) else kind
         dtype = np.dtype(value.dtype) if leaf.key is None else None
         dtype = None if dtype is None or dtype == self._source.dtype(leaf) else dtype
-        return self._placing.value(leaf._replace(kind=kind), path, _place_of(value), dtype)
+        return self._placing.value(leaf._replace(kind=kind), path, place_of(value), dtype)
 
     def _everywhere(self) -> dict[int, Any]:
         """The changes, and the same for every other place of a node that is replaced as a whole."""
@@ -422,81 +429,5 @@ class Like:
         return changes
 
 
-def _of_nan(entry: Any) -> Any:
-    """A key that is NaN equals itself alone: here all of them are one."""
-    key = getattr(entry, "key", None)
-    return DictKey(math.nan) if type(key) is float and key != key else entry
-
-
-# Containers that stay themselves and get other content.
-_REFILL: dict[type, Callable[[Any, Any], Any]] = {
-    list: lambda value, new: value.__setitem__(slice(None), new),
-    bytearray: lambda value, new: value.__setitem__(slice(None), new),
-    dict: lambda value, new: (value.clear(), value.update(new)),
-    set: lambda value, new: (value.clear(), value.update(new)),
-}
-
-
-def _can_refill(value: Any, new: Any) -> bool:
-    return type(value) in _REFILL and type(new) is type(value)
-
-
-def _place_of(value: Any) -> Any:
-    """The sharding of an array of `like`, where it has been committed to one."""
-    if isinstance(value, jax.Array) and not value.committed:
-        return None
-    return getattr(value, "sharding", None)
-
-
-# What a subclass of a plain type is without its attributes, whatever it overrides.
-_PLAIN_VALUES: dict[type, Any] = {
-    int: int.__int__,
-    float: float.__float__,
-    complex: complex.__complex__,
-    str: str.__str__,
-    bytes: bytes.__bytes__,
-}
-
-
-def _typed(values: Iterable[Any]) -> set[tuple[type, Any]]:
-    """1 and True are one element, and another value."""
-    return {(type(value), value) for value in values}
-
-
-def _is_array(value: Any) -> bool:
-    """NumPy arrays of texts and dates are values."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.kind not in "USMm" and value.dtype != jax.dtypes.float0
-    return isinstance(value, _ARRAYS)
-
-
 def _name_of(value: Any) -> str | None:
     return full_name(value) if has_name(value) else None
-
-
-def _is_same(new: Any, value: Any) -> bool:
-    """Is a value what it was? A NaN is itself, and -0.0 is not 0.0."""
-    if new is value:
-        return True
-    if isinstance(new, (float, complex)):
-        return repr(new) == repr(value)
-    try:
-        return bool(new == value)
-    except Exception:  # it does not say
-        return False
-
-
-def _names_in(graph: Graph) -> dict[str, Any]:
-    """The classes, functions and modules of objects, by name."""
-    found: dict[str, Any] = {}
-    for row in graph.rows:
-        value = row.value
-        values: Iterable[Any] = (value, type(value)) if row.is_leaf else (type(value),)
-        if isinstance(value, types.FunctionType):
-            values = (value, type(value))
-        for known in values:
-            if isinstance(known, types.ModuleType):
-                found[f"{known.__name__}:"] = known
-            elif isinstance(known, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(known):
-                found.setdefault(f"{known.__module__}:{known.__qualname__}", known)
-    return found

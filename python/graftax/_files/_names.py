@@ -27,6 +27,7 @@ from .._compat import is_tree_node
 from .._describe import by_fields, static_classes
 from ..marks import Dynamic, Static
 from ..module import Module
+from ..path import Graph
 
 MISSING: Any = object()
 
@@ -163,3 +164,19 @@ def is_known_class(cls: type) -> bool:
     if cls.__module__ == "jax.numpy" or issubclass(cls, enum.Enum):
         return True
     return interop.describe(cls) is not None
+
+
+def names_in(graph: Graph) -> dict[str, Any]:
+    """The classes, functions and modules of objects, by name."""
+    found: dict[str, Any] = {}
+    for row in graph.rows:
+        value = row.value
+        values: Iterable[Any] = (value, type(value)) if row.is_leaf else (type(value),)
+        if isinstance(value, types.FunctionType):
+            values = (value, type(value))
+        for known in values:
+            if isinstance(known, types.ModuleType):
+                found[f"{known.__name__}:"] = known
+            elif isinstance(known, (type, types.FunctionType, types.BuiltinFunctionType)) or has_name(known):
+                found.setdefault(f"{known.__module__}:{known.__qualname__}", known)
+    return found

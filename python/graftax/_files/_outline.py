@@ -22,6 +22,7 @@ from ._statics import Encoder, Opaque
 from ._way import path_of
 
 FORMAT = 1
+_NUMBERS = (bool, int, float, complex)
 _LONGEST_NAME = 400
 
 NO_KEY = (
@@ -80,11 +81,12 @@ class Outline:
     def _visit(self, row: Row, way: Way, live: Any) -> list[tuple[Row, Way, Any]]:
         """Writes a row; returns those below it, last first."""
         row = self._structure.target(row)
+        number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)  # that its class calls data
+        if number or row.op is Op.static:
+            self.rows.append(["s", self._encoder.value(self._leaves[row.leaf] if number else row.value)])
+            return []
         if row.op is Op.leaf:
             self.rows.append(self._leaf(self._leaves[row.leaf], way))
-            return []
-        if row.op is Op.static:
-            self.rows.append(["s", self._encoder.value(row.value)])
             return []
         if row.number in self._numbers:
             self.rows.append(["r", self._numbers[row.number]])
