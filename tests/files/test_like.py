@@ -148,6 +148,27 @@ def test_renamed_parts(path):
         graftax.load(path, like, rename={"other.**": "new.**"})
 
 
+def test_two_parts_of_a_file_that_get_one_name_are_refused(path):
+    graftax.save(path, {"x": jnp.ones(2), "y": jnp.zeros(2)})
+    with pytest.raises(graftax.LoadError, match=r"obj\[x\] and obj\[y\] of the file are both z"):
+        graftax.load(path, {"z": jnp.ones(2)}, rename={"x": "z", "y": "z"})
+    swapped = graftax.load(path, {"x": jnp.ones(2), "y": jnp.ones(2)}, rename={"x": "y", "y": "x"})
+    assert swapped["y"].sum() == 2 and swapped["x"].sum() == 0
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"a.b": np.ones(2, np.float32), "a/b": np.zeros(2, np.float32)}, path)
+    with pytest.raises(graftax.LoadError, match=r"are both a\.b"):
+        graftax.load(path, {"a": {"b": jnp.ones(2)}})
+
+
+def test_a_link_stays_and_its_file_is_written(path):
+    real = path.with_name("real")
+    (path.parent / "other").mkdir()
+    link = path.parent / "other" / "link"
+    link.symlink_to(real)
+    graftax.save(link, {f"x{i}": jnp.ones(100) for i in range(3)}, max_file=500)
+    assert link.is_symlink() and real.is_file() and len(graftax.load(link)) == 3
+
+
 def test_files_of_others_are_loaded_by_their_names(path):
     numpy = pytest.importorskip("safetensors.numpy")
     numpy.save_file({"model.layers.0.weight": np.ones(2, np.float32), "model.b": np.zeros(3, np.float32)}, path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._structure import plain_key
 from ..path import Path
+from ._errors import LoadError
 from ._rows import Rows
 
 Names = tuple[str, ...]
@@ -18,6 +19,8 @@ _NAME = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|([^\[\]]*))\]|([^.\[\]/]+)")
 BAD_RENAME = (
     "rename= has {old!r}: {new!r}, which have not the same `*` and `**`: each stands for what it is in the other"
 )
+
+TWICE = "{one} and {other} of the file are both {path} by the names in like"
 
 
 def tensor_path(path: Path) -> Names:
@@ -50,7 +53,13 @@ class Renaming:
 
     def of_tensors(self, names: Iterable[str]) -> dict[Names, str]:
         """The tensors of a file by their paths in `like`."""
-        return {self._renamed(named(name)): name for name in names}
+        found: dict[Names, str] = {}
+        for name in names:
+            path = self._renamed(named(name))
+            if path in found:
+                raise LoadError(TWICE.format(one=found[path], other=name, path=".".join(path)))
+            found[path] = name
+        return found
 
     def of_rows(self, rows: Rows) -> dict[Names, Any]:
         """The rows of arrays and values by their paths in `like`."""
@@ -58,7 +67,10 @@ class Renaming:
         for number in range(len(rows.all)):
             at = rows.target(number)
             if rows.all[number].op in "as-" or (at != number and rows.all[at].op == "s"):
-                found[self._renamed(tensor_path(rows.path(number)))] = at
+                path = self._renamed(tensor_path(rows.path(number)))
+                if found.setdefault(path, at) != at:
+                    texts = {"one": repr(rows.path(found[path])), "other": repr(rows.path(number))}
+                    raise LoadError(TWICE.format(**texts, path=".".join(path)))
         return found
 
     def _renamed(self, names: Names) -> Names:

@@ -120,7 +120,7 @@ def _parts(path: str, graph: dict[str, Any] | None) -> list[str]:
     names: Any = (graph or {}).get("parts", [])
     if type(names) is not list or not all(type(n) is str and _PART.fullmatch(n) for n in cast("list[Any]", names)):
         raise damaged(path, "the files that it lists have no names of such files")
-    return [os.path.join(os.path.dirname(path), name) for name in cast("list[str]", names)]
+    return [os.path.join(os.path.dirname(os.path.realpath(path)), name) for name in cast("list[str]", names)]
 
 
 def part_names(path: str) -> list[str]:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, cast
 
+import jax.numpy as jnp
 import numpy as np
 
 from .._tracebacks import boundary
@@ -22,6 +23,9 @@ from ._outline import Outline
 from ._source import part_names
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+NOT_FLOATING = (
+    "dtype={dtype} is for floating arrays, which would lose what they are: give jnp.bfloat16 or another such one"
+)
 RESERVED = ("graftax", "format")
 
 
@@ -58,8 +62,11 @@ def save(
         {'w': Array([1., 1., 1.], dtype=float32), 'epoch': 7}
     """
     texts = _texts(metadata)
-    outline = Outline(obj, _wanted(obj, only), None if dtype is None else np.dtype(dtype))
-    write_outline(os.fspath(path), outline.to_json(), outline.arrays, texts, _size(max_file))
+    floating = None if dtype is None else np.dtype(dtype)
+    if floating is not None and not jnp.issubdtype(floating, jnp.floating):
+        raise ValueError(NOT_FLOATING.format(dtype=floating))
+    outline = Outline(obj, _wanted(obj, only), floating)
+    write_outline(os.path.realpath(path), outline.to_json(), outline.arrays, texts, _size(max_file))
 
 
 def _wanted(obj: Any, only: Any) -> Callable[[Path], bool] | None:
@@ -69,11 +76,20 @@ def _wanted(obj: Any, only: Any) -> Callable[[Path], bool] | None:
     return {graph.path(number) for number in selection(graph, only)}.__contains__
 
 
+def _is_whole(text: str) -> bool:
+    """Has it no halves of characters? Readers of JSON in other languages refuse these."""
+    return text.encode("utf-8", "replace").decode() == text
+
+
 def _texts(metadata: Mapping[str, str] | None) -> dict[str, str]:
     texts = dict(metadata or {})
     for name, text in cast("dict[Any, Any]", texts).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f"metadata= takes texts by name, got {name!r}: {text!r}. Numbers belong into the object.")
+        if not (_is_whole(name) and _is_whole(text)):
+            raise ValueError(
+                f"metadata= takes texts that other programs read, got half a character in {name!r}: {text!r}"
+            )
         if name in RESERVED:
             raise ValueError(f"{name!r} in metadata= is a name of the format's own")
     return texts
