@@ -2,6 +2,8 @@
 """The limits graftax has to keep, each measured beside what it is compared with."""
 
 import gc
+import statistics
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -226,6 +228,72 @@ class StaticChurn:
         return Verdict(self.title, self.limit, peak / self.bound, held, detail)
 
 
+class _Trainer:
+    def __init__(self) -> None:
+        self.weights = [jax.numpy.ones((4, 4)) for _ in range(3)]
+        self.step, self.base = 0, 0.1
+
+
+def _with_constant(trainer: Any, x: Any) -> Any:
+    trainer.weights = [w - 0.1 * x for w in trainer.weights]
+    return trainer.weights[0].sum()
+
+
+def _with_counter(trainer: Any, x: Any) -> Any:
+    trainer.step += 1
+    return _with_constant(trainer, x)
+
+
+def _with_rate(trainer: Any, x: Any) -> Any:
+    trainer.step += 1
+    rate = trainer.base * 0.99**trainer.step
+    if trainer.step % 100 == 0:
+        rate = trainer.base
+    trainer.weights = [w - rate * x for w in trainer.weights]
+    return trainer.weights[0].sum()
+
+
+@dataclass(frozen=True)
+class ChangingNumbers:
+    """The time of a call with Python numbers that change, over that of the same call without them."""
+
+    title: str
+    limit: float
+    function: Callable[[Any, Any], Any]
+
+    _CALLS = 90  # fewer than a hundred: no other variant
+
+    def rounds(self, rounds: int) -> int:
+        return rounds
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
+        if "graftax_jit" not in subjects:
+            return Verdict(self.title, self.limit, None, False, "absent: graftax_jit")
+        jit, x = subjects["graftax_jit"].jit, jax.numpy.ones((4, 4))
+        pair = [(jit(f), _Trainer()) for f in (_with_constant, self.function)]
+        for _ in range(2):
+            for f, trainer in pair:
+                self._seconds(f, trainer, x)
+        ratios: list[float] = []
+        for turn in range(rounds):
+            order = pair if turn % 2 else pair[::-1]
+            taken = {f: self._seconds(f, trainer, x) for f, trainer in order}
+            ratios.append(taken[pair[1][0]] / taken[pair[0][0]])
+            on_round()
+        traces = pair[1][0].cache_info().traces
+        ratio = statistics.median(ratios)
+        detail = f"median of {rounds} rounds, the least {min(ratios):.3f}; compiled {traces} times"
+        return Verdict(self.title, self.limit, ratio, ratio <= self.limit and traces <= 3, detail)
+
+    def _seconds(self, f: Callable[[Any, Any], Any], trainer: _Trainer, x: Any) -> float:
+        trainer.step = 0
+        begin = time.perf_counter()
+        for _ in range(self._CALLS):
+            f(trainer, x)
+        jax.block_until_ready(trainer.weights)
+        return time.perf_counter() - begin
+
+
 def _live_executables() -> int:
     gc.collect()
     return len(jax.extend.backend.get_backend().live_executables())
@@ -308,6 +376,8 @@ BUDGETS: tuple[Budget, ...] = (
         "jax_flat",
     ),
     CompiledLayers("compilation, 24 layers in a list, a step of training, vs the loop unrolled", 0.25),
+    ChangingNumbers("call, a counter that is written back, vs the same without", 1.15, _with_counter),
+    ChangingNumbers("call, a learning rate that changes, vs a constant one", 1.15, _with_rate),
     NodeCalls("user flatten and unflatten calls, registered node, vs jax.jit", 1.00),
     FlattenCalls("user flatten calls, registered node, structure not met before", 3, known=False),
     FlattenCalls("user flatten calls, registered node, known structure outside the last eight", 1, known=True),
