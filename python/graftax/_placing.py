@@ -153,9 +153,21 @@ class Placing:
             read = Shardings(self._plan.name, "out_shardings", spec, "the result", part=after.result)
             spec = tuple(read.of_leaf(path, path) for path in paths)
             read.check()
+            self._refuse_misfits(paths, spec, result)
         elif isinstance(spec, Held):
             spec = spec.held
         return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_written), None))
+
+    def _refuse_misfits(self, paths: list[tuple[Any, ...]], wanted: tuple[Any, ...], arrays: Sequence[Any]) -> None:
+        """Raises for a sharding that does not divide its array: not every version of JAX says which."""
+        for path, sharding, array in zip(paths, wanted, arrays, strict=True):
+            if isinstance(sharding, NamedSharding):
+                try:
+                    sharding.shard_shape(tuple(array.shape))
+                except ValueError as error:
+                    place = f"{self._plan.name}: out_shardings of key path result{path_text(path)}"
+                    error.args = (f"{place}: {error}",)
+                    raise
 
     @staticmethod
     def _places(outcome: _core.Outcome) -> list[Place]:
