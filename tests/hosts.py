@@ -163,6 +163,18 @@ def a_host_that_stays_away(hosts: Hosts) -> Any:
 
 
 @scenario
+def host_0_comes_too_late(hosts: Hosts) -> Any:
+    float(graftax.jit(scale())(hosts.state()))  # so that all begin together
+    os.environ["GRAFTAX_CHECK_HOSTS"] = "2"
+    try:
+        if hosts.number == 0:
+            time.sleep(4)
+        return refused(lambda: graftax.jit(lambda s: s["w"] * 13)(hosts.state()))
+    finally:
+        del os.environ["GRAFTAX_CHECK_HOSTS"]
+
+
+@scenario
 def rules_place_arrays_on_all_hosts(hosts: Hosts) -> Any:
     class Model:
         def __init__(self) -> None:

@@ -80,6 +80,11 @@ def test_a_host_that_stays_away_is_named(hosts: Any):
         assert len(late) == 1 and f"host {last} has not come to comparison" in late[0]
 
 
+def test_a_host_0_that_comes_when_nobody_waits_any_more_has_an_error_too(hosts: Any):
+    assert "waited no longer" in hosts[0]["host_0_comes_too_late"] and "host 1" in hosts[0]["host_0_comes_too_late"]
+    assert all("host 0 has not come" in host["host_0_comes_too_late"] for host in hosts[1:])
+
+
 def test_rules_place_arrays_on_all_hosts(hosts: Any):
     spec, same, numpy, local, total, addressable = on_all(hosts, "rules_place_arrays_on_all_hosts")
     rows = 8 // len(hosts)

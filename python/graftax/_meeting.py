@@ -36,6 +36,7 @@ AWAY = (
     "one that has failed, has met this structure before, or leaves the call out does not come. GRAFTAX_CHECK_HOSTS=300 "
     "waits for 300 s, GRAFTAX_CHECK_HOSTS=0 compares nothing."
 )
+LEFT = "{what}: this host came to comparison {number} when {hosts} waited no longer, and had an error."
 
 _WARN, _FAIL = 10.0, 60.0  # seconds
 _DETAIL = 3_000_000  # bytes of a description: the store takes 4 MB in one message
@@ -149,13 +150,20 @@ class Meeting:
         hosts = range(1, self._there.processes)
         if self._there.process:
             self._put(f"from/{self._there.process}", mine)
-            verdict: dict[str, Any] = json.loads(self._get("verdict", [0]))
+            try:
+                verdict: dict[str, Any] = json.loads(self._get("verdict", [0]))
+            except StructureError:  # host 0 would run alone, and wait in a collective, where it comes after this
+                self._put(f"left/{self._there.process}", b"")
+                raise
         else:
             try:
                 verdict = judge([mine, *(self._get(f"from/{host}", list(hosts)) for host in hosts)])
             except Exception as error:  # the others need not wait as long once more
                 self._put("verdict", json.dumps({"away": str(error)}).encode())
                 raise
+            left = [f"host {name.rpartition('/')[2]}" for name in self._there.below(self._key("left/"))]
+            if left:
+                verdict = {"away": LEFT.format(what=self._what, number=self._number, hosts=some(left))}
             self._put("verdict", json.dumps(verdict).encode())
         if "away" in verdict:
             raise StructureError(verdict["away"])
@@ -178,6 +186,9 @@ class Meeting:
             own = json.loads(zlib.decompress(describe()))
             self._put("difference", _first_difference(host, theirs, own).encode())
         return self._get("difference", [host]).decode()
+
+    def _key(self, name: str) -> str:
+        return f"{_PREFIX}/{self._number}/{name}"
 
     def _put(self, key: str, value: bytes) -> None:
         if key == "verdict" and self._number > 1:  # all have come to this one: nobody reads the last one any more
