@@ -103,6 +103,7 @@ LAYERS = [
         "_explain",
         "_hosts",
         "_table",
+        "_bar",
         "_warm",
         "_leaf_names",
         "_ship",
