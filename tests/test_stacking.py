@@ -179,7 +179,9 @@ def test_a_vmap_over_a_list_of_models(jit: Any):
     for model, y in zip(models, expected, strict=True):
         np.testing.assert_allclose(jnp.tanh(model.mean / 0.1), y, rtol=1e-4)
     models[1].w = jnp.ones(2)
-    with pytest.raises(graftax.StructureError, match=r"vmap of .*obj\.w is float32.* in the first object, .* in number 1"):
+    with pytest.raises(
+        graftax.StructureError, match=r"vmap of .*obj\.w is float32.* in the first object, .* in number 1"
+    ):
         run(models, x)
 
 

@@ -12,7 +12,6 @@ import operator
 import re
 import sys
 import types
-import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -71,16 +70,13 @@ def know_symbols(classes: dict[type, type], array: Any) -> None:
 
     `export` does the same for symbolic dimensions; nothing public does.
     """
+    avals = _jax_core.pytype_aval_mappings
     for cls, kind in classes.items():
-        _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, kind)
+        avals[cls] = functools.partial(lambda kind, _symbol: avals[kind](kind()), kind)
         _dtypes.canonicalize_value_handlers[cls] = array
         _dtypes.python_scalar_types.add(cls)
         _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
         _dtypes.register_weak_scalar_type(cls)
-
-
-def _aval_of_number(kind: type, symbol: Any) -> Any:
-    return _jax_core.pytype_aval_mappings[kind](kind())
 
 
 def wants_exponent(frame: types.FrameType) -> bool:
@@ -400,51 +396,6 @@ def current_trace() -> Any:
     return getattr(_jax_core.trace_ctx, "trace", None)
 
 
-def calls_host(since: int) -> bool:
-    """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of a print is?"""
-    todo: list[Any] = [at() if isinstance(at, (weakref.ref, types.FunctionType)) else at for at in equations()[since:]]
-    while todo:
-        equation = todo.pop()
-        if equation is None:  # nothing needs it
-            continue
-        if equation.primitive.name.endswith("callback"):
-            host = _called_by(equation.params.get("callback"))
-            if not (getattr(host, "__module__", None) or "").startswith("jax."):
-                return True
-        for value in equation.params.values():
-            for part in value if isinstance(value, list | tuple) else (value,):
-                jaxpr: Any = getattr(part, "jaxpr", part)
-                if isinstance(jaxpr, _jax_core.Jaxpr):
-                    todo += jaxpr.eqns
-    return False
-
-
-def host_functions(since: int, pure: bool = False) -> list[Any]:
-    """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
-    found: list[Any] = []
-    seen: set[Any] = set()
-    new = [at for at in equations()[since:] if pure or type(at) is not weakref.ref]
-    todo: list[Any] = [at() if isinstance(at, weakref.ref | types.FunctionType) else at for at in new]
-    inner = inner_frames()
-    if inner is not None:
-        todo = inner.outside([equation for equation in todo if equation is not None])
-    while todo:
-        equation = todo.pop()
-        if equation is None or not (pure or equation.effects):
-            continue
-        host = equation.params.get("callback")
-        if host is not None:
-            found.append(_called_by(host))
-            continue
-        for value in equation.params.values():
-            for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
-                jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
-                if isinstance(jaxpr, _jax_core.Jaxpr) and jaxpr not in seen:
-                    seen.add(jaxpr)
-                    todo += jaxpr.eqns
-    return found
-
-
 # ---- frames that run nobody else's code
 
 
@@ -457,9 +408,8 @@ def _own_primitives() -> set[Any]:
     return {value for value in values if isinstance(value, _jax_core.Primitive)}
 
 
-def _is_own(primitive: Any) -> bool:
-    # From 0.12 on an equation to transpose has a primitive that stands for another.
-    return primitive in _own_primitives() or getattr(primitive, "prim", None) in _own_primitives()
+def _subclasses(base: type) -> list[type]:
+    return [each for c in base.__subclasses__() for each in (c, *_subclasses(c))]
 
 
 @functools.cache
@@ -467,35 +417,30 @@ def _inner_frames() -> _core.InnerFrames | None:
     bind = getattr(_jax_core.Primitive.bind, "__code__", None)
     if bind is None or bind.co_varnames[:3] != ("self", "args", "params"):
         return None
-    transpose = getattr(getattr(_ad, "backward_pass3", None), "__code__", None)
     makes_calls: Any = getattr(getattr(_pjit, "_cpp_pjit", None), "__code__", None)
-    inner = makes_calls.co_consts if makes_calls is not None else ()
-    calls = [code for code in inner if getattr(code, "co_name", None) == "cache_miss" and "fun" in code.co_freevars]
-    apply = calls[0] if calls and calls[0].co_varnames[:2] == ("args", "kwargs") else None
+    inner = [code for code in getattr(makes_calls, "co_consts", ()) if getattr(code, "co_name", None) == "cache_miss"]
+    apply = next((c for c in inner if c.co_varnames[:2] == ("args", "kwargs") and "fun" in c.co_freevars), None)
     return _core.InnerFrames(
         bind,
         apply,
         apply.co_freevars.index("fun") if apply is not None else 0,
-        transpose,
+        getattr(getattr(_ad, "backward_pass3", None), "__code__", None),
         "jax.",
         jaxprs=(_jax_core.Jaxpr, getattr(_jax_core, "ClosedJaxpr", _jax_core.Jaxpr)),
         inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
         leaves=(ArrayImpl, np.ndarray, bool, int, float, complex, str, type(None), *_subclasses(_jax_core.Tracer)),
-        owns=_is_own,
+        # From 0.12 on an equation to transpose has a primitive that stands for another.
+        owns=lambda primitive: not _own_primitives().isdisjoint({primitive, getattr(primitive, "prim", None)}),
     )
-
-
-def _subclasses(base: type) -> list[type]:
-    return [each for c in base.__subclasses__() for each in (c, *_subclasses(c))]
 
 
 def inner_frames() -> _core.InnerFrames | None:
     """JAX's own frames that run nobody else's code. None where another library takes part in what they do."""
+    theirs = (*_subclasses(_jax_core.Trace), *_subclasses(_jax_core.AbstractValue))
+    return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
 
-    traces, values = _subclasses(_jax_core.Trace), _subclasses(_jax_core.AbstractValue)
-    if not all(c.__module__.startswith(("jax.", "flax.")) for c in (*traces, *values)):
-        return None
-    return _inner_frames()
+
+# ---- functions on the host
 
 
 def _not_hushed(record: logging.LogRecord) -> bool:
@@ -508,7 +453,7 @@ def hush_failed_callbacks() -> None:
     logging.getLogger("jax._src.callback").addFilter(_not_hushed)
 
 
-def _called_by(callback: Any) -> Any:
+def called_by(callback: Any) -> Any:
     """The user's function behind the flat one that a callback's equation holds."""
     cells = getattr(callback, "__closure__", None) or ()
     names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())

@@ -7,12 +7,15 @@ import dis
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax.extend.core
+
 from . import _core
 from ._advice import caller_level
-from ._compat import host_functions
+from ._compat import called_by, equations, inner_frames
 from ._errors import GraftaxError, LostChangeWarning
 from ._signature import global_names, resolve
 from ._views import Rebuilt
@@ -33,6 +36,41 @@ _METHODS = frozenset(
     if hasattr(cls, name)
 ) | {"discard", "setdefault", "appendleft", "popleft", "extendleft", "rotate", "__setitem__", "__setattr__"}
 _OWN = __name__.partition(".")[0] + "."
+
+
+def calls_host(since: int) -> bool:
+    """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of a print is?"""
+    return any(
+        not (getattr(host, "__module__", None) or "").startswith("jax.") for host in _called(equations()[since:], True)
+    )
+
+
+def host_functions(since: int, pure: bool = False) -> list[Any]:
+    """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
+    return list(_called([at for at in equations()[since:] if pure or type(at) is not weakref.ref], pure))
+
+
+def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
+    """What these equations call on the host, and those of the jaxprs within them."""
+    todo = [at() if isinstance(at, weakref.ref | types.FunctionType) else at for at in noted]
+    todo = [equation for equation in todo if equation is not None]  # nothing needs the others
+    inner, seen = inner_frames(), set[Any]()
+    if inner is not None:
+        todo = inner.outside(todo)
+    while todo:
+        equation = todo.pop()
+        if not (pure or equation.effects):
+            continue
+        host = equation.params.get("callback")
+        if host is not None:
+            yield called_by(host)
+            continue
+        for value in equation.params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
+                jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
+                if isinstance(jaxpr, jax.extend.core.Jaxpr) and jaxpr not in seen:
+                    seen.add(jaxpr)
+                    todo += jaxpr.eqns
 
 
 def copied(callback: Callable[..., Any], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:

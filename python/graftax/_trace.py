@@ -18,7 +18,6 @@ from . import _core
 from ._compat import (
     current_trace,
     equations,
-    host_functions,
     hush_failed_callbacks,
     inner_frames,
     is_of_a_traced_value,
@@ -29,7 +28,7 @@ from ._errors import ConcurrentChangeError, GraftaxError, MutationError, rename_
 from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
-from ._hosts import give_own, warn_of_copies
+from ._hosts import give_own, host_functions, warn_of_copies
 from ._numbers import SymbolicNumbers
 from ._opaque import keeping_made
 from ._plan import Layout, Plan

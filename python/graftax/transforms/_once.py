@@ -13,9 +13,10 @@ from typing import Any
 import jax
 
 from .. import _core
-from .._compat import calls_host, equations, outside_of_traces
+from .._compat import equations, outside_of_traces
 from .._ended import is_of_steps
 from .._errors import ConcurrentChangeError, MutationError
+from .._hosts import calls_host
 from .._jitted import Jitted
 from .._numbers import SymbolicNumbers
 from .._options import Options
