@@ -5,6 +5,7 @@
 #include "exchange.h"
 #include "frames.h"
 #include "hooks.h"
+#include "host_call.h"
 #include "inner_frames.h"
 #include "kept.h"
 #include "rebuild.h"
@@ -22,6 +23,7 @@ NB_MODULE(_core_of_main, m) {
   init_kinds();
   init_exchange();
   bind_hooks(m);
+  bind_host_call(m);
   bind_kinds(m);
   bind_rows(m);
   bind_graphdef(m);

@@ -10,6 +10,7 @@ import traceback
 import types
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import pytest
 
@@ -216,6 +217,30 @@ def test_a_traceback_has_at_most_one_line_more_than_jaxs(of, filtering):
     assert len(printed(ours)) <= len(printed(jaxs)) + 1
     assert not of_graftax(ours)
     assert str(ours) == str(jaxs)
+
+
+@pytest.mark.parametrize("kind", ["pure_callback", "io_callback"])
+def test_the_log_of_a_failed_host_function_is_as_long_as_jaxs(kind, caplog, filtering):
+    filtering("quiet_remove_frames")
+    jaxs = types.SimpleNamespace(jit=jax.jit, pure_callback=jax.pure_callback, io_callback=jax.experimental.io_callback)
+
+    def host(x):
+        raise ValueError("this host function fails")
+
+    def lines(lib):
+        caplog.clear()
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        error = raised(lib.jit(lambda x: getattr(lib, kind)(host, shape, x)), jnp.float32(1))
+        logged = [record for record in caplog.records if record.exc_info]
+        assert logged
+        frames = [f for record in logged for f, _ in traceback.walk_tb(record.exc_info[2])]
+        texts = [traceback.format_exception(record.exc_info[1]) for record in logged]
+        assert not [f for f in frames if f.f_code.co_filename.startswith(os.path.dirname(graftax.__file__))]
+        return len("".join(map("".join, texts)).splitlines()), len(printed(error))
+
+    (ours, raised_by_ours), (theirs, raised_by_jax) = lines(graftax), lines(jaxs)
+    assert ours == theirs
+    assert raised_by_ours <= raised_by_jax + 1
 
 
 def test_errors_of_graftax_show_the_users_frames_alone():

@@ -13,6 +13,11 @@ from typing import Any
 def setup(hooks: object, jax_registry: object | None, flatten_one_level: object, array_type: object) -> None:
     """Gives the core, once, what it asks Python for."""
 
+def call_host(host: object, *leaves: object) -> Any:
+    """
+    Calls a function of the user on the host: what it raises shows no frame of this package.
+    """
+
 def forget_kind(type: type) -> None:
     """Looks at the next instance of a class anew."""
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +84,7 @@ def pure_callback(
     """
     host = _Host(name_of(callback, "pure_callback"), callback, result_shape_dtypes, args, kwargs, vmap_method)
     options: dict[str, Any] = {"sharding": sharding, "vmap_method": vmap_method}
-    return host.result(jax.pure_callback(host.run, host.shapes, *host.leaves, **options))
+    return host.result(jax.pure_callback(host.call, host.shapes, *host.leaves, **options))
 
 
 @boundary
@@ -110,7 +112,7 @@ def io_callback(
     """
     host = _Host(name_of(callback, "io_callback"), callback, result_shape_dtypes, args, kwargs, None)
     options: dict[str, Any] = {"sharding": sharding, "ordered": ordered}
-    return host.result(jax.experimental.io_callback(host.run, host.shapes, *host.leaves, **options))
+    return host.result(jax.experimental.io_callback(host.call, host.shapes, *host.leaves, **options))
 
 
 @boundary
@@ -164,13 +166,24 @@ class _Host:
     def result(self, leaves: Sequence[Any]) -> Any:
         return _core.unflatten(self._wanted, list(leaves))
 
-    def run(self, *leaves: Any) -> tuple[Any, ...]:
-        """What JAX calls on the host: arrays to arrays."""
+    @property
+    def call(self) -> Callable[..., tuple[Any, ...]]:
+        """What JAX calls on the host: arrays to arrays. It has no frame in what the user's function raises."""
+        return types.MethodType(_core.call_host, self)
+
+    def given(self, leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any]]:
+        """The arguments of the user's function, and what its result is passed to."""
         roots = _core.unflatten_roots(self._given, list(leaves))
         at = len(roots) - len(self._keywords)
         copied = self._copied and Snapshot.of(*self._copied)
-        result = self._callback(*roots[:at], **dict(zip(self._keywords, roots[at:], strict=True)))
         given = Snapshot(roots, self._names, self._given, leaves)
+        return (
+            roots[:at],
+            dict(zip(self._keywords, roots[at:], strict=True)),
+            functools.partial(self._taken, given, copied),
+        )
+
+    def _taken(self, given: Snapshot, copied: Snapshot | None, result: Any) -> tuple[Any, ...]:
         for state, message in ((given, CALLBACK_CHANGES), (copied, CAPTURED_COPY)):
             text = state.changes() if state else ""
             if text:
