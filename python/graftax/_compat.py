@@ -70,13 +70,16 @@ def know_symbols(classes: dict[type, type], array: Any) -> None:
 
     `export` does the same for symbolic dimensions; nothing public does.
     """
-    avals = _jax_core.pytype_aval_mappings
     for cls, kind in classes.items():
-        avals[cls] = functools.partial(lambda kind, _symbol: avals[kind](kind()), kind)
+        _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, kind)
         _dtypes.canonicalize_value_handlers[cls] = array
         _dtypes.python_scalar_types.add(cls)
         _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
         _dtypes.register_weak_scalar_type(cls)
+
+
+def _aval_of_number(kind: type, symbol: Any) -> Any:
+    return _jax_core.pytype_aval_mappings[kind](kind())
 
 
 def wants_exponent(frame: types.FrameType) -> bool:
@@ -403,9 +406,8 @@ def current_trace() -> Any:
 def _own_primitives() -> set[Any]:
     """JAX's primitives whose rules are JAX's own: those of its folder of operations, sums of cotangents, and `jit`."""
     folders = "jax._src.lax.", "jax._src.ad_util", "jax._src.pjit"
-    modules = [module for name, module in sys.modules.items() if name.startswith(folders)]
-    values = (value for module in modules for value in vars(module).values())
-    return {value for value in values if isinstance(value, _jax_core.Primitive)}
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith(folders)]
+    return {p for names in modules for p in names.values() if isinstance(p, _jax_core.Primitive)}
 
 
 def _subclasses(base: type) -> list[type]:
@@ -429,8 +431,7 @@ def _inner_frames() -> _core.InnerFrames | None:
         jaxprs=(_jax_core.Jaxpr, getattr(_jax_core, "ClosedJaxpr", _jax_core.Jaxpr)),
         inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
         leaves=(ArrayImpl, np.ndarray, bool, int, float, complex, str, type(None), *_subclasses(_jax_core.Tracer)),
-        # From 0.12 on an equation to transpose has a primitive that stands for another.
-        owns=lambda primitive: not _own_primitives().isdisjoint({primitive, getattr(primitive, "prim", None)}),
+        owns=lambda p: not _own_primitives().isdisjoint({p, getattr(p, "prim", None)}),  # a stand-in from 0.12 on
     )
 
 
