@@ -366,10 +366,21 @@ def test_texts_are_kept_with_it(path):
 def test_what_no_file_can_hold_is_refused_with_its_path(path):
     deleted = jnp.ones(2) + 1
     deleted.delete()
-    for value, message in [(deleted, "deleted"), ({object(): 1}, "key")]:
+    for value, message in [(deleted, "deleted"), ({object()}, "element of a set")]:
         with pytest.raises(graftax.UnsupportedValueError, match=message) as caught:
             graftax.save(path, {"a": [value]})
         assert "a" in str(caught.value)
     with pytest.raises(graftax.UnsupportedValueError, match="tracer"):
         jax.jit(lambda x: graftax.save(path, {"a": x}))(jnp.ones(1))
     assert not list(path.parent.iterdir())
+
+
+def test_shapes_without_data_are_refused_with_their_path(path):
+    shapes = graftax.eval_shape(lambda: {"w": jnp.ones(2), "b": jnp.ones(())})
+    with pytest.raises(
+        graftax.UnsupportedValueError, match=r"obj\[model\]\[w\]: .*Save what the function itself returns"
+    ):
+        graftax.save(path, {"model": shapes, "epoch": 3})
+    assert not list(path.parent.iterdir())
+    graftax.save(path, {"input": jax.ShapeDtypeStruct((2,), jnp.float32), "w": jnp.ones(2)})  # a value among others
+    assert graftax.load(path, {"input": 0, "w": jnp.zeros(2)})["w"].sum() == 2

@@ -14,7 +14,8 @@ from .._assembly import Assembly, Node
 from .._errors import GraftaxError
 from ._errors import LoadError, Malformed
 from ._names import MISSING
-from ._rows import Rows, UnknownKey
+from ._opaque import OpaqueKey, UnknownKey
+from ._rows import Rows
 from ._statics import Decoder
 
 
@@ -101,7 +102,9 @@ class Build:
             for entry, _ in children:
                 key = getattr(entry, "key", None)
                 if isinstance(key, UnknownKey):
-                    known.missing(f"the key {key!r}")
+                    known.missing(
+                        f"the key {key!r}{', which only like= can give' if isinstance(key, OpaqueKey) else ''}"
+                    )
             return None
         base = _core.kind_info(cls)[0]
         if base == "function":

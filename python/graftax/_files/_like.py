@@ -24,6 +24,7 @@ from ._differences import Differences
 from ._foreign import Renaming, tensor_path
 from ._leaf import LOGICAL, Leaf
 from ._names import MISSING, Known, full_name, has_name, names_in
+from ._opaque import OpaqueKey, paired
 from ._place import Placing
 from ._rows import FileRow
 from ._source import Source
@@ -33,7 +34,10 @@ from ._way import Where
 N = TypeVar("N")
 
 _CONTAINERS = ("list", "tuple", "dict", "odict", "defaultdict", "deque", "set", "buffer", "value")
-NOT_MUTABLE = "into=True: nothing in like can be written to, it is immutable. Use the result of load without into=."
+NOT_MUTABLE = (
+    "nothing can be written in place here: what is to change is immutable, and no list, dict or mutable object "
+    "holds it. Put it into one, as in {'model': model}, or use the result of load without into=True"
+)
 
 
 class _Wanted(NamedTuple):
@@ -66,6 +70,8 @@ class Like:
         self._arrays: dict[int, tuple[_Wanted, Where]] = {}
         self._changes: dict[int, Any] = {}
         self._found = Differences()
+        self._objects: dict[int, Any] = {}  # of `like`, that the file has by number
+        self._later: list[tuple[int, Any, int, FileRow, Where]] | None = []  # dicts with such keys
 
     @property
     def places(self) -> list[str]:
@@ -83,6 +89,7 @@ class Like:
             self._backs: dict[int, int] = {}
             for _ in lockstep(self._meet, 0, 0):
                 pass
+            self._meet_opaque()
         self._refuse()
         if self._placing.wants_objects:
             self._placing.look_at(self._like)
@@ -123,6 +130,14 @@ class Like:
         self._tie(a, b, path)
         return self._nodes(a, there.value, b, row, path)
 
+    def _meet_opaque(self) -> None:
+        """Dicts with keys that no file holds: when it is known which objects of `like` stand for those elsewhere."""
+        later, self._later = self._later or [], None
+        for a, value, b, row, path in later:
+            for one, other, entry in self._nodes(a, value, b, row, path):
+                for _ in lockstep(self._meet, one, other, (path.way, entry)):
+                    pass
+
     def _tie(self, a: int, b: int, path: Where) -> None:
         """The same object on both sides, or on neither. What cannot change has no identity that counts."""
         if not _core.kind_info(type(self._graph.rows[a].value))[1]:
@@ -150,6 +165,11 @@ class Like:
                 )
             return []
         mine = [(without_nan(entry), child) for entry, child in self._graph.key_entries(a)]
+        if any(isinstance(getattr(entry, "key", None), OpaqueKey) for entry, _ in row.children):
+            if self._later is not None:
+                self._later.append((a, value, b, row, path))
+                return []
+            mine = paired(mine, row.children, self._objects)
         given = {without_nan(entry): child for entry, child in row.children}
         if not self._has_content(value, base, row.detail):
             self._take(a, b, path)
@@ -219,6 +239,8 @@ class Like:
         """A value of the file; what no file can hold stays as it is in `like`."""
         held: Any = row.arg
         if type(held) is dict and held.get("!") in ("opaque", "one_device"):
+            if type(held.get("at")) is int:
+                self._objects[held["at"]] = value
             return
         if type(held) is dict and held.get("!") == "name" and _name_of(value) == self._decoder.name(held.get("of")):
             return

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
@@ -26,8 +27,13 @@ _NUMBERS = (bool, int, float, complex)
 _LONGEST_NAME = 400
 
 NO_KEY = (
-    "a {cls} that is a key of a dict, or an element of a set, has neither a value nor a name that a file can hold. Use "
-    "numbers, texts, tuples of them or enums."
+    "a {cls} that is an element of a set has neither a value nor a name that a file can hold. Use numbers, texts, "
+    "tuples of them or enums."
+)
+
+ABSTRACT = (
+    "a jax.ShapeDtypeStruct, as every array of this object: graftax.eval_shape and the like give shapes without data, "
+    "and there is nothing to save. Save what the function itself returns; shapes are for like= of graftax.load"
 )
 
 
@@ -63,7 +69,10 @@ class Outline:
         self.rows: list[list[Any]] = []
         self.arrays: list[Outgoing] = []
         self._described: list[Leaf] = []
+        self._abstract: Way | Literal[False] = False  # where the first array without data is
         self._walk(obj)
+        if self._abstract is not False and all(row[0] not in "a-" for row in self.rows):
+            raise UnsupportedValueError(f"{path_of(self._abstract)!r}: {ABSTRACT}")
 
     def to_json(self) -> dict[str, Any]:
         arrays = [leaf.to_json() for leaf in self._described]
@@ -83,6 +92,8 @@ class Outline:
         row = self._structure.target(row)
         number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)  # that its class calls data
         if number or row.op is Op.static:
+            if isinstance(live, jax.ShapeDtypeStruct) and self._abstract is False:
+                self._abstract = way
             self.rows.append(["s", self._encoder.value(self._leaves[row.leaf] if number else row.value)])
             return []
         if row.op is Op.leaf:
@@ -127,7 +138,8 @@ class Outline:
         return ["a", known]
 
     def _name(self, way: Way) -> str:
-        text = str(path_of(way, _LONGEST_NAME)).removeprefix(".") or "obj"
+        path = Path(self._by_number(entry) for entry in path_of(way, _LONGEST_NAME))
+        text = str(path).removeprefix(".") or "obj"
         text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\0")
         if len(text) > _LONGEST_NAME:
             text = f"{text[:200]}…{text[-100:]}"
@@ -137,6 +149,11 @@ class Outline:
             name = f"{text}~{count}"
         self._taken.add(name)
         return name
+
+    def _by_number(self, entry: Any) -> Any:
+        """A key that no file holds by its number: its text has an address, which says nothing."""
+        key = self._encoder.numbered(entry.key) if isinstance(entry, DictKey) else None
+        return entry if key is None else DictKey(key)
 
     def _entries(self, entries: list[Any]) -> Any:
         if all(isinstance(entry, SequenceKey) for entry in entries):
@@ -152,7 +169,7 @@ class Outline:
         if isinstance(entry, FlattenedIndexKey):
             return {"flat": entry.key}
         if isinstance(entry, (DictKey, NoneKey)):
-            return [self._key(entry.key)]
+            return [self._encoder.entry(entry.key)]
         return {"text": str(entry)}
 
     def _key(self, value: Any) -> Any:

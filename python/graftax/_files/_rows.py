@@ -12,20 +12,11 @@ from ..path import Path
 from ._errors import Malformed
 from ._leaf import Leaf
 from ._names import MISSING
+from ._opaque import OpaqueKey, UnknownKey
 from ._statics import Decoder
 
 NEEDS = 1  # what this version can read
 _MOST_INDEX = 1 << 31
-
-
-class UnknownKey:
-    """A key of a dict whose class is not known; equal to nothing else."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 class OtherKey:
@@ -147,7 +138,7 @@ class Rows:
         if type(entry) is int and 0 <= entry < _MOST_INDEX:
             return SequenceKey(entry)
         if type(entry) is list and len(cast("list[Any]", entry)) == 1:
-            key = self._decoder.value(entry[0])
+            key = self._opaque_key(entry[0]) or self._decoder.value(entry[0])
             try:
                 hash(key)
             except TypeError as error:
@@ -159,6 +150,12 @@ class Rows:
         if type(held.get("text")) is str:
             return OtherKey(held["text"])
         raise Malformed(f"a key that is none: {entry!r}")
+
+    def _opaque_key(self, found: Any) -> OpaqueKey | None:
+        held: dict[str, Any] = found if type(found) is dict else {}
+        if held.get("!") != "opaque" or type(held.get("at")) is not int:
+            return None
+        return OpaqueKey(self._decoder.name(held.get("of")), held["at"])
 
 
 def _list(found: Any) -> list[Any]:

@@ -24,7 +24,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 from .. import interop
 from ._errors import Malformed
 from ._leaf import LOGICAL
-from ._names import MISSING, Known, Names, has_name
+from ._names import MISSING, Known, Names, full_name, has_name
+from ._opaque import OpaqueKey
 
 _MOST_DEPTH = 50  # of tuples in tuples
 _MOST_INT = 1 << 63
@@ -39,14 +40,39 @@ class Encoder:
 
     def __init__(self, names: Names) -> None:
         self._names = names
+        self._opaque: dict[int, tuple[Any, list[dict[str, Any]]]] = {}  # by id: the object, what is written of it
+        self._keys: dict[int, int] = {}  # the number of each one that is a key, by id
 
     def value(self, value: Any) -> Any:
         """The JSON of a value. One that has neither a value nor a name is written by its type alone."""
         try:
             return self.key(value)
         except Opaque:
-            named = {"name": value.__qualname__} if isinstance(value, types.FunctionType) else {}
-            return {"!": "opaque", "of": self._names.number(type(value)), **named}
+            return self._by_type(value)
+
+    def entry(self, key: Any) -> Any:
+        """The JSON of a key of a dict. One that only `like` can give has a number, in every place where it stands."""
+        try:
+            return self.key(key)
+        except Opaque:
+            held = self._by_type(key)
+            number = self._keys.setdefault(id(key), len(self._keys))
+            for written in self._opaque[id(key)][1]:
+                written["at"] = number
+            return held
+
+    def numbered(self, key: Any) -> OpaqueKey | None:
+        """What stands for a key that only `like` can give, once it was written."""
+        number = self._keys.get(id(key))
+        return None if number is None else OpaqueKey(full_name(type(key)), number)
+
+    def _by_type(self, value: Any) -> dict[str, Any]:
+        named = {"name": value.__qualname__} if isinstance(value, types.FunctionType) else {}
+        held: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
+        if id(value) in self._keys:
+            held["at"] = self._keys[id(value)]
+        self._opaque.setdefault(id(value), (value, []))[1].append(held)
+        return held
 
     def key(self, value: Any, depth: int = 0) -> Any:
         """The JSON of a value. Raises Opaque where there is none."""
