@@ -4,6 +4,7 @@
 import threading
 
 import jax.numpy as jnp
+import pytest
 
 import graftax
 from sizes import sized
@@ -39,6 +40,7 @@ def check_shape(f, n):
     assert y.tolist() == [1.0] * n
 
 
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")  # as many compile as there are keys and shapes
 def test_structures_and_statics_do_not_mix():
     @graftax.jit
     def f(box, key):
