@@ -2,6 +2,7 @@
 #include "frames.h"
 
 #include "inner_frames.h"
+#include "scopes.h"
 
 #include <unordered_map>
 #include <unordered_set>
@@ -18,6 +19,7 @@ struct Met {
   PyObject* shadow = nullptr;
   bool replaced = false;  // some function with this code runs with the parts of another one
   bool inner = false;     // it may be one that runs nobody else's code
+  bool method = false;    // it may be one of an object of the graph
 };
 
 // A trace that is running in this thread.
@@ -34,6 +36,7 @@ struct Session {
   Inside inside{nullptr};                              // which frames it need not hear of
   bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
+  PyObject* called = nullptr;                          // what the method that runs is called on; not owned
 
   PyObject* original(PyObject* copy) const {
     for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy))
@@ -148,8 +151,12 @@ const Met* meet(Session& session, const Frame& frame) {
   met.code = nullptr;
   auto is_known = [&] { return session.known.count(code) || ignored().count(code); };
   if (!is_known() && !announce(session, frame)) return nullptr;
-  met = {is_known() ? code : nullptr, frame.globals, session.shadow(frame.globals), session.replaced.count(code) > 0,
-         session.inside.frames() && session.inside.frames()->may_be(code)};
+  met = {is_known() ? code : nullptr,
+         frame.globals,
+         session.shadow(frame.globals),
+         session.replaced.count(code) > 0,
+         session.inside.frames() && session.inside.frames()->may_be(code),
+         !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
   return &met;
 }
 
@@ -196,6 +203,30 @@ int stays_inside(Session& session, const Frame& frame) {
   }
 }
 
+// The scope of a method that begins, if it is one. What cannot be named runs without.
+Owned scope_of(Session& session, PyThreadState* state, PyObject* self) {
+  Busy busy(session.busy);
+  try {
+    return enter_scope(state, self);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("the scope of a method");
+  } catch (const std::exception&) {}
+  return {};
+}
+
+PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw) {
+  PyObject* self = reinterpret_cast<Frame*>(raw)->variables[0];
+  if (!self || self == session.called) return evaluate(state, raw, 0);
+  Owned scope = scope_of(session, state, self);
+  if (!scope) return evaluate(state, raw, 0);
+  PyObject* around = std::exchange(session.called, self);
+  PyObject* result = evaluate(state, raw, 0);
+  session.called = around;
+  Busy busy(session.busy);
+  leave_scope(scope);
+  return result;
+}
+
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
   Session* session = innermost(state);
   if (!session || session->busy) return evaluate(state, raw, thrown);
@@ -215,16 +246,17 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
   }
   if (met->replaced && frame->function) replace_function(*session, *frame, !thrown);
   PyObject *own_globals = frame->globals, *shadow = met->shadow;
+  bool method = met->method && !thrown;
   if (shadow == own_globals) {
     int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
-    if (inside <= 0) return evaluate(state, raw, inside < 0 ? 1 : thrown);
+    if (inside <= 0) return method ? run_method(*session, state, raw) : evaluate(state, raw, inside < 0 ? 1 : thrown);
     Unhooked off;
     return evaluate(state, raw, thrown);
   }
   bool stays = frame->owner == owned_by_generator;  // other frames are gone when they have returned
   Owned hold = Owned::borrow(frame->code);
   frame->globals = shadow;
-  PyObject* result = evaluate(state, raw, thrown);
+  PyObject* result = method ? run_method(*session, state, raw) : evaluate(state, raw, thrown);
   if (stays) frame->globals = own_globals;
   return result;
 }

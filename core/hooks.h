@@ -58,6 +58,7 @@ inline Hook text_array("text_array");                // (dtype, shape, bytes) ->
 inline Hook write_text_array("write_text_array");    // array, (dtype, shape, bytes)
 inline Hook errors("errors");                        // the module of exceptions
 inline Hook at_path("at_path");                      // exception, path -> exception
+inline Hook named_scope("named_scope");              // name -> context manager
 
 inline Hook block_until_ready("block_until_ready");
 

@@ -72,6 +72,7 @@ nb::list Trace::rebuild(nb::sequence leaves) {
     if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], PyTuple_GET_ITEM(raw_[t], 0)));
   unflattened_.resize(p.code.size());
   for (uint32_t c = 0; c < p.code.size(); ++c) unflattened_.set(c, unflattened_names(c).get());
+  named_.enter(p, built_, root_names());
   return out;
 }
 
@@ -285,6 +286,7 @@ bool Trace::verify(nb::tuple roots) {
 }
 
 void Trace::close() {
+  named_.leave();
   tracers_.clear();
   built_.clear();
   raw_.clear();

@@ -8,6 +8,7 @@
 #include "commit.h"
 #include "rebuild.h"
 #include "recording.h"
+#include "scopes.h"
 
 namespace graftax {
 
@@ -92,6 +93,7 @@ class Trace {
   OwnedList unflattened_;           // by instruction: names of attributes of immutable registered nodes, as rebuilt
   Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
+  Named named_;                     // what methods are called on
 };
 
 void bind_outcome(nb::module_& m);

@@ -61,3 +61,70 @@ def test_an_array_in_two_places_is_two_leaves():
     x = jnp.ones(2)
     assert graftax.jit(lambda a, b: a + b["x"])(x, {"x": x}).tolist() == [2, 2]
     assert graftax.jit(lambda a: a[0] + a[1], donate="all")([x, x]).tolist() == [2, 2]
+
+
+class Layer:
+    def __init__(self):
+        self.w = jnp.ones((2, 2))
+
+    def __call__(self, x):
+        return self.half(jnp.sin(x @ self.w))
+
+    def half(self, x):
+        return x / 2
+
+
+class Encoder:
+    def __init__(self):
+        self.layers = [Layer(), Layer()]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return jnp.cos(x)
+
+
+def scopes(f, *args):
+    return {*re.findall(r'"jit\([^/]*\)/([^"]*)"', graftax.jit(f).lower(*args).as_text(debug_info=True))}
+
+
+def test_methods_run_in_a_scope_of_the_path_of_their_object():
+    found = scopes(lambda model, x: jnp.tan(model(x)), Encoder(), jnp.ones((2, 2)))
+    assert {"model/model.layers[0]/sin", "model/model.layers[1]/sin", "model/model.layers[1]/div"} <= found
+    assert {"model/cos", "tan"} <= found
+
+
+def test_a_method_that_raises_leaves_its_scope():
+    class Fails(Layer):
+        def __call__(self, x):
+            raise KeyError
+
+    def f(a, b, x):
+        try:
+            a(x)
+        except KeyError:
+            return jnp.tan(b(x))
+
+    assert {"b/sin", "tan"} <= scopes(f, Fails(), Layer(), jnp.ones((2, 2)))
+
+
+def test_methods_have_their_scopes_in_a_gradient_too():
+    def f(model, x):
+        return graftax.grad(lambda model, x: model(x).sum())(model, x)
+
+    found = scopes(f, Encoder(), jnp.ones((2, 2)))
+    assert "jvp(model)/model.layers[1]/cos" in found
+
+
+def test_nothing_but_the_names_differs():
+    class Unnamed(Layer):
+        def __call__(me, x):
+            return jnp.sin(x @ me.w) / 2
+
+    def f(a, x):
+        return a(x)
+
+    named, plain = (graftax.jit(f).lower(a, jnp.ones((2, 2))) for a in (Layer(), Unnamed()))
+    assert named.as_text() == plain.as_text()
+    assert "a/sin" in named.as_text(debug_info=True)
+    assert "a/sin" not in plain.as_text(debug_info=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the core asks Python for, by the names in `core/hooks.h`; `_setup` passes it on."""
 
-from jax import block_until_ready
+from jax import block_until_ready, named_scope
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _errors as errors
@@ -53,6 +53,7 @@ __all__ = [
     "is_leaf",
     "is_module_level",
     "named_function",
+    "named_scope",
     "new_ref",
     "numpy_role",
     "one_level_treedef",
