@@ -76,12 +76,27 @@ def trace(folder: Path) -> Path:
     return folder / "trace.html"
 
 
+NOTEBOOKS = {"notebook-light": "#ffffff", "notebook-dark": "#111111"}
+NOTEBOOK = """<!doctype html><meta charset="utf-8">
+<style>body {{ background: {back}; color: gray; font: 14px sans-serif; padding: 12px }}</style>
+<p>[1]: graftax.show(model)</p><div>{shown}</div><p>[2]:</p>"""
+
+
+def notebook(folder: Path, name: str, back: str) -> Path:
+    """A page that shows a model as a notebook does. Its own theme counts, not the system's."""
+    page = folder / f"{name}.html"
+    shown = graftax.show(Network(jax.random.key(0)))._repr_html_()
+    page.write_text(NOTEBOOK.format(back=back, shown=shown), encoding="utf-8")
+    return page
+
+
 def pages(folder: Path, site: Path | None) -> dict[str, Path]:
     shown = {"show-demo": Network(jax.random.key(0)), "show-cycle": cycle(), "show-transformer": Transformer()}
     made = {name: folder / f"{name}.html" for name in shown}
     for name, path in made.items():
         graftax.show(shown[name]).html(path)
     made["explain"] = trace(folder)
+    made |= {name: notebook(folder, name, back) for name, back in NOTEBOOKS.items()}
     if site is not None:
         made |= {"site": site / "index.html", "site-tutorial": site / "tutorial.html"}
     return made
