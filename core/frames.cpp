@@ -2,6 +2,7 @@
 #include "frames.h"
 
 #include "inner_frames.h"
+#include "per_thread.h"
 #include "scopes.h"
 
 #include <unordered_map>
@@ -58,24 +59,12 @@ struct Session {
   }
 };
 
-// The sessions of all threads, a thread's innermost one last. The interpreter's lock guards them: the hook asks for each
-// frame, and a thread's own storage is slow to reach from a library that was loaded late.
-struct Running {
-  PyThreadState* thread;
-  Session* session;
-};
-std::vector<Running> running;
+PerThread<Session> running;
 
-Session* innermost(PyThreadState* thread) {
-  for (auto at = running.rbegin(); at != running.rend(); ++at)
-    if (at->thread == thread) return at->session;
-  return nullptr;
-}
-
-Session* innermost() { return running.empty() ? nullptr : innermost(PyThreadState_Get()); }
+Session* innermost() { return running.all().empty() ? nullptr : running.innermost(PyThreadState_Get()); }
 
 bool is_only_thread(PyThreadState* thread) {
-  for (const Running& each : running)
+  for (const auto& each : running.all())
     if (each.thread != thread) return false;
   return true;
 }
@@ -203,13 +192,14 @@ int stays_inside(Session& session, const Frame& frame) {
   }
 }
 
-// The scope of a method that begins, if it is one. What cannot be named runs without.
+// The scope of a method that begins, if it is one. What cannot be named runs without; an interrupt stays set.
 Owned scope_of(Session& session, PyThreadState* state, PyObject* self) {
   Busy busy(session.busy);
   try {
     return enter_scope(state, self);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("the scope of a method");
+    if (error.matches(PyExc_Exception)) error.discard_as_unraisable("the scope of a method");
+    else error.restore();
   } catch (const std::exception&) {}
   return {};
 }
@@ -218,17 +208,16 @@ PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpret
   PyObject* self = reinterpret_cast<Frame*>(raw)->variables[0];
   if (!self || self == session.called) return evaluate(state, raw, 0);
   Owned scope = scope_of(session, state, self);
-  if (!scope) return evaluate(state, raw, 0);
+  if (!scope) return evaluate(state, raw, PyErr_Occurred() ? 1 : 0);
   PyObject* around = std::exchange(session.called, self);
-  PyObject* result = evaluate(state, raw, 0);
+  Owned result = Owned::steal(evaluate(state, raw, 0));
   session.called = around;
   Busy busy(session.busy);
-  leave_scope(scope);
-  return result;
+  return leave_scope(scope) ? result.release() : nullptr;
 }
 
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
-  Session* session = innermost(state);
+  Session* session = running.innermost(state);
   if (!session || session->busy) return evaluate(state, raw, thrown);
   auto* frame = reinterpret_cast<Frame*>(raw);
   Met again;
@@ -264,9 +253,9 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
 class Scope {
  public:
   explicit Scope(Session& session) : session_(session) {
-    running.push_back({PyThreadState_Get(), &session});
+    running.enter(&session);
     if (!known_frames) return;
-    if (running.size() == 1) {
+    if (running.all().size() == 1) {
       before = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
       if (before == _PyEval_EvalFrameDefault) before = nullptr;
     }
@@ -275,12 +264,8 @@ class Scope {
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
   ~Scope() {
-    for (size_t i = running.size(); i-- > 0;)
-      if (running[i].session == &session_) {
-        running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
-        break;
-      }
-    if (known_frames && running.empty()) exchange_hooks(hook, unhooked());
+    running.leave(&session_);
+    if (known_frames && running.all().empty()) exchange_hooks(hook, unhooked());
   }
 
  private:
@@ -378,7 +363,7 @@ void function_made(PyObject* function) {
 }
 
 void function_gone(PyObject* function) {
-  for (const Running& each : running) each.session->made.erase(function);
+  for (const auto& each : running.all()) each.what->made.erase(function);
 }
 
 bool is_watched() {

@@ -5,17 +5,13 @@
 
 #include "hooks.h"
 #include "path.h"
+#include "per_thread.h"
 
 namespace graftax {
 
 namespace {
 
-// The graphs of all threads, a thread's innermost one last. The interpreter's lock guards them.
-struct Given {
-  PyThreadState* thread;
-  Named* named;
-};
-std::vector<Given> given;
+PerThread<Named> given;
 
 // Does it stand for what is in it, as a library's box around one array does?
 bool is_unspoken(const Program& p, const Instr& n) {
@@ -29,15 +25,11 @@ bool is_unspoken(const Program& p, const Instr& n) {
 
 void Named::enter(const Program& program, const OwnedList& built, PyObject* root_names) {
   program_ = &program, built_ = &built, root_names_ = root_names;
-  given.push_back({PyThreadState_Get(), this});
+  given.enter(this);
 }
 
 void Named::leave() {
-  for (size_t i = given.size(); i-- > 0;)
-    if (given[i].named == this) {
-      given.erase(given.begin() + static_cast<std::ptrdiff_t>(i));
-      break;
-    }
+  given.leave(this);
   is_found_ = false;
   places_.clear();
   paths_.clear();
@@ -75,8 +67,9 @@ bool is_of_method(PyCodeObject* code) {
 }
 
 Owned enter_scope(PyThreadState* thread, PyObject* obj) {
-  for (auto at = given.rbegin(); at != given.rend(); ++at) {
-    PyObject* path = at->thread == thread ? at->named->path(obj) : nullptr;
+  const auto& all = given.all();
+  for (size_t i = all.size(); i-- > 0;) {
+    PyObject* path = all[i].thread == thread ? all[i].what->path(obj) : nullptr;
     if (!path) continue;
     Owned scope = hooks::named_scope(path);
     own(PyObject_CallMethod(scope.get(), "__enter__", nullptr));
@@ -85,13 +78,16 @@ Owned enter_scope(PyThreadState* thread, PyObject* obj) {
   return {};
 }
 
-void leave_scope(const Owned& scope) {
+bool leave_scope(const Owned& scope) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  PyObject* left = PyObject_CallMethod(scope.get(), "__exit__", "OOO", Py_None, Py_None, Py_None);
-  if (!left) PyErr_Clear();
-  Py_XDECREF(left);
+  Owned left = Owned::steal(PyObject_CallMethod(scope.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+  if (!left && !PyErr_ExceptionMatches(PyExc_Exception)) {  // an interrupt
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
+    return false;
+  }
   PyErr_Restore(type, value, traceback);
+  return true;
 }
 
 }  // namespace graftax

@@ -42,7 +42,7 @@ bool is_of_method(PyCodeObject* code);
 
 // The `jax.named_scope`, entered, of a method of `obj` in this thread; none where `obj` is in no graph that is traced.
 Owned enter_scope(PyThreadState* thread, PyObject* obj);
-// Leaves it. An exception that is set stays.
-void leave_scope(const Owned& scope);
+// Leaves it. An exception that is set stays; false where an interrupt has taken its place.
+bool leave_scope(const Owned& scope);
 
 }  // namespace graftax

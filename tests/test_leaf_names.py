@@ -108,6 +108,25 @@ def test_a_method_that_raises_leaves_its_scope():
     assert {"b/sin", "tan"} <= scopes(f, Fails(), Layer(), jnp.ones((2, 2)))
 
 
+@pytest.mark.parametrize("when", ["__enter__", "__exit__"])
+def test_an_interrupt_in_a_scope_is_not_lost(monkeypatch, when):
+    class Interrupted:
+        def __enter__(self):
+            if when == "__enter__":
+                raise KeyboardInterrupt
+
+        def __exit__(self, *error):
+            if when == "__exit__":
+                raise KeyboardInterrupt
+
+    f = graftax.jit(lambda layer, x: layer(x))
+    with monkeypatch.context() as patched:
+        patched.setattr("jax._src.source_info_util.extend_name_stack", lambda name: Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            f(Layer(), jnp.ones((2, 2)))
+    assert f(Layer(), jnp.ones((2, 2))).shape == (2, 2)
+
+
 def test_methods_have_their_scopes_in_a_gradient_too():
     def f(model, x):
         return graftax.grad(lambda model, x: model(x).sum())(model, x)

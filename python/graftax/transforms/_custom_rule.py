@@ -42,7 +42,20 @@ OLD_RULE = (
 KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
 
 
-class CustomRule(Generic[P, R]):
+class _InClasses(Generic[P, R]):
+    """What is a method where it stands in the body of a class."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: _InClasses[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(cast(Any, self), instance)
+
+
+class CustomRule(_InClasses[P, R]):
     """A function with a derivative rule. In a class body it is a method: the instance is its first argument."""
 
     _make: Make = Program
@@ -74,15 +87,6 @@ class CustomRule(Generic[P, R]):
             name, operands = name_of(self.__wrapped__, self._title), ", ".join(known)
             raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
         return known.index(argument)
-
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
-    @overload
-    def __get__(
-        self: CustomRule[Concatenate[Any, Q], R], instance: object, owner: type | None = None
-    ) -> Callable[Q, R]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(cast(Any, self), instance)
 
     def __repr__(self) -> str:
         return f"<graftax.{self._title} of {self.__wrapped__!r}>"
@@ -123,7 +127,7 @@ class NotDifferentiated(RuntimeError, TypeError):
     """A derivative by what the rule has no place for: as Equinox raises it, and as the rules of JAX's kind do."""
 
 
-class FilteredRule(Generic[P, R]):
+class FilteredRule(_InClasses[P, R]):
     """What Equinox's two have in common."""
 
     _title = ""
@@ -133,15 +137,6 @@ class FilteredRule(Generic[P, R]):
             raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fn))
         functools.update_wrapper(cast(Any, self), fn, updated=())
         self.__wrapped__ = fn
-
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
-    @overload
-    def __get__(
-        self: FilteredRule[Concatenate[Any, Q], R], instance: object, owner: type | None = None
-    ) -> Callable[Q, R]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(cast(Any, self), instance)
 
     def _name(self) -> str:
         return name_of(self.__wrapped__, self._title)
