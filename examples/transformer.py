@@ -55,7 +55,7 @@ class Transformer(eqx.Module):
     def __call__(self, tokens):
         embedding, last = self.tied()
         x = jax.vmap(embedding)(tokens) + self.positions[: len(tokens)]
-        x, _ = graftax.scan(lambda x, block: (block(x), None), x, graftax.each(self.blocks))
+        x, _ = graftax.scan(lambda x, block: (block(x), None), x, self.blocks)
         return jax.vmap(last)(x)
 
 

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import re
+from typing import Any, NamedTuple
 
+import chex
 import equinox as eqx
+import flarejax
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import graftax
 import zoo
@@ -183,6 +189,136 @@ def test_a_vmap_over_a_list_of_models(jit: Any):
         graftax.StructureError, match=r"vmap of .*obj\.w is float32.* in the first object, .* in number 1"
     ):
         run(models, x)
+
+
+class OfEquinox(eqx.Module):
+    w: Any
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(self.w @ x)
+
+
+class OfGraftax(graftax.Module):
+    w: Any
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(self.w @ x)
+
+
+class OfNnx(nnx.Module):
+    def __init__(self, w: Any) -> None:
+        self.w, self.calls = nnx.Param(w), nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x: Any) -> Any:
+        self.calls[...] = self.calls[...] + 1
+        return jnp.tanh(self.w[...] @ x)
+
+
+class OfFlareJax(flarejax.Module):
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(self.w @ x)
+
+
+@dataclasses.dataclass
+class OfDataclass:
+    w: Any
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(self.w @ x)
+
+
+def with_gradient(layers: Any, x: Any) -> Any:
+    def loss(layers: Any) -> Any:
+        y, _ = graftax.scan(run, x, layers)
+        return y.sum(), y
+
+    return graftax.value_and_grad(loss, has_aux=True)(layers)
+
+
+WAYS: dict[str, Any] = {
+    "plain": lambda layers, x: graftax.scan(run, x, layers)[0],
+    "jit": graftax.jit(lambda layers, x: graftax.scan(run, x, layers)[0]),
+    "reverse": lambda layers, x: graftax.scan(run, x, layers[::-1], reverse=True)[0],
+    "length": lambda layers, x: graftax.scan(run, x, layers, length=3)[0],
+    "checkpoint": graftax.checkpoint(lambda layers, x: graftax.scan(run, x, layers)[0]),
+    "grad": lambda layers, x: with_gradient(layers, x)[0][1],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cls", [Layer, OfEquinox, OfGraftax, OfNnx, OfFlareJax, OfDataclass])
+def test_a_list_of_layers_is_gone_over_layer_by_layer(cls: Any, way: str):
+    make = (lambda i: Layer(i)) if cls is Layer else lambda i: cls(jax.random.normal(jax.random.key(i), (3, 3)))
+    layers, twins, y = [make(i) for i in range(3)], [make(i) for i in range(3)], jnp.ones(3)
+    for twin in twins:
+        y = twin(y)
+    np.testing.assert_allclose(WAYS[way](layers, jnp.ones(3)), y, rtol=1e-5)
+    assert graftax.equal(layers, twins, rtol=1e-4, atol=1e-6)
+    if cls is OfNnx:
+        np.testing.assert_allclose(graftax.scan(run, jnp.ones(3), nnx.List(layers))[0], y, rtol=1e-5)
+
+
+def test_a_list_of_data_is_sliced_as_in_jax():
+    @flax.struct.dataclass
+    class Struct:
+        w: Any
+
+    class Named(NamedTuple):
+        w: Any
+
+    step = lambda total, x: (total + x[0].w * x[1].w, None)
+    for cls in (Struct, Named, chex.dataclass(type("Chex", (), {"__annotations__": {"w": Any}}))):
+        xs = [cls(w=f32(1, 2)), cls(w=f32(3, 4))]
+        assert graftax.scan(step, jnp.zeros(()), xs)[0] == jax.lax.scan(step, jnp.zeros(()), xs)[0]
+    modules = OfEquinox(f32(1, 2)), OfEquinox(f32(3, 4))
+    assert graftax.scan(step, jnp.zeros(()), modules)[0] == 11
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
+def test_layers_that_differ_are_named_in_a_note(jit: Any):
+    scan = jit(lambda x, layers: graftax.scan(run, x, layers)[0])
+    for layers, line in (
+        ([Layer(0), Layer(1, 2)], r"obj\.w is float32\[3, 3\] in the first object, and float32\[2, 2\] in number 1"),
+        ([OfEquinox(jnp.ones((3, 3))), OfEquinox(jnp.ones(3))], r"obj\.w is float32\[3, 3\] in the first .* number 1"),
+        ([OfEquinox(jnp.ones((2, 3))), OfEquinox([jnp.ones(2)])], r"number 1 differs from the first"),
+        ([OfEquinox(jnp.ones((2, 3)))], r"list of one OfEquinox.*graftax\.each"),
+    ):
+        with pytest.raises((ValueError, TypeError)) as info:
+            scan(jnp.ones(3), layers)
+        assert re.search(line, "".join(info.value.__notes__))
+    with pytest.raises(ValueError, match=r"2 objects, and length=5.*tuple"):
+        graftax.scan(run, jnp.ones(3), [Layer(0), Layer(1)], length=5)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
+def test_what_layers_share_is_changed_by_no_step(jit: Any):
+    scan = jit(lambda x, layers: graftax.scan(run, x, layers)[0])
+    layer, other = Layer(0), Layer(1)
+    with pytest.raises(graftax.StructureError, match=r"obj\.mean is changed, and numbers 0 and 2 of the list are one"):
+        scan(jnp.ones(3), [layer, other, layer])
+    assert not layer.mean.any()
+    other.inner = layer.inner  # read alone
+    scan(jnp.ones(3), [layer, other])
+    assert layer.mean.any() and other.inner is layer.inner
+    twice = OfDataclass(jnp.eye(3))
+    np.testing.assert_allclose(scan(jnp.ones(3), [twice, twice]), twice(twice(jnp.ones(3))), rtol=1e-6)
+    grads = graftax.grad(lambda layers: scan(jnp.ones(3), layers).sum())([twice, twice])
+    loop = graftax.grad(lambda layers: layers[1](layers[0](jnp.ones(3))).sum())([twice, twice])
+    assert grads[0] is grads[1] and graftax.equal(grads, loop, rtol=1e-5)
+
+
+def test_a_layer_changed_through_what_a_step_captures_is_an_error():
+    layers = [Layer(0), Layer(1)]
+
+    def step(x: Any, layer: Any) -> Any:
+        layers[1].w = layers[1].w * 2
+        return layer(x), None
+
+    with pytest.raises(graftax.StructureError, match=r"changes obj\.w of number 1 through what it captures"):
+        graftax.jit(lambda: graftax.scan(step, jnp.ones(3), layers))()
 
 
 def test_a_list_of_objects_that_cannot_be_sliced_says_what_goes_over_them():

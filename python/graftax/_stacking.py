@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
-from . import _core
+from . import _core, interop
+from ._compat import tree_functions
 from ._difference import differences_text
 from ._errors import StructureError
+from .module import Module
 
 NOTHING = "graftax.stack takes at least one object."
 OTHER_STRUCTURE = (
@@ -47,19 +49,37 @@ def stacked(name: str, objects: list[Any]) -> Any:
     if not objects:
         raise ValueError(NOTHING)
     flat = [_core.flatten(obj) for obj in objects]
+    text = mismatch(name, flat)
+    if text is not None:
+        raise StructureError(text)
+    return stacked_flat(flat)
+
+
+Flat = tuple[list[Any], _core.GraphDef]
+
+
+def mismatch(name: str, flat: list[Flat]) -> str | None:
+    """What says in which place which of some flattened objects differs from the first; None where they are alike."""
     first, graphdef = flat[0]
     for number, (_, other) in enumerate(flat):
         if other != graphdef:
             lines = differences_text(graphdef, other)
-            raise StructureError(OTHER_STRUCTURE.format(name=name, number=number, lines=lines))
+            return OTHER_STRUCTURE.format(name=name, number=number, lines=lines)
+    for number, (leaves, _) in enumerate(flat):
+        for i, (leaf, expected) in enumerate(zip(leaves, first, strict=True)):
+            if np.shape(leaf) != np.shape(expected) or leaf.dtype != expected.dtype:
+                path = f"obj{keystr(graphdef.leaf_places()[i][1])}"
+                texts = {"expected": _text(expected), "given": _text(leaf)}
+                return OTHER_ARRAY.format(name=name, path=path, number=number, **texts)
+    return None
+
+
+def stacked_flat(flat: list[Flat]) -> Any:
+    """One object of objects that are alike, which are given flattened."""
+    graphdef = flat[0][1]
     made: dict[tuple[int, ...], Any] = {}
     leaves: list[Any] = []
-    for i, (_, path) in enumerate(graphdef.leaf_places()):
-        rows = [leaves[i] for leaves, _ in flat]
-        for number, row in enumerate(rows):
-            if np.shape(row) != np.shape(first[i]) or row.dtype != first[i].dtype:
-                texts = {"expected": _text(first[i]), "given": _text(row)}
-                raise StructureError(OTHER_ARRAY.format(name=name, path=f"obj{keystr(path)}", number=number, **texts))
+    for rows in zip(*(leaves for leaves, _ in flat), strict=True):
         which = tuple(map(id, rows))  # an array that stands in two places stays one
         if which not in made:
             made[which] = jnp.stack(rows)
@@ -102,7 +122,8 @@ def each(objects: Iterable[T]) -> Each[T]:
     """For `graftax.scan` and `graftax.vmap`: over objects of one structure, such as the layers of a model, or models.
 
     The function is traced once for all of them. What a step changes of the object that it is given is changed in the
-    caller's. (A plain list is sliced, as in JAX: every step is given the whole list, with rows in place of arrays.)
+    caller's. `graftax.scan` takes a plain list of layers for this without being told; `each` says it of any objects, such
+    as dicts, and has an error where they differ. `graftax.vmap` slices a plain list, as JAX does.
     Each call stacks their arrays: a model that keeps its layers stacked (`stack`) saves that.
 
     Args:
@@ -118,6 +139,14 @@ def each(objects: Iterable[T]) -> Each[T]:
         (Array([8., 8.], dtype=float32), Array(1, dtype=int32...))
     """
     return Each(list(objects))
+
+
+def is_layer(obj: Any) -> bool:
+    """Is this a module of a known library, or an object of a class that is unknown to JAX? Data is neither."""
+    cls = type(obj)
+    if _core.kind_info(cls)[0] != "object":
+        return False
+    return isinstance(obj, Module) or interop.is_module(obj) or tree_functions(cls) is None
 
 
 def _text(leaf: Any) -> str:

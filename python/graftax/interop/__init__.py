@@ -60,6 +60,16 @@ def value_field(obj: Any) -> str | None:
     return _first("value_field", obj)
 
 
+def is_module(obj: Any) -> bool:
+    """Is this a module of an imported library: a layer or a model, more than data?"""
+    return _first("is_module", obj) is True
+
+
+def items(obj: Any) -> list[Any] | None:
+    """The items of what an imported library has for a list; None for all else."""
+    return _first("items", obj)
+
+
 def refuse_around(name: str) -> None:
     """Raises where a library waits, around the call, for a transform of its own."""
     for module in _adapters():

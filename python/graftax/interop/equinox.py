@@ -32,6 +32,10 @@ def describe(cls: type[Any]) -> Description | None:
     return Description("node", static_fields=static, order=tuple(fields), absent=_ABSENT)
 
 
+def is_module(obj: Any) -> bool | None:
+    return isinstance(obj, Module) or None
+
+
 def tree_fields(cls: type[Any], flatten: Any, unflatten: Any) -> TreeDescription | None:
     """A module's fields, where JAX has the functions that Equinox generates for them."""
     if _ABSENT is None or not issubclass(cls, Module) or getattr(unflatten, "args", None) != (cls,):

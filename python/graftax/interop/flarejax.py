@@ -34,6 +34,10 @@ def describe(cls: type[Any]) -> Description | None:
     return Description("node", frozen=False, by_name=not slots)
 
 
+def is_module(obj: Any) -> bool | None:
+    return isinstance(obj, Module) or None
+
+
 def _is_laid_out_in_c(base: type[Any]) -> bool:
     """Do its instances hold more than attributes? FlareJax loses, or mistakes, the items of a list and the like."""
     return isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)

@@ -14,10 +14,11 @@ import functools
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from flax.core.spmd import get_logical_axis_rules
-from flax.nnx import extract, filterlib, graphlib, merge, spmd
+from flax.nnx import extract, filterlib, graphlib, helpers, merge, spmd
+from flax.nnx.module import Module
 from flax.nnx.graphlib import GraphState
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
@@ -39,6 +40,8 @@ _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatSt
 
 TreeState = getattr(extract, "TreeState", None)  # that of `nnx.prefix`, since Flax 0.12.9
 
+_List = getattr(helpers, "List", None)
+
 _VALUE = "_raw_value"  # the field of a Variable that holds its value
 UNSPOKEN.add(_VALUE)
 _DATA = frozenset({_VALUE})  # is data, a Python number too; metadata and attributes of modules are static
@@ -59,6 +62,14 @@ def describe(cls: type) -> Description | None:
     if issubclass(cls, HashableMapping):  # a private dict that nothing changes
         return Description("reduce", reduce=operator.attrgetter("_mapping"))
     return None
+
+
+def is_module(obj: Any) -> bool | None:
+    return isinstance(obj, Module) or None
+
+
+def items(obj: Any) -> list[Any] | None:
+    return list(cast("Any", obj)) if _List is not None and isinstance(obj, _List) else None
 
 
 def value_field(obj: Any) -> str | None:

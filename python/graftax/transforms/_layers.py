@@ -4,43 +4,134 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
-from .. import _core
+from jax.tree_util import keystr
+
+from .. import _core, interop
 from .._difference import differences_text
-from .._errors import StructureError
-from .._stacking import Each, stacked
+from .._errors import StructureError, type_name
+from .._stacking import Each, Flat, is_layer, mismatch, stacked, stacked_flat
+from .._structure import Structure
 from ..surgery import update
-from ._lift import name_of
 from ._slices import as_pair
 
-OTHER_LENGTH = "{name}: there are {count} objects, and length={length}."
+OTHER_LENGTH = (
+    "{name}: there are {count} objects, and length={length}. (What should be sliced as in JAX goes in a tuple.)"
+)
 OTHER_LAYER = (
     "{name}: a step may change arrays of the object that it is given, and changed its structure:\n{lines}\n"
     "Make what differs a jax.Array."
 )
+SHARED = (
+    "{name}: obj{path} is changed, and numbers {numbers} of the list are one object there. In a loop written out each step "
+    "goes on with what the one before has left; here all are stacked beforehand. Give each an object of its own "
+    "(graftax.copy), or write the loop out: for obj in objects."
+)
+CHANGED_BESIDES = (
+    "{name}: a step changes obj{path} of number {number} through what it captures or carries. The objects were stacked "
+    "before, so the step of that one has not seen it. Change the object that the step is given, or write the loop out: "
+    "for obj in objects."
+)
+SLICED = (
+    "{mismatch}\n(So this list is sliced as in JAX: each step is given all of it, with rows in place of arrays. For a "
+    "step with each of the {count} objects make them alike, as graftax.each requires, or write the loop out: "
+    "for obj in xs.)"
+)
+
+ONE = (
+    "{name}: xs is a list of one {cls}, which is sliced as in JAX: each step is given the list, with rows in place of "
+    "arrays. For a step with the object, however many there are: graftax.each(xs)."
+)
+
+
+class Spec(NamedTuple):
+    """What a loop has to know of the objects that it goes over. Static: part of what it is compiled for."""
+
+    # For each leaf that several of the objects reach through one mutable node: the numbers of those that do.
+    shared: tuple[tuple[int, tuple[int, ...]], ...]
+
+    def require_unshared(self, name: str, graphdef: _core.GraphDef, before: list[Any], after: list[Any]) -> None:
+        """Raises a StructureError where an array that is shared is another one now."""
+        for i, numbers in self.shared:
+            if after[i] is not before[i]:
+                path = keystr(graphdef.leaf_places()[i][1])
+                raise StructureError(SHARED.format(name=name, path=path, numbers=" and ".join(map(str, numbers))))
 
 
 class Layers:
     """Objects of one structure as one, stacked; what is changed of it is written back to each."""
 
-    def __init__(self, name: str, objects: list[Any]) -> None:
-        self._name, self._objects, self.stacked = name, objects, stacked(name, objects)
+    def __init__(self, name: str, objects: list[Any], flat: list[Flat] | None = None) -> None:
+        self._name, self._objects = name, objects
+        self.stacked = stacked(name, objects) if flat is None else stacked_flat(flat)
+        self._flat = flat or [_core.flatten(obj) for obj in objects]
         self._before, self._structure = _core.flatten(self.stacked)
+
+    @property
+    def count(self) -> int:
+        return len(self._objects)
+
+    def spec(self) -> Spec:
+        """What of them is shared."""
+        reached: dict[tuple[int, int], list[int]] = {}
+        for number, (_, graphdef) in enumerate(self._flat):
+            walked = _core.walk(graphdef, (self._objects[number],))
+            for track, node in enumerate(walked[1] if walked else ()):
+                reached.setdefault((track, id(node)), []).append(number)
+        several = {track: tuple(numbers) for (track, _), numbers in reached.items() if len(numbers) > 1}
+        if not several:
+            return Spec(())
+        rows = Structure(self._structure).rows
+        found: list[tuple[int, tuple[int, ...]]] = []
+        for row in rows:
+            up = row
+            while up.parent >= 0 and (up is row or up.track < 0):
+                up = rows[up.parent]
+            if row.leaf >= 0 and up.track in several:
+                found.append((row.leaf, several[up.track]))
+        return Spec(tuple(found))
 
     def write_back(self) -> None:
         """Writes the rows of the arrays that are other ones now.
 
         Raises:
-            StructureError: where more than arrays has changed.
+            StructureError: where more than arrays has changed, or an object has been changed besides.
         """
         after, structure = _core.flatten(self.stacked)
         require_structure(self._name, self._structure, structure)
         new = {i: b for i, (a, b) in enumerate(zip(self._before, after, strict=True)) if a is not b}
-        for number, obj in enumerate(self._objects if new else ()):
+        if new:
+            self.spec().require_unshared(self._name, self._structure, self._before, after)
+        for number, obj in enumerate(self._objects):
             leaves, structure = _core.flatten(obj)
-            rows = [new[i][number] if i in new else None for i in range(len(leaves))]
-            update(obj, _core.unflatten(structure, rows))
+            self._require_unchanged(number, leaves)
+            if new:
+                rows = [new[i][number] if i in new else None for i in range(len(leaves))]
+                update(obj, _core.unflatten(structure, rows))
+
+    def _require_unchanged(self, number: int, leaves: list[Any]) -> None:
+        before, graphdef = self._flat[number]
+        for i, (old, leaf) in enumerate(zip(before, leaves, strict=False)):
+            if old is not leaf:
+                path = keystr(graphdef.leaf_places()[i][1])
+                raise StructureError(CHANGED_BESIDES.format(name=self._name, path=path, number=number))
+
+
+def layers_in(name: str, xs: Any) -> Layers | str | None:
+    """The objects that a list means: two or more modules, or objects of a class that is unknown to JAX, all alike.
+
+    Returns:
+        why not, where it is one object, or they are of one class and differ; None where the list holds something else.
+    """
+    objects: Any = xs if type(xs) is list else interop.items(xs)
+    if not objects or not is_layer(objects[0]) or len(set(map(type, objects))) > 1:
+        return None
+    if len(objects) < 2:
+        return ONE.format(name=name, cls=type_name(objects[0]))
+    flat = [_core.flatten(obj) for obj in cast("list[Any]", objects)]
+    text = mismatch(name, flat)
+    return Layers(name, list(objects), flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
 
 
 def require_structure(name: str, before: _core.GraphDef, after: _core.GraphDef) -> None:
@@ -49,23 +140,24 @@ def require_structure(name: str, before: _core.GraphDef, after: _core.GraphDef) 
         raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(before, after)))
 
 
-def scan_objects(scan: Callable[..., Any], f: Any, init: Any, objects: list[Any], length: Any, **options: Any) -> Any:
-    """A scan over the objects, stacked; what the steps change of them is written back to each."""
-    name = name_of(f, "scan")
-    if length is not None and length != len(objects):
-        raise ValueError(OTHER_LENGTH.format(name=name, count=len(objects), length=length))
+def step_of(name: str, spec: Spec, f: Callable[..., Any], carry: Any, obj: Any) -> tuple[Any, Any]:
+    """One step of a loop over objects.
 
-    def step(carry: Any, obj: Any) -> Any:
-        _, structure = _core.flatten(obj)
-        carry, y = as_pair(name, f(carry, obj))
-        require_structure(name, structure, _core.flatten(obj)[1])
-        return carry, y
+    Raises:
+        StructureError: where it changes more than arrays of its object, or what others share.
+    """
+    leaves, structure = _core.flatten(obj)
+    pair = as_pair(name, f(carry, obj))
+    after, other = _core.flatten(obj)
+    require_structure(name, structure, other)
+    spec.require_unshared(name, structure, leaves, after)
+    return pair
 
-    step.__name__ = step.__qualname__ = getattr(f, "__qualname__", type(f).__qualname__)
-    layers = Layers(name, objects)
-    result = scan(step, init, layers.stacked, **options)
-    layers.write_back()
-    return result
+
+def require_length(name: str, count: int, length: Any) -> None:
+    """Raises a ValueError where a loop over objects is asked for another number of steps."""
+    if length is not None and length != count:
+        raise ValueError(OTHER_LENGTH.format(name=name, count=count, length=length))
 
 
 def with_objects(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:

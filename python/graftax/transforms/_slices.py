@@ -16,6 +16,7 @@ from .. import _core
 from .._compat import is_dimension
 from .._difference import differences, differences_text
 from .._errors import StructureError
+from .._stacking import is_layer
 from .._structure import Place, place_name
 from ._program import Program
 from ._state import type_text, with_arrays
@@ -172,4 +173,6 @@ def _columns(rows: list[list[Any]]) -> list[Any]:
 
 def _is_list_of_objects(xs: Any) -> bool:
     parts = cast("list[Any]", xs) if type(xs) in (list, tuple) else []
-    return bool(parts) and not hasattr(parts[0], "shape") and len(set(map(type, parts))) == 1
+    if not parts or hasattr(parts[0], "shape") or len(set(map(type, parts))) > 1:
+        return False
+    return type(xs) is tuple or not is_layer(parts[0])  # of a list of layers a note tells more

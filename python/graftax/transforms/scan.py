@@ -14,7 +14,7 @@ from .. import _core, interop
 from .._handles import is_handle, run_inside
 from .._stacking import Each
 from .._tracebacks import boundary
-from ._layers import scan_objects
+from ._layers import Layers, layers_in, require_length, step_of
 from ._lift import LATER, name_of
 from ._loop import Loop, Steps, of_rows
 from ._once import once
@@ -33,7 +33,7 @@ NO_CARRY: Any = object()
 def scan(
     f: Callable[[C, X], tuple[C, Y]],
     init: C,
-    xs: Each[X],
+    xs: Each[X] | list[X],
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
@@ -108,8 +108,10 @@ def scan(
         f: from (carry, x) to (carry, y).
         init: the first carry. A Python number in it that the steps change is traced.
         xs: any graph: `x` is a new one like it in each step, with the array's rows `array[i]` in place of arrays. What
-            a step changes in it is changed in `xs`, row by row, as by `vmap`. Or
-            `graftax.each(objects)`: `x` is each of them in turn, such as the layers of a model.
+            a step changes in it is changed in `xs`, row by row, as by `vmap`. Or a list of layers: `x` is each of them
+            in turn, and what a step changes in it is changed in that one. A list is one of layers where it holds two or
+            more modules (of Equinox, NNX, FlareJax, graftax), or objects of a class that is unknown to JAX, which are
+            alike: one class, equal statics, arrays of equal shapes. `graftax.each(objects)` says it of any objects.
         length: how many steps; needed where `xs` holds no array.
         reverse, unroll: as in `jax.lax.scan`.
         progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
@@ -153,19 +155,30 @@ def scan(
         return run_inside(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
         )
-    if isinstance(xs, Each):
-        options = {"reverse": reverse, "unroll": unroll, "progress": progress}
-        return scan_objects(scan, f, init, xs.objects, length, **options)
-    operands, rest = [with_arrays(init), None], [xs, length, reverse, unroll, progress]
-    return _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
+    layers = Layers(name_of(f, "scan"), xs.objects) if isinstance(xs, Each) else layers_in(name_of(f, "scan"), xs)
+    if isinstance(layers, Layers):
+        require_length(name_of(f, "scan"), layers.count, length)
+        xs, length = layers.stacked, layers.count
+    spec = layers.spec() if isinstance(layers, Layers) else None
+    operands, rest = [with_arrays(init), None], [xs, length, reverse, unroll, progress, spec]
+    try:
+        result = _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
+    except Exception as error:
+        if isinstance(layers, str):
+            error.add_note(layers)
+        raise
+    if isinstance(layers, Layers):
+        layers.write_back()
+    return result
 
 
 def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, Any]:
-    f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], rest
+    f, init, (xs, length, reverse, unroll, progress, objects) = functions[0], operands[0], rest
     name = name_of(f, "scan")
+    call = _call if objects is None else functools.partial(step_of, name, objects)
     slices = Slices(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
-        return plain_scan(name, f, init, slices, reverse)
+        return plain_scan(name, functools.partial(call, f), init, slices, reverse)
     report = reporter(progress, name, slices.length)
 
     def attempt(steps: Steps) -> tuple[Any, Any]:
@@ -175,7 +188,7 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest
             row, index = x
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-                result, changed = slices.step(row, functools.partial(functions[0], operands[0]))
+                result, changed = slices.step(row, functools.partial(call, functions[0], operands[0]))
                 carried, y = as_pair(name, result)
                 leaves, graphdef = _core.flatten(with_arrays(y))
                 stacked[:] = [graphdef]
@@ -202,3 +215,7 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest
     carry, (ys, changed) = Loop(name, [f], [init, None], slices=slices).run(attempt)
     slices.finish(changed)
     return carry, ys
+
+
+def _call(f: Callable[..., Any], carry: Any, x: Any) -> Any:
+    return f(carry, x)
