@@ -10,6 +10,7 @@
 #include "binding.h"
 #include "frames.h"
 #include "hooks.h"
+#include "settings.h"
 #include "table.h"
 #include "tree/treekind.h"
 #include "watch.h"
@@ -34,20 +35,6 @@ bool layout_matches(const Program& program, PyObject* layout) {
   return program.layout && equal(program.layout, layout);
 }
 
-// A JAX setting: an object with a property `value`, whose getter is looked up once.
-struct Setting {
-  PyObject* of = nullptr;
-  PyObject* get = nullptr;
-
-  Owned now() const { return own(get ? PyObject_CallOneArg(get, of) : PyObject_GetAttrString(of, "value")); }
-};
-
-Setting setting_of(nb::object state) {
-  nb::object found = nb::getattr(state.type(), "value", nb::none());
-  nb::object get = PyObject_TypeCheck(found.ptr(), &PyProperty_Type) ? nb::object(found.attr("fget")) : nb::none();
-  return {state.release().ptr(), get.is_none() ? nullptr : get.release().ptr()};
-}
-
 constexpr int max_restarts = 300;  // as in _reads.py
 PyObject* new_reads = nullptr;     // what a trace gives up with; kept for the life of the process
 
@@ -55,21 +42,6 @@ PyObject* new_reads = nullptr;     // what a trace gives up with; kept for the l
 [[noreturn]] void begin_anew() {
   PyErr_SetNone(new_reads);
   raise_python();
-}
-
-struct Settings {
-  Setting disable_jit, prng_impl;
-  std::vector<Setting> others;  // their value is a bool
-} settings;
-
-// What a trace depends on and JAX's own key does not show. The usual case builds nothing.
-Owned context_of_call() {
-  Owned prng_impl = settings.prng_impl.now();
-  long long set = 0;
-  for (size_t i = 0; i < settings.others.size(); ++i)
-    if (settings.others[i].now().get() == Py_True) set |= 1LL << i;
-  if (set == 0) return prng_impl;
-  return own(Py_BuildValue("(OL)", prng_impl.get(), set));
 }
 
 // Own copies of NumPy arguments: the executable may read them after the call has returned.
@@ -296,11 +268,12 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
     if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
     return nullptr;
   }
-  Owned context = context_of_call();
+  std::shared_ptr<const SettingsNow> now = settings_now();
   Owned table = Owned::borrow(self->table);
   Walk walk;
   Owned recording, host;
-  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, context.get(), walk, recording, host);
+  Owned held =
+      find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, now->context.get(), walk, recording, host);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
   std::shared_ptr<Direct> direct, seen;
@@ -312,7 +285,7 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
     if (host) numberless = without_numbers(entry, walk.leaves);
     const OwnedList& given = host ? numberless : walk.leaves;
     if (!entry.refused && direct_takes(given.size() + (host ? 2 : 0)))
-      direct = entry.find_direct(given, host.get(), seen);
+      direct = entry.find_direct(given, host.get(), now, seen);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
     if (direct) {
       flat_result = direct->run(given, host.get(), [&] { return tuple_of(entry.vectors(host.get())); });
@@ -365,7 +338,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   // While another call is traced, what this function captures is part of that one.
-  if (settings.disable_jit.now().get() == Py_True || (is_watched() && nb::inst_ptr<Table>(self->table)->as_plain))
+  if (jit_is_disabled() || (is_watched() && nb::inst_ptr<Table>(self->table)->as_plain))
     return call_unjitted(self, args, nargs, kwnames);
   for (int tries = 0;; ++tries) {
     try {
@@ -507,9 +480,6 @@ void bind_call(nb::module_& m) {
       "The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, "
       "where the call has made one, what the host has computed of its numbers).");
   m.def(
-      "context_of_call", [] { return nb::steal(context_of_call().release()); }, nb::sig("def context_of_call() -> Any"),
-      "What a trace depends on here and JAX's own key does not show.");
-  m.def(
       "running_call",
       []() -> nb::object {
         if (active().empty() || active().back().caller == Py_None) return nb::none();
@@ -560,17 +530,6 @@ void bind_call(nb::module_& m) {
       "decode", [](nb::tuple code) { return decode(code.ptr()); }, nb::arg("code"),
       nb::sig("def decode(code: tuple[object, ...]) -> int"),
       "The number of an Outcome from its code: None is 0, () is 1, lowest bit first.");
-  m.def(
-      "use_settings",
-      [](nb::object disable_jit, nb::object prng_impl, nb::tuple others) {
-        settings.disable_jit = setting_of(std::move(disable_jit));
-        settings.prng_impl = setting_of(std::move(prng_impl));
-        settings.others.clear();
-        for (nb::handle h : others) settings.others.push_back(setting_of(nb::borrow(h)));
-      },
-      nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
-      nb::sig("def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None"),
-      "Where to read JAX's settings: objects with an attribute `value`. The others are booleans.");
 }
 
 }  // namespace graftax

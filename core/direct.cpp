@@ -9,15 +9,6 @@ namespace graftax {
 
 namespace {
 
-// One zero-argument question: a callable, and the one object it is asked of (or none).
-struct Question {
-  PyObject* ask = nullptr;
-  PyObject* of = nullptr;
-  PyObject* answer = nullptr;  // the only one that lets a call through; null where it has to be the same as before
-
-  Owned now() const { return own(of ? PyObject_CallOneArg(ask, of) : PyObject_CallNoArgs(ask)); }
-};
-
 // What `_direct.setup` found of JAX. Lives as long as the process.
 struct JaxInternals {
   bool on = false;
@@ -32,17 +23,12 @@ struct JaxInternals {
   PyObject* refused = nullptr;     // error -> had the executable refused its arguments?
   PyObject* semantics = nullptr;   // says to it that the memory is the caller's again when the call returns
   PyTypeObject* scalar = nullptr;  // numpy.generic
-  std::vector<Question> required, at_first, trace_context;
+  std::vector<Question> required, at_first;
+  Question trace_context;
 } jax;
 
 constexpr size_t few_leaves = 4;
 constexpr uint8_t max_searches = 3;
-
-bool answered(const std::vector<Question>& questions) {
-  for (const Question& q : questions)
-    if (q.now().get() != q.answer) return false;
-  return true;
-}
 
 // JAX makes its trace context anew for each question, of the same objects.
 bool same_items(PyObject* a, PyObject* b) {
@@ -66,6 +52,14 @@ PyObject* name_of_dtype() {
   return name;
 }
 
+bool same_settings(const SettingsNow& a, const SettingsNow& b) {
+  size_t count = a.in_jits_key.size();
+  if (count != b.in_jits_key.size()) return false;
+  for (size_t i = 0; i < count; ++i)
+    if (!same(a.in_jits_key[i], b.in_jits_key[i])) return false;
+  return true;
+}
+
 Owned read(PyObject* getter, PyObject* array) { return own(PyObject_CallOneArg(getter, array)); }
 
 PyObject* referent(PyObject* ref) { return reinterpret_cast<PyWeakReference*>(ref)->wr_object; }
@@ -76,8 +70,8 @@ Py_ssize_t rank(PyObject* aval) { return PyTuple_GET_SIZE(own(PyObject_GetAttr(a
 
 bool gate_is_open() { return answered(jax.required); }
 
-void trace_context_now(OwnedList& out) {
-  for (const Question& q : jax.trace_context) out.push_stolen(q.now());
+TraceContext trace_context_now(const std::shared_ptr<const SettingsNow>& settings) {
+  return {jax.trace_context.now(), settings};
 }
 
 bool direct_takes(size_t leaves) { return jax.on && leaves >= jax.least; }
@@ -112,7 +106,7 @@ bool Direct::look_at(Guard& guard, PyObject* leaf) {
   return true;
 }
 
-std::shared_ptr<Direct> Direct::look(const OwnedList& leaves, OwnedList trace_context) {
+std::shared_ptr<Direct> Direct::look(const OwnedList& leaves, TraceContext trace_context) {
   if (!answered(jax.at_first)) return nullptr;
   auto out = std::make_shared<Direct>();
   out->guards_.resize(leaves.size());
@@ -183,10 +177,12 @@ void Direct::expect(PyObject* outputs) {
   else results_.clear();
 }
 
-bool Direct::fits(const OwnedList& leaves, const OwnedList& trace_context) {
-  if (leaves.size() != guards_.size() || trace_context.size() != trace_context_.size()) return false;
-  for (size_t i = 0; i < trace_context.size(); ++i)
-    if (!same(trace_context[i], trace_context_[i])) return false;
+bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
+  if (leaves.size() != guards_.size() || !same(trace_context.shown.get(), trace_context_.shown.get())) return false;
+  if (trace_context.settings != trace_context_.settings) {
+    if (!same_settings(*trace_context.settings, *trace_context_.settings)) return false;
+    trace_context_.settings = trace_context.settings;
+  }
   if (differed_ > 0 && !fits(guards_[differed_], leaves[differed_])) return false;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (i > 0 && i == differed_) continue;
@@ -286,16 +282,8 @@ void bind_direct(nb::module_& m) {
   m.def(
       "use_direct",
       [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
-         nb::list required, nb::list at_first, nb::list trace_context, nb::tuple put, nb::object refused) {
+         nb::list required, nb::list at_first, nb::tuple trace_context, nb::tuple put, nb::object refused) {
         auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
-        auto question = [&](nb::handle h, bool has_answer) {
-          auto parts = nb::cast<nb::tuple>(h);
-          Question q;
-          q.ask = keep(parts[0]);
-          q.of = parts[1].is_none() ? nullptr : keep(parts[1]);
-          if (has_answer) q.answer = keep(parts[2]);
-          return q;
-        };
         if (array_getters.size() != 4 || key_attributes.size() != 2 || put.size() != 3)
           raise_error(PyExc_ValueError, "expected 4 getters, 2 names, and 3 parts of put");
         jax.capture = keep(capture);
@@ -309,14 +297,13 @@ void bind_direct(nb::module_& m) {
         jax.consume = keep(consume);
         jax.required.clear();
         jax.at_first.clear();
-        jax.trace_context.clear();
         jax.put = keep(put[0]);
         jax.refused = keep(refused);
         jax.semantics = keep(put[1]);
         jax.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
-        for (nb::handle h : required) jax.required.push_back(question(h, true));
-        for (nb::handle h : at_first) jax.at_first.push_back(question(h, true));
-        for (nb::handle h : trace_context) jax.trace_context.push_back(question(h, false));
+        for (nb::handle h : required) jax.required.push_back(Question::of_parts(h));
+        for (nb::handle h : at_first) jax.at_first.push_back(Question::of_parts(h));
+        jax.trace_context = Question::of_parts(trace_context);
       },
       nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
       nb::arg("required"), nb::arg("at_first"), nb::arg("trace_context"), nb::arg("put"), nb::arg("refused"),
@@ -324,7 +311,7 @@ void bind_direct(nb::module_& m) {
           "def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: "
           "tuple[str, str], "
           "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: "
-          "list[tuple[Any, Any]], "
+          "tuple[Any, Any], "
           "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
       "Tells the core, once, what direct calls read of JAX.");
   m.def(

@@ -7,14 +7,20 @@
 
 #include "graphdef.h"
 #include "ring.h"
+#include "settings.h"
 
 namespace graftax {
 
-// What jax.jit looks at besides its arguments. False where it is not as everyday calls have it: then Tier A runs.
+// What jax.jit looks at besides its arguments and settings. False where it is not as everyday calls have it: then Tier A
+// runs.
 bool gate_is_open();
 
 // What is in jax.jit's key besides its arguments: the same for all Directs of a call.
-void trace_context_now(OwnedList& out);
+struct TraceContext {
+  Owned shown;  // as JAX gives it: a tuple
+  std::shared_ptr<const SettingsNow> settings;
+};
+TraceContext trace_context_now(const std::shared_ptr<const SettingsNow>& settings);
 
 // May a call with so many leaves go this way?
 bool direct_takes(size_t leaves);
@@ -28,10 +34,10 @@ int direct_waits(size_t leaves);
 class Direct {
  public:
   // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
-  static std::shared_ptr<Direct> look(const OwnedList& leaves, OwnedList trace_context);
+  static std::shared_ptr<Direct> look(const OwnedList& leaves, TraceContext trace_context);
 
   // Are the trace context and these leaves as they were then? Runs no user code.
-  bool fits(const OwnedList& leaves, const OwnedList& trace_context);
+  bool fits(const OwnedList& leaves, const TraceContext& trace_context);
 
   bool ready() const { return static_cast<bool>(execute_); }
   // Asks Python for the executable that `compiled`, a jax.jit object, has for these leaves. False where there is none to
@@ -82,7 +88,7 @@ class Direct {
   Owned run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot);
 
   std::vector<Guard> guards_;
-  OwnedList trace_context_;
+  TraceContext trace_context_;
   std::vector<uint32_t> kept_;  // the leaves that the executable takes
   std::vector<Host> vectors_;   // where they go
   bool takes_vectors_ = false;

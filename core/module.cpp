@@ -11,6 +11,7 @@
 #include "rebuild.h"
 #include "record.h"
 #include "rows.h"
+#include "settings.h"
 #include "surgery.h"
 #include "tree/walk.h"
 #include "watch.h"
@@ -41,6 +42,7 @@ NB_MODULE(_core_of_main, m) {
   bind_tree(m);
   bind_signed(m);
   bind_call(m);
+  bind_settings(m);
   bind_direct(m);
 }
 

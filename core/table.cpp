@@ -69,7 +69,7 @@ constexpr int pause_calls = 1024;
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
 std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* host_values,
-                                       const OwnedList& trace_context) {
+                                       const TraceContext& trace_context) {
   static PyObject* const cache_size = interned("_cache_size");
   if (entry.directs.empty()) return nullptr;
   Owned compiled = entry.compiled;
@@ -127,13 +127,13 @@ OwnedList Entry::vectors(PyObject* host_values) const {
 }
 
 std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values,
+                                           const std::shared_ptr<const SettingsNow>& now,
                                            std::shared_ptr<Direct>& seen) {
   std::shared_ptr<Direct> out;
   if (pause > 0 && --pause > 0) return nullptr;
   try {
-    if (!gate_is_open()) return nullptr;
-    OwnedList trace_context;
-    trace_context_now(trace_context);
+    if (!now->direct || !gate_is_open()) return nullptr;
+    TraceContext trace_context = trace_context_now(now);
     out = fitting_direct(*this, leaves, host_values, trace_context);
     if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context));
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed

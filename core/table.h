@@ -45,7 +45,8 @@ struct Entry {
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;
   // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
-  std::shared_ptr<Direct> find_direct(const OwnedList& leaves, PyObject* host_values, std::shared_ptr<Direct>& seen);
+  std::shared_ptr<Direct> find_direct(const OwnedList& leaves, PyObject* host_values,
+                                      const std::shared_ptr<const SettingsNow>& now, std::shared_ptr<Direct>& seen);
   void remember(std::shared_ptr<Direct> direct);
 };
 

@@ -222,7 +222,7 @@ class Stageable(_core.Caller, Generic[P, R]):
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
         plan = self._plan
         roots, layout, recording = self._prepare(args, kwargs)
-        entry = self._shared_entry(roots, layout, recording, _core.context_of_call())
+        entry = self._shared_entry(roots, layout, recording, _core.settings_now()[0])
         run, leaves = getattr(entry.compiled, stage), recording.leaves
         given = (tuple(leaves),) if entry.tupled else leaves
         staged = _core.run_active(self, roots, entry.outcomes, recording, run, *given)
@@ -247,7 +247,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         is handed over as itself, or there may be no such trace."""
         if self._table.frozen:
             return None
-        entry = self._shared_entry(roots, layout, recording, _core.context_of_call())
+        entry = self._shared_entry(roots, layout, recording, _core.settings_now()[0])
         run = getattr(entry.compiled, "eval_shape", None)
         if run is None:
             return None

@@ -38,17 +38,13 @@ from . import _core
 _FOLDER = str(Path(jax.__file__).parent)
 
 
-class Constant:
-    """Stands for a JAX setting that this version does not have."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-
-def config_state(name: str, default: object) -> Any:
-    """The object whose `value` is the setting in force in this thread (no public reader is as cheap)."""
+def setting(name: str, default: object) -> tuple[Callable[..., Any], Any]:
+    """Asks for the setting in force in this thread: a function and its argument (no public reader is as cheap)."""
     state = getattr(_config, name, None)
-    return state if hasattr(state, "value") else Constant(default)
+    if not hasattr(state, "value"):
+        return (lambda: default), None  # this version does not have it
+    ask = getattr(getattr(type(state), "value", None), "fget", None)
+    return ask or operator.attrgetter("value"), state
 
 
 def array_class() -> type:

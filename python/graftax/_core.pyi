@@ -747,9 +747,6 @@ def active_call(outcomes: list[Outcome]) -> tuple[Any, tuple[Any, ...], Recordin
     The call that this thread is in, when it runs the entry with these outcomes: (caller, roots, their recording, where the call has made one, what the host has computed of its numbers).
     """
 
-def context_of_call() -> Any:
-    """What a trace depends on here and JAX's own key does not show."""
-
 def running_call() -> tuple[Any, tuple[Any, ...], list[Outcome]] | None:
     """
     The call that this thread is in: (caller, roots, the Outcomes of its entry).
@@ -775,12 +772,28 @@ def decode(code: tuple[object, ...]) -> int:
     The number of an Outcome from its code: None is 0, () is 1, lowest bit first.
     """
 
-def use_settings(disable_jit: object, prng_impl: object, others: tuple[object, ...]) -> None:
+def use_settings(disable_jit: tuple[Any, Any], prng_impl: tuple[Any, Any], others: list[tuple[Any, Any]]) -> None:
     """
-    Where to read JAX's settings: objects with an attribute `value`. The others are booleans.
+    How to ask for JAX's settings: a function and its one argument. The others are booleans.
     """
 
-def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: list[tuple[Any, Any]], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
+def use_direct_settings(off: list[tuple[Any, Any, Any]], in_jits_key: list[tuple[Any, Any]]) -> None:
+    """
+    The settings that direct calls depend on: those with one answer that lets them through, those of jax.jit's key.
+    """
+
+def settings_changed(*args: object) -> int:
+    """One of the settings may have changed: all are asked again."""
+
+def use_told_settings(told: bool) -> None:
+    """Whether each change of a setting is followed by `settings_changed`."""
+
+def settings_now() -> tuple[Any, bool, tuple[Any, ...]]:
+    """
+    What JAX's settings are in this thread: what a trace depends on and JAX's own key does not show, whether an executable may be run by itself, and what jax.jit has in its key.
+    """
+
+def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: tuple[Any, Any], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
     """Tells the core, once, what direct calls read of JAX."""
 
 def direct_from(leaves: int, wait: int) -> None:

@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -82,11 +82,82 @@ def setup() -> None:
         _state.off("GRAFTAX_DIRECT_DISPATCH=0")
         return
     try:
+        _core.use_direct_settings(*_settings())
         _core.use_direct(capture, *_private_names())
     except Exception as error:
         _state.off(f"this JAX ({jax.__version__}) lacks what it reads: {type(error).__name__}: {error}")
         return
+    _core.use_told_settings(_follow_settings())
     start_from(1, _WAIT)
+
+
+def _settings() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]]:
+    """How to ask for the settings: those that have to be off, and those that have to be as they were.
+
+    Some are shown by the trace context. They are asked once: later, comparing the context does.
+    """
+    from jax._src import config
+
+    value: Any = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
+    _expect(value(config.enable_x64) in (True, False), value)
+    holders = _holders()
+    off: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
+    return (
+        [question for question in off if question[1]._name not in _shown()],
+        [(value, holders[name]) for name in _IN_JITS_KEY if name in holders],
+    )
+
+
+def _holders() -> dict[str, Any]:
+    """The object behind each of JAX's settings."""
+    from jax._src import config
+
+    return config.config._value_holders  # pyright: ignore
+
+
+def _shown() -> set[str]:
+    """The settings that the trace context shows."""
+    from jax._src import config
+
+    return set(getattr(config, "trace_context_names", tuple)())
+
+
+def _follow_settings() -> bool:
+    """Has JAX tell of each change of a setting that the core keeps; whether it does so is tried.
+
+    Each setting has two functions that JAX calls behind a change, for the process and for one thread, with the new
+    value. What stood there is called first.
+    """
+    holders = _holders()
+    names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
+    kept = [holders[name] for name in names if name in holders and name not in _shown()]
+    try:
+        for state in kept:
+            for hook in ("_update_global_hook", "_update_thread_local_hook"):
+                setattr(state, hook, _and_tell(getattr(state, hook)))
+        version = _core.settings_changed()
+        sample = holders["jax_debug_nans"]
+        with sample(sample.value):
+            _expect(_core.settings_changed() == version + 2, "a setting that changes unheard in one thread")
+        sample._set(sample.get_global())
+        _expect(_core.settings_changed() == version + 5, "a setting that changes unheard")
+    except Exception:
+        return False
+    return True
+
+
+def _and_tell(before: Callable[[Any], None] | None) -> Callable[[Any], object]:
+    """A function that JAX calls behind a change of a setting."""
+    if before is None:
+        return _core.settings_changed
+
+    def changed(value: Any) -> None:
+        try:
+            before(value)
+        finally:
+            _core.settings_changed()
+
+    return changed
 
 
 def start_from(leaves: int, wait: int = 0) -> None:
@@ -101,22 +172,15 @@ def _private_names() -> tuple[Any, ...]:
 
     array, key = _compat.array_class(), _compat.key_class()
     getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
-    holders = config.config._value_holders  # pyright: ignore[reportAttributeAccessIssue]
-    value = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
-    _expect(value(config.enable_x64) in (True, False), value)
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
-    # The trace context shows some of these. They are asked once: later, comparing the context does.
-    shown = set(getattr(config, "trace_context_names", tuple)())
-    off: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
-    at_first = [question for question in off if question[1]._name in shown]
-    required = [question for question in off if question[1]._name not in shown]
+    value: Any = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
+    holders = _holders()
+    at_first = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders and name in _shown()]
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
     trace: tuple[Any, Any] = (operator.attrgetter("trace"), core.trace_ctx) if state is None else (value, state)
-    required.append((*trace, core.eval_trace))
+    required: list[tuple[Any, Any, Any]] = [(*trace, core.eval_trace)]
     _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
-    trace_context: list[tuple[Any, Any]] = [(value, holders[name]) for name in _IN_JITS_KEY if name in holders]
-    trace_context.append((config.trace_context, None))
     _expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
     return (
         key,
@@ -125,7 +189,7 @@ def _private_names() -> tuple[Any, ...]:
         "consume_with_handlers",
         required,
         at_first,
-        trace_context,
+        (config.trace_context, None),
         _put(),
         _compat.is_of_refused_arguments,
     )
