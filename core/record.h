@@ -133,7 +133,8 @@ struct Walk {
   OwnedList nodes;  // tracked nodes, by tracked index
   bool has_numpy = false;
   bool in_order = false;     // sets count as the same only where they iterate in the same order
-  Opened* opened = nullptr;  // what walks before have asked registered classes
+  bool any_sentinel = false;  // an instance without fields that counts by identity fits any other of its class
+  Opened* opened = nullptr;   // what walks before have asked registered classes
 
   void clear() {
     leaves.clear();

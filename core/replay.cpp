@@ -122,7 +122,9 @@ class Replayer {
     if (kind.node->has_content &&
         !(walk_.in_order ? kind.node->content_in_order(p_, in, obj) : kind.node->content_matches(p_, in, obj)))
       return false;
-    if (in.own != NONE && !static_matches(p_, in.own, obj)) return false;
+    if (in.own != NONE && !static_matches(p_, in.own, obj) &&
+        !(walk_.any_sentinel && kind.sentinel && is_bare(obj, kind)))
+      return false;
     if (kind.sentinel && in.own == NONE && is_bare(obj, kind)) return false;
     uint32_t children = p_.children(pc);
     // An empty list has nothing to walk; fields must be looked at even where none were recorded.
@@ -205,14 +207,17 @@ nb::object handed_over(OwnedList& items) {
 void bind_replay(nb::module_& m) {
   m.def(
       "walk",
-      [](const GraphDef& graphdef, nb::tuple roots) -> nb::object {
+      [](const GraphDef& graphdef, nb::tuple roots, bool any_sentinel) -> nb::object {
         Walk walk;
+        walk.any_sentinel = any_sentinel;
         if (!replay(graphdef.program, PySequence_Fast_ITEMS(roots.ptr()), roots.size(), walk)) return nb::none();
         return nb::make_tuple(handed_over(walk.leaves), handed_over(walk.nodes));
       },
-      nb::arg("graphdef"), nb::arg("roots"),
-      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None"),
-      "The leaves and tracked nodes of roots that match, else None.");
+      nb::arg("graphdef"), nb::arg("roots"), nb::arg("any_sentinel") = false,
+      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False) -> tuple[list[Any], "
+              "list[Any]] | None"),
+      "The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that "
+      "counts by identity fits any other of its class.");
 }
 
 }  // namespace graftax

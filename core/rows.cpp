@@ -161,6 +161,13 @@ void bind_rows(nb::module_& m) {
           "The number of a leaf, of the caller's where it is forwarded; else -1.")
       .def_prop_ro(
           "is_number", [](const Row& r) { return has(r, NUMBER); }, "A Python number that is traced?")
+      .def_prop_ro(
+          "own",
+          [](const Row& r) {
+            const Instr& n = r.at();
+            return n.op == Op::node && n.own != NONE ? static_value(r.all(), n.own) : nb::none();
+          },
+          nb::sig("def own(self) -> Any"), "The object itself, of a node that counts by identity; else None.")
       .def_prop_ro("value", &value_of, nb::sig("def value(self) -> Any"),
                    "A static's value; what a node needs beside its children.");
 }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that one process saves and another one loads, in `test_ship.py`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -89,6 +91,23 @@ def counting(trainer, x):
         trainer.marks += 1
     trainer.w = trainer.w - rate * x
     return trainer.w.sum()
+
+
+class Placeholder:
+    """Counts by identity: each process has its own."""
+
+    def __repr__(self):
+        return "Placeholder"
+
+
+@graftax.jit
+def with_placeholders(model, x):
+    return x * 2 if model["a"] is model["b"] else x * 3
+
+
+@graftax.jit
+def with_a_librarys_sentinel(x, value):
+    return x * 2 if value is dataclasses.MISSING else x * 3
 
 
 def arguments(name, n=3):

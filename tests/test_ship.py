@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -282,4 +283,38 @@ def test_the_first_call_of_what_was_loaded_is_a_hit(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [1, expected, 1, 0, other, longer, 2]
+    f.clear_cache()
+
+
+def test_placeholders_are_those_of_the_first_call_that_fits(tmp_path):
+    f, path, x = shipped_functions.with_placeholders, tmp_path / "programs", jnp.ones(2)
+    apart = lambda: {"a": shipped_functions.Placeholder(), "b": shipped_functions.Placeholder()}
+    f.clear_cache()
+    f(saved := apart(), x)
+    f.save_compiled(path)
+    f.clear_cache()
+    assert f.load_compiled(path) == 1
+    one = shipped_functions.Placeholder()
+    assert f({"a": one, "b": one}, x).tolist() == [2, 2]  # shared: another program
+    assert f.cache_info().traces == 1
+    fresh = apart()
+    assert f(fresh, x).tolist() == f(fresh, x).tolist() == [3, 3]
+    assert (f.cache_info().misses, f.cache_info().hits) == (1, 2)  # bound at once: a hit
+    assert f(apart(), x).tolist() == f(saved, x).tolist() == [3, 3]  # later ones by the fingerprint
+    assert f.cache_info().traces == 1
+    f.clear_cache()
+
+
+def test_a_sentinel_that_a_library_names_is_no_placeholder(tmp_path):
+    f, path, x = shipped_functions.with_a_librarys_sentinel, tmp_path / "programs", jnp.ones(2)
+    other = type(dataclasses.MISSING)
+    for first, then in [(dataclasses.MISSING, other()), (other(), dataclasses.MISSING)]:
+        f.clear_cache()
+        expected = f(x, first).tolist()
+        f.save_compiled(path)
+        f.clear_cache()
+        assert f.load_compiled(path) == 1
+        assert f(x, then).tolist() != expected
+        assert f(x, first).tolist() == expected
+        assert f.cache_info().traces == 1
     f.clear_cache()

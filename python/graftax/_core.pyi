@@ -108,6 +108,10 @@ class Row:
         """A Python number that is traced?"""
 
     @property
+    def own(self) -> Any:
+        """The object itself, of a node that counts by identity; else None."""
+
+    @property
     def value(self) -> Any:
         """A static's value; what a node needs beside its children."""
 
@@ -262,8 +266,10 @@ def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 def let_go_of_kept(phase: str, info: dict[str, int]) -> None:
     """For `gc.callbacks`: a full collection finds no structure kept."""
 
-def walk(graphdef: GraphDef, roots: tuple[object, ...]) -> tuple[list[Any], list[Any]] | None:
-    """The leaves and tracked nodes of roots that match, else None."""
+def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False) -> tuple[list[Any], list[Any]] | None:
+    """
+    The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that counts by identity fits any other of its class.
+    """
 
 def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> tuple[Any, ...]:
     """As unflatten: the roots, also where there is but one."""

@@ -33,7 +33,7 @@ from ._handles import is_handle
 from ._numbers import SymbolicNumbers
 from ._options import DONATE, Options, split_patterns
 from ._plan import Plan, leaf_names
-from ._ship._at_once import AtOnce
+from ._ship._at_once import AtOnce, bind_unbound
 from ._ship._programs import shipped_entry
 from ._signature import Signature, global_names, refuse_generators, resolve
 from ._stood_in import NewReads
@@ -127,6 +127,8 @@ class Jitted(Stageable[P, R]):
     ) -> tuple[_core.Entry, _core.Recording]:
         table = self._table
         refuse_around(self._plan.name)
+        if table.unbound and bind_unbound(table, roots, layout, context):
+            raise NewReads
         try:
             recording = self._plan.record(roots, layout, opened=opened)
         except UnsupportedValueError:

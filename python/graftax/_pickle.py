@@ -30,12 +30,12 @@ _NAMELESS = (
 
 def reduce_graphdef(graphdef: _core.GraphDef) -> tuple[Any, ...]:
     """The pickle of a GraphDef; names the path of what cannot be pickled."""
-    return (graphdef_from_state, (_picklable(graphdef, "GraphDef"),))
+    return (graphdef_from_state, (picklable(graphdef, "GraphDef"),))
 
 
 def reduce_outcome(outcome: _core.Outcome) -> tuple[Any, ...]:
     """The pickle of an Outcome; names the path of what cannot be pickled."""
-    return (outcome_from_state, (_picklable(outcome, "result"),))
+    return (outcome_from_state, (picklable(outcome, "result"),))
 
 
 class ByName:
@@ -128,7 +128,7 @@ def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*state[:5], statics, *state[6:])
 
 
-def _picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, ...]:
+def picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, ...]:
     state = program._state()  # pyright: ignore[reportPrivateUsage]
     state = _with_names(state) if isinstance(program, _core.GraphDef) else (state[0], _with_names(state[1]), *state[2:])
     try:

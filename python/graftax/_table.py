@@ -47,6 +47,7 @@ class FunctionTable(_core.Table):
         self.advice = Advice()
         self.history = History()
         self.shipped: dict[tuple[str, Any], list[Any]] = {}  # what was loaded of a file, by digest and context
+        self.unbound: list[Any] = []  # entries of it whose placeholders the first call brings
         self.shipped_for: _core.Reads | None = None  # the bindings that it depends on
         self.frozen = False  # a call that would compile raises instead
         self.untied = False  # a warning that shared arrays come back apart was given
@@ -131,6 +132,7 @@ class FunctionTable(_core.Table):
 
     def clear_entries(self) -> None:
         self.history.all_dropped(MORE_IS_READ)
+        self.unbound = []
         self.entries.clear()
         self._forget_all()
 

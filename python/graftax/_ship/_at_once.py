@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +15,10 @@ from .. import _core
 from .._explain import Look, Variant
 from .._meeting import compares
 from .._stood_in import NewReads
-from ._digest import digest
+from .._structure import Structure
+from ._digest import digest, names_of_instances
 from ._programs import Program, Token, fitting
+from ._structured import bound
 
 TAKEN_BACK = "arrays came that the programs of the file are not for"
 
@@ -46,19 +47,59 @@ class AtOnce:
         return len(self._programs)
 
 
+@dataclasses.dataclass
+class Unbound:
+    """An entry that was loaded, whose placeholders are not known until the first call."""
+
+    graphdef: _core.GraphDef
+    context: Any
+    saved: Any
+    variants: list[Variant]
+    named: dict[int, Any]  # objects of the placeholders' classes that are none
+
+
 def place_at_once(caller: Any, fingerprint: str, context: Any, saved: Any) -> None:
     """Makes the entry of what was loaded, where its structure is found here, down to the code of its functions."""
     name, table, structure = caller._plan.name, caller._table, saved.structure
     if structure is None or compares():
         return
     try:
-        graphdef = pickle.loads(structure.graphdef)
+        graphdef = structure.graphdef()
         known = digest(graphdef, structure.names, name) == fingerprint
         variants = [_variant(caller, graphdef, saved, program) for program in saved.programs]
     except Exception:  # the first call finds it by its fingerprint, or compiles
         return
-    if not known:
-        return
+    if known:
+        rows = Structure(graphdef).rows
+        named = names_of_instances({type(rows[number].own) for number in structure.unnamed})
+        loaded = Unbound(graphdef, context, saved, variants, named)
+        if structure.unnamed:
+            table.unbound.append(loaded)
+        else:
+            _place(table, loaded)
+
+
+def bind_unbound(table: Any, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any) -> bool:
+    """Makes the entry of what was loaded for such a call, with the placeholders of this one. False: there is none.
+
+    Each is bound once: the models of later calls find its program by its fingerprint.
+    """
+    for i, loaded in enumerate(table.unbound):
+        if loaded.context != context or (loaded.graphdef._layout or ()) != layout or not table.shipped_for.holds():
+            continue
+        graphdef = bound(loaded.graphdef, loaded.saved.structure.unnamed, loaded.named, roots)
+        if graphdef is not None:
+            del table.unbound[i]
+            weak = _core.weaken(graphdef)
+            variants = [dataclasses.replace(variant, graphdef=weak) for variant in loaded.variants]
+            _place(table, dataclasses.replace(loaded, graphdef=graphdef, variants=variants))
+            return True
+    return False
+
+
+def _place(table: Any, loaded: Unbound) -> None:
+    graphdef, context, saved = loaded.graphdef, loaded.context, loaded.saved
+    structure = saved.structure
     key: tuple[Any, ...] = (_core.weaken(graphdef), context)
     while key in table.entries:
         key = (*key[:2], key[2] + 1 if len(key) > 2 else 1)
@@ -70,7 +111,7 @@ def place_at_once(caller: Any, fingerprint: str, context: Any, saved: Any) -> No
         entry.evaluate = saved.host.compiled(len(outcomes))
     entry.tell(table.shipped_for)
     table._promote(table.store(key, entry))
-    for variant in variants:
+    for variant in loaded.variants:
         variant.belongs_to(entry)
         table.history.loaded(variant)
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 from jax import tree_util
 
 from .. import _core
-from .._code import MISSING
+from .._code import MISSING, is_users_scope
 from .._errors import GraftaxError
 from .._pickle import ByName, named
 from .._structure import Structure, place_name
@@ -40,6 +40,7 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
     """
     found = hashlib.sha256(repr(names).encode())
     structure = Structure(graphdef)
+    places = sentinels(structure)
     for row in structure.rows:
         try:
             parts = (token(row.type) if row.type is not None else "", token(row.value))
@@ -47,8 +48,39 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
             path = place_name(structure.place(row), names)
             raise GraftaxError(NO_NAME.format(name=name, path=path, value=f"a {_type_name(row)}")) from None
         place = (row.root, row.parent, str(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)
-        found.update(repr((place, parts)).encode())
+        found.update(repr((place, parts, places.get(row.number))).encode())
     return found.hexdigest()
+
+
+def sentinels(structure: Structure) -> dict[int, tuple[str, str] | None]:
+    """The rows of instances without fields, which count by identity: by what name a library's code finds them, if any.
+
+    One without such a name is told from others by where it stands, so that another process may have another one there.
+    What the user's code names is a root: it stands in the structure too.
+    """
+    found: dict[int, Any] = {}
+    for row in structure.rows:
+        try:
+            own = row.own
+        except ReferenceError:  # it is gone: what has a name stays
+            own = object()
+        if own is not None:
+            found[row.number] = own
+    places = names_of_instances({type(own) for own in found.values()}) if found else {}
+    return {number: places[id(own)][0] if id(own) in places else None for number, own in found.items()}
+
+
+def names_of_instances(classes: set[type]) -> dict[int, tuple[tuple[str, str], Any]]:
+    """The instances of these classes that a name of a library leads to, by id: module and name, and the instance."""
+    found: dict[int, tuple[tuple[str, str], Any]] = {}
+    for name, module in list(sys.modules.items()):
+        scope: dict[str, Any] = getattr(module, "__dict__", {})
+        if not classes.isdisjoint(map(type, scope.values())) and not is_users_scope(scope):
+            found.update({id(v): ((name, key), v) for key, v in list(scope.items()) if type(v) in classes})
+    for cls in classes:
+        own = [(key, value) for key, value in list(vars(cls).items()) if type(value) is cls]
+        found.update({id(v): ((cls.__module__, f"{cls.__qualname__}.{key}"), v) for key, v in own})
+    return found
 
 
 def _type_name(row: Any) -> str:

@@ -27,6 +27,7 @@ from ._at_once import place_at_once
 from ._digest import code_digest, digest
 from ._programs import Program, look_token, settings_tokens
 from ._reads import as_data, restore, version_of
+from ._structured import Structured
 
 NOTHING_TO_SAVE = (
     "{name} has no program that can be saved: {why}. Call it first, or warm it: f.warm([args]) and then "
@@ -41,24 +42,7 @@ OTHER_PLACE = (
     "the programs in {path} do not fit here and are not used, so {name} compiles: {differences}. Save them again here."
 )
 
-_MAGIC = b"graftax programs 2\n"
-
-
-@dataclasses.dataclass
-class Structured:
-    """What an entry is made of before a call has asked for it, where its structure has a pickle."""
-
-    graphdef: bytes
-    names: tuple[str, ...]
-    arguments: int
-    tupled: bool
-
-    @classmethod
-    def of(cls, entry: _core.Entry, graphdef: _core.GraphDef, names: tuple[str, ...], arguments: int) -> Any:
-        try:
-            return cls(pickle.dumps(graphdef), names, arguments, entry.tupled)
-        except Exception:  # what it holds says what it cannot be
-            return None
+_MAGIC = b"graftax programs 3\n"
 
 
 @dataclasses.dataclass
