@@ -132,7 +132,7 @@ struct Walk {
   OwnedList leaves;
   OwnedList nodes;  // tracked nodes, by tracked index
   bool has_numpy = false;
-  bool in_order = false;     // sets count as the same only where they iterate in the same order
+  bool in_order = false;      // sets count as the same only where they iterate in the same order
   bool any_sentinel = false;  // an instance without fields that counts by identity fits any other of its class
   Opened* opened = nullptr;   // what walks before have asked registered classes
 
