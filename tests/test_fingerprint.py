@@ -61,6 +61,20 @@ def test_a_jitted_function_of_a_module_has_a_pickle():
     assert pickle.loads(pickle.dumps(graphdef)) == graphdef
 
 
+def _slow(x):
+    return x + 1
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_a_graph_with_a_jitted_function_that_has_no_name_equals_its_pickle(jit):
+    fast = jit(_slow)
+    graphdef = graftax.flatten({"f": fast, "w": jnp.ones(1)})[1]
+    assert pickle.loads(pickle.dumps(graphdef)) == graphdef
+    assert pickle.loads(pickle.dumps(fast)) is fast
+    checked = graftax.jit(_slow, check=True)
+    assert type(pickle.loads(pickle.dumps(checked))) is type(checked)
+
+
 def test_a_mesh_without_devices_has_the_same_in_every_process():
     mesh = jax.make_mesh((1,), ("d",)).abstract_mesh
     child = "import jax, graftax; print(graftax.flatten([jax.make_mesh((1,), ('d',)).abstract_mesh])[1].fingerprint())"

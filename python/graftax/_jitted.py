@@ -80,6 +80,8 @@ class Jitted(Stageable[P, R]):
         functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
         without_table(self.__dict__)
         self._set_up(name, plain, prefix, table, options, definition_of(plain), signature)
+        if not prefix and (table.made is None or table.made() is None):
+            table.made = weakref.ref(self)
 
     def _set_up(
         self,
@@ -413,7 +415,7 @@ class Jitted(Stageable[P, R]):
             found = getattr(found, part, None)
         if found is self:
             return name
-        return (type(self), (self.__wrapped__, self._options))
+        return (_from_pickle, (type(self), self.__wrapped__, self._options))
 
     def __copy__(self) -> Jitted[P, R]:
         return self
@@ -424,6 +426,15 @@ class Jitted(Stageable[P, R]):
         if self._is_bound:
             return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
         return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
+
+
+def _from_pickle(cls: type[Jitted[P, R]], function: Callable[P, R], options: Options) -> Jitted[P, R]:
+    """The one that is alive, as a function is found by its name: a graph that holds it is equal to its pickle."""
+    loaded = cls(function, options)
+    alive: Jitted[P, R] | None = loaded._table.made and loaded._table.made()
+    if alive is None or loaded._prefix or type(alive) is not cls:
+        return loaded
+    return alive if vars(alive._options) == vars(options) else loaded
 
 
 def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:

@@ -59,6 +59,7 @@ class FunctionTable(_core.Table):
         self.misses = self.found = self.traces = 0
         self.asked: dict[int, dict[int, int]] = {}  # ids that a trace asked for, by that of its Outcome
         self.waiting: set[int] = set()  # the Outcomes of traces with errors of a library in them, by their ids
+        self.made: weakref.ref[Any] | None = None  # the first jitted function of it that is alive: a pickle's
         self._roots: tuple[Any, ...] = (0,)  # which origins are roots of its entries, and how many variables are none
 
     @property

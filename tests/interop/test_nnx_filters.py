@@ -141,3 +141,18 @@ def test_types_of_any_classes_are_filters():
 
     gradient = graftax.grad(lambda m: (m.layer.w * m.scale).sum(), wrt=Layer)(Model())
     assert gradient.layer.w.tolist() == [2, 2] and gradient.scale is None and gradient.again is gradient.layer
+
+
+def test_prefixes_of_arguments_with_a_common_part():
+    if not hasattr(nnx, "prefix"):
+        pytest.skip("older Flax")
+    layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    layer.kernel[...] = jnp.arange(6.0).reshape(2, 3)
+    first, second = nnx.prefix((layer, layer), {nnx.Param: -1}, graph=True)
+
+    @graftax.vmap(in_axes=(first, second, None))
+    def run(a: nnx.Linear, b: nnx.Linear, x: Any) -> Any:
+        assert a is b
+        return (a.kernel[...] * x).sum() + b.bias[...]
+
+    np.testing.assert_array_equal(run(layer, layer, jnp.ones(2)), [3.0, 5.0, 7.0])

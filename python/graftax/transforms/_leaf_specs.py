@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, cast
 
-from .. import _core
+from .. import _core, interop
 from .._errors import StructureError
 from .._filters import Recorded
 from .._handles import handle_classes
@@ -69,6 +69,7 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: An
     keywords = program.operands - count
     captured = [Constant(option, option.nothing)] * (len(program.roots) - program.operands)
     if isinstance(spec, (tuple, list)) and not option.is_leaf_spec(spec):
+        spec = spec if (whole := interop.prefix(spec)) is None else whole  # at once: entries may have common parts
         each = cast("Sequence[Any]", spec)
         if len(each) != count or (keywords and keyword is UNKNOWN):
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
