@@ -76,6 +76,8 @@ def _by_name(graph: Graph, numbers: dict[str, list[int]], grads: Any) -> dict[st
         return {name: grads[name] for name in numbers}
     if type(grads) in (list, tuple) and not isinstance(graph.rows[0].value, (list, tuple)):
         values = cast("list[Any]", grads)
+        if len(values) == 1 and not has_dtype(values[0]):  # of one argument, as grad(wrt=[pattern]) returns it
+            return _by_name(graph, numbers, values[0])
         if len(values) != len(numbers):
             hint = VALUE_FIRST if len(values) == 2 and np.shape(values[0]) == () else ""
             given = f"{a_type(grads)} of {len(values)}"

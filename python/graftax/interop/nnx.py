@@ -14,12 +14,12 @@ import functools
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from flax.core.spmd import get_logical_axis_rules
 from flax.nnx import extract, filterlib, graphlib, helpers, merge, spmd
-from flax.nnx.module import Module
 from flax.nnx.graphlib import GraphState
+from flax.nnx.module import Module
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
 from flax.nnx.tracers import TraceState
@@ -69,7 +69,7 @@ def is_module(obj: Any) -> bool | None:
 
 
 def items(obj: Any) -> list[Any] | None:
-    return list(cast("Any", obj)) if _List is not None and isinstance(obj, _List) else None
+    return list(obj) if _List is not None and isinstance(obj, _List) else None
 
 
 def value_field(obj: Any) -> str | None:

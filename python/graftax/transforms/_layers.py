@@ -24,8 +24,8 @@ OTHER_LAYER = (
     "Make what differs a jax.Array."
 )
 SHARED = (
-    "{name}: obj{path} is changed, and numbers {numbers} of the list are one object there. In a loop written out each step "
-    "goes on with what the one before has left; here all are stacked beforehand. Give each an object of its own "
+    "{name}: obj{path} is changed, and numbers {numbers} of the list are one object there. In a loop written out each "
+    "step goes on with what the one before has left; here all are stacked beforehand. Give each an object of its own "
     "(graftax.copy), or write the loop out: for obj in objects."
 )
 CHANGED_BESIDES = (
