@@ -345,7 +345,24 @@ def test_shardings_are_kept():
 def test_repr():
     model = layers()
     opt = graftax.optimizer(optax.adam(1e-3), model)
-    assert repr(opt) == "Optimizer(chain, 2 parameters: b, first.w)"
+    adam = "scale_by_adam(b1=0.9, b2=0.999, eps=1e-08), scale(step_size=-0.001)"
+    assert repr(opt) == f"Optimizer({adam}; 2 parameters: b, first.w)"
+    assert f"tx: {adam}" in graftax.show(opt).text() and "closure" not in graftax.show(opt).text()
+    mask = graftax.labels({"b": False, "**": True})
+    tx = optax.chain(optax.clip(1.0), optax.adamw(optax.linear_schedule(1e-2, 1e-3, 5), mask=mask))
+    text = repr(graftax.optimizer(tx, model))
+    for part in ("clip(max_delta=1.0)", "masked(inner=[add_decayed_weights(weight_decay=0.0001)]", "=polynomial_schedule)"):
+        assert part in text, text
+    for tx, part in (
+        (optax.MultiSteps(optax.sgd(0.1), 3), "MultiSteps(opt=[identity, scale(step_size=-0.1)], every_k_schedule=3)"),
+        (optax.inject_hyperparams(optax.adam)(learning_rate=0.1), "inject_hyperparams(inner_factory=adam)"),
+        (
+            optax.multi_transform({"a": optax.sgd(0.1), "z": optax.set_to_zero()}, graftax.labels({"**": "a"})),
+            "z=[set_",
+        ),
+        (optax.set_to_zero(), "Optimizer(set_to_zero; 2 parameters"),
+    ):
+        assert part in repr(graftax.optimizer(tx, model)), repr(graftax.optimizer(tx, model))
     assert "Optimizer" in repr(graftax.flatten(opt)[1])
 
 

@@ -37,6 +37,7 @@ LAYERS = [
         "_statics",
         "path",
         "_patterns",
+        "_transformation",
         "_filters",
         "_ignored",
         "_errors",

@@ -19,6 +19,7 @@ from ._handles import is_handle, run_inside
 from ._labels import seen_by_labels
 from ._leaves import array_numbers, is_inexact
 from ._patterns import nearest
+from ._transformation import transformation_text
 from .path import Graph, Path
 from .surgery import selection
 
@@ -215,8 +216,7 @@ class Optimizer:
         ties = f"; tied: {some(tied, 3)}" if tied else ""
         count = len(names.paths)
         shown = some(list(names.paths), 4)
-        of = self.tx.update.__qualname__.partition(".")[0] if hasattr(self.tx.update, "__qualname__") else type(self.tx)
-        return f"Optimizer({of}, {count} parameter{'s'[: count != 1]}: {shown}{ties})"
+        return f"Optimizer({transformation_text(self.tx)}; {count} parameter{'s'[: count != 1]}: {shown}{ties})"
 
 
 @register_static

@@ -12,6 +12,7 @@ import jax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from .._structure import place_name, plain_key
+from .._transformation import is_transformation, transformation_text
 from ..path import Graph
 from ..places import find
 from ._libraries import MACHINERY, RAW_VALUES
@@ -199,8 +200,11 @@ class Picture:
         return children[0][1] if self.rows[children[0][1]].what == "array" else None
 
     def inline(self, number: int) -> str | None:
-        """A container of plain values alone, on one line."""
+        """A container of plain values alone, or a transformation of Optax without arrays, on one line."""
         row, end = self.rows[number], self.end[number]
+        if not self._whole and is_transformation(row.value):
+            held = any(self.rows[below].what == "array" for below in range(number, end))
+            return None if held else transformation_text(row.value)
         if type(row.value) not in _CONTAINERS or end - number > _INLINE_ITEMS:
             return None
         for below in range(number + 1, end):
