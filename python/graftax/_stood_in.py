@@ -14,6 +14,12 @@ from ._stand_ins import TYPE, power, stand_ins
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 _SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
+_OPERATORS = "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split()
+# A number has no `__array__`, and its `__add__` answers NotImplemented where that of a symbol computes.
+_OTHERWISE = frozenset(
+    ["__array__", "__array_ufunc__", "__array_function__", "__array_priority__", "__jax_array__", "__complex__"]
+    + [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
+)
 _FOR_SYMBOLS = frozenset({"float", "int", "pow", "sum", "type"})
 
 Scopes = dict[int, dict[str, Any]]  # globals, by id
@@ -37,13 +43,13 @@ class StoodIn:
         self._of_types: Scopes = {}  # of code that names type()
         self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
         self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
-        self._writes_numbers = False  # in C, which asks what it does not know for something to write instead
+        self._asks_in_c = False  # a serializer, or code that names a method that a symbol has otherwise than a number
         self._passed: dict[int, set[str]] = {}  # builtin classes that code does more with than to call them
 
     @property
     def size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
-        kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._writes_numbers
+        kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._asks_in_c
         symbolic = kinds if self.symbolic else ()
         return len(self.of_ids), len(self.of_vars), *symbolic
 
@@ -55,10 +61,11 @@ class StoodIn:
             self.of_ids.setdefault(id(scope), scope)
         if users and "vars" in names.loaded and "vars" not in scope:
             self.of_vars.setdefault(id(scope), scope)
-        if users and not self._writes_numbers:
+        if users and not self._asks_in_c:
             firsts = {chain[0] for chain in names.chains}
             modules = [sys.modules.get(module) for module in names.imports.values()]
-            self._writes_numbers = any(map(_is_of_a_serializer, [*map(scope.get, firsts), *modules]))
+            serializes = any(map(_is_of_a_serializer, [*map(scope.get, firsts), *modules]))
+            self._asks_in_c = serializes or not _OTHERWISE.isdisjoint(_names_and_texts(code))
         if "type" in names.loaded and "type" not in scope:
             self._of_types.setdefault(id(scope), scope)
         if "pow" in names.loaded and "pow" not in scope:
@@ -81,9 +88,9 @@ class StoodIn:
 
     @property
     def tells_types(self) -> bool:
-        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else, or
-        gives numbers to C code that asks by itself."""
-        return not self._writes_numbers and not any("type" in self._passed.get(i, ()) for i in self._of_types)
+        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else, gives
+        numbers to C code that asks by itself, or asks for what a number has not."""
+        return not self._asks_in_c and not any("type" in self._passed.get(i, ()) for i in self._of_types)
 
     def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
@@ -94,6 +101,10 @@ class StoodIn:
                 yield scope, {"pow": power}
         for i, scope in self._of_numbers.items():
             yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))
+
+
+def _names_and_texts(code: types.CodeType) -> list[str]:
+    return [*code.co_names, *(const for const in code.co_consts if type(const) is str)]
 
 
 def _is_of_a_serializer(value: Any) -> bool:
