@@ -215,6 +215,21 @@ def test_a_global_that_a_helper_reads_is_named(reading, monkeypatch):
     assert last_causes(reading) == [("read", f"global {__name__}.rate was 3, is 4")]
 
 
+def with_defaults(x, by="a", *, plus="a"):
+    return x * len(by) + len(plus)
+
+
+def test_the_defaults_of_a_helper_are_named(monkeypatch):
+    f, x = graftax.jit(lambda x: with_defaults(x)), jnp.ones(2)
+    f(x)
+    monkeypatch.setattr(with_defaults, "__defaults__", ("bb",))
+    f(x)
+    assert last_causes(f) == [("read", "by, a default of with_defaults was 'a', is 'bb'")]
+    monkeypatch.setattr(with_defaults, "__kwdefaults__", {"plus": "ccc"})
+    f(x)
+    assert last_causes(f) == [("read", "plus, a default of with_defaults was 'a', is 'ccc'")]
+
+
 def test_a_class_attribute_is_named(reading, monkeypatch):
     monkeypatch.setattr(Counter, "limit", 6)
     reading(jnp.ones(2))

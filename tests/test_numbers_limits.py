@@ -350,3 +350,18 @@ def test_numbers_beside_shardings_of_the_arguments(where):
     for _ in range(5):
         np.testing.assert_allclose(f(state, jnp.ones(4)), step(plain, jnp.ones(4)), rtol=1e-6)
     assert state["step"] == 5 and f.cache_info().traces == 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda n, x: x * hasattr(n, "__array__"),
+        lambda n, x: x * (n.__add__(2.0) is NotImplemented),
+        lambda n, x: x * n.__mul__(3),
+        lambda n, x: x * (getattr(n, "__jax_array__", None) is None),
+    ],
+)
+def test_what_a_number_has_not_is_answered_as_by_a_number(ask):
+    f, x = graftax.jit(ask), jnp.ones(2)
+    for n in range(1, 5):
+        assert f(n, x).tolist() == ask(n, x).tolist()

@@ -14,7 +14,14 @@ from ._stand_ins import TYPE, power, stand_ins
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 _SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
-_OPERATORS = "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split()
+_OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod"] + [
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]
 # A number has no `__array__`, and its `__add__` answers NotImplemented where that of a symbol computes.
 _OTHERWISE = frozenset(
     ["__array__", "__array_ufunc__", "__array_function__", "__array_priority__", "__jax_array__", "__complex__"]
@@ -88,8 +95,11 @@ class StoodIn:
 
     @property
     def tells_types(self) -> bool:
-        """Can what code asks with `type(x)` be answered for symbols? Not where it keeps `type` for something else, gives
-        numbers to C code that asks by itself, or asks for what a number has not."""
+        """Can what code asks with `type(x)` be answered for symbols?
+
+        Not where it keeps `type` for something else, gives numbers to C code that asks by itself, or asks for what a
+        number has not.
+        """
         return not self._asks_in_c and not any("type" in self._passed.get(i, ()) for i in self._of_types)
 
     def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -30,13 +30,21 @@ def bindings(reads: ReadSet | None) -> Seen:
         return out
     for at, name in reads._bindings:  # pyright: ignore[reportPrivateUsage]
         holder: Any = _holder(at)
-        if isinstance(holder, type):
+        keyworded = reads._keywords.get(id(at))  # pyright: ignore[reportPrivateUsage]
+        if keyworded is not None:
+            if is_users_scope(keyworded.__globals__):
+                out[_default(name, keyworded)] = _seen((keyworded.__kwdefaults__ or {}).get(name, MISSING))
+        elif isinstance(holder, type):
             if is_users_class(holder):
                 out[Origin(holder, name).text()] = _seen(in_class(holder, name)[1])
         elif holder is not None and is_users_scope(holder):
             out[Origin(holder, name).text()] = _seen(holder.get(name, MISSING))
     for function in reads._functions.values():  # pyright: ignore[reportPrivateUsage]
         out[f"function {function.__qualname__}"] = _seen(function)
+        if is_users_scope(function.__globals__):
+            names = function.__code__.co_varnames[: function.__code__.co_argcount]
+            for name, value in _aligned(names, function.__defaults__ or ()):
+                out[_default(name, function)] = _seen(value)
     for cell, function in reads._cells.values():  # pyright: ignore[reportPrivateUsage]
         names = function.__code__.co_freevars
         for name, own in zip(names, function.__closure__ or (), strict=False):
@@ -52,6 +60,16 @@ def changes(before: Seen, now: Seen) -> Iterator[Cause]:
         if other is None or (text, token) == other:
             continue
         yield Cause("read", name, text, other[0] if other[0] != text else f"another {text}")
+
+
+def _default(name: str, function: types.FunctionType) -> str:
+    return f"{name}, a default of {function.__qualname__}"
+
+
+def _aligned(names: tuple[str, ...], defaults: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Each positional parameter with its default. The last ones have some."""
+    without = len(names) - len(defaults)
+    return ((name, defaults[i - without] if i >= without else MISSING) for i, name in enumerate(names))
 
 
 def _holder(at: Any) -> Any:
