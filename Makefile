@@ -72,6 +72,9 @@ asan: $(VENV)/.test $(VENV)/.dev ## the core's tests with AddressSanitizer and U
 ecosystem: $(VENV)/.ecosystem ## programs of the libraries around, with graftax's names in place of theirs: 20 minutes
 	$(BIN)/python ecosystem/run.py $(ARGS)
 
+suites: $(VENV)/.ecosystem ## the libraries' own tests with graftax's names, cloned at their tags: hours
+	$(BIN)/python ecosystem/suites.py $(ARGS)
+
 bench: $(VENV)/.demo ## time and calls per step, beside the neighbours
 	$(BIN)/python -m graftax bench $(ARGS)
 
