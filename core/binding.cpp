@@ -16,7 +16,7 @@ Owned value_at(PyObject* holder, PyObject* name) {
   PyObject* value = dict_get(reinterpret_cast<PyTypeObject*>(holder)->tp_dict, name);
   if (!value || !shown || !PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject*>(shown)))
     return Owned::borrow(value);
-  return own(PyObject_GetAttrString(value, "original"));
+  return own(attribute(value, "original"));
 }
 
 bool same_name(PyObject* a, PyObject* b) {

@@ -74,7 +74,7 @@ bool knows(PyObject* host, size_t outcome) {
 // compute, and which numbers the entry is for, is known after that.
 class HostLock {
  public:
-  explicit HostLock(const Entry& entry) : lock_(own(PyObject_GetAttrString(entry.host.get(), "lock"))) {
+  explicit HostLock(const Entry& entry) : lock_(own(attribute(entry.host.get(), "lock"))) {
     Owned(own(PyObject_CallMethod(lock_.get(), "acquire", nullptr)));
   }
   HostLock(const HostLock&) = delete;
@@ -152,7 +152,7 @@ PyObject* call_plain(CallerObject* self, PyObject* const* args, Py_ssize_t nargs
 }
 
 PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  Owned plain = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(self), jitted::plain));
+  Owned plain = own(attribute(reinterpret_cast<PyObject*>(self), jitted::plain));
   return PyObject_Vectorcall(plain.get(), args, static_cast<size_t>(nargs), kwnames);
 }
 

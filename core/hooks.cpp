@@ -15,7 +15,7 @@ std::vector<Hook*>& all_hooks() {
 }  // namespace
 
 void raise_graftax(const char* name, const std::string& message) {
-  Owned type = own(PyObject_GetAttrString(hooks::errors.get(), name));
+  Owned type = own(attribute(hooks::errors.get(), name));
   raise_error(type.get(), message);
 }
 

@@ -7,8 +7,8 @@ namespace {
 
 // In C++ because a frame of Python between JAX's and the user's would stand in every log of a failing host function.
 nb::object call_host(nb::object host, nb::args leaves) {
-  nb::tuple given = nb::cast<nb::tuple>(host.attr("given")(leaves));
-  nb::object function = host.attr("host_function");
+  nb::tuple given = nb::cast<nb::tuple>(nb::steal(check(attribute(host.ptr(), "given")))(leaves));
+  nb::object function = nb::steal(check(attribute(host.ptr(), "host_function")));
   nb::object result =
       nb::steal(check(PyObject_Call(function.ptr(), nb::object(given[0]).ptr(), nb::object(given[1]).ptr())));
   return nb::object(given[2])(result);

@@ -38,7 +38,8 @@ bool Inside::holds(const Frame& frame) {
 }
 
 bool Inside::equation_stays(nb::handle equation) {
-  return is_own(nb::object(equation.attr("primitive")).ptr()) && values_stay(nb::object(equation.attr("params")).ptr());
+  return is_own(own(attribute(equation.ptr(), "primitive")).get()) &&
+         values_stay(own(attribute(equation.ptr(), "params")).get());
 }
 
 bool Inside::remember(PyObject* value, bool answer) {
@@ -88,7 +89,8 @@ bool Inside::stays(PyObject* value) {
   auto found = known_.find(value);
   if (found != known_.end()) return found->second;
   bool all = true;
-  for (nb::handle equation : nb::list(nb::handle(value).attr("eqns"))) all = all && equation_stays(equation);
+  for (nb::handle equation : nb::list(nb::steal(check(attribute(value, "eqns")))))
+    all = all && equation_stays(equation);
   return remember(value, all);
 }
 

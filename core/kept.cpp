@@ -49,8 +49,8 @@ bool is_of_jax(PyObject* value) {
   PyObject* module = type->tp_dict ? dict_get(type->tp_dict, name_of_module) : nullptr;
   const char* text = module && PyUnicode_CheckExact(module) ? PyUnicode_AsUTF8(module) : nullptr;
   if (!text || strncmp(text, "jax", 3) != 0) return PyErr_Clear(), false;
-  Owned home = Owned::steal(PyObject_GetAttrString(value, "__module__"));
-  Owned name = home ? Owned::steal(PyObject_GetAttrString(value, "__qualname__")) : Owned();
+  Owned home = Owned::steal(attribute(value, "__module__"));
+  Owned name = home ? Owned::steal(attribute(value, "__qualname__")) : Owned();
   if (!name) return PyErr_Clear(), false;
   return held_as(home.get(), name.get()) == value;
 }

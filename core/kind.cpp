@@ -39,7 +39,7 @@ void collect_slots(Kind& kind) {
   for (Py_ssize_t i = PyTuple_GET_SIZE(mro) - 1; i >= 0; --i) {
     auto* cls = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(mro, i));
     if (!(cls->tp_flags & Py_TPFLAGS_HEAPTYPE)) continue;
-    Owned dict = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(cls), "__dict__"));
+    Owned dict = own(attribute(reinterpret_cast<PyObject*>(cls), "__dict__"));
     Owned values = own(PyMapping_Values(dict.get()));
     std::vector<Slot> own_slots;
     for (Py_ssize_t j = 0; j < PyList_GET_SIZE(values.get()); ++j) {
@@ -102,7 +102,7 @@ class Description {
  public:
   Description(PyObject* obj, PyTypeObject* solid) : of_(hooks::describe(obj, reinterpret_cast<PyObject*>(solid))) {}
 
-  Owned field(const char* name) const { return own(PyObject_GetAttrString(of_.get(), name)); }
+  Owned field(const char* name) const { return own(attribute(of_.get(), name)); }
   bool is_true(const char* name) const { return field(name).get() == Py_True; }
   std::string text(const char* name) const { return utf8(field(name).get()); }
   // A new reference that is kept for ever, or null where the field is None.
@@ -177,7 +177,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     kind.arrays_only = kind.by_name || answer.is_true("arrays_only");
     // A tuple cannot change, but the attributes of a subclass can.
     kind.tracked = !frozen && (!node->is_whole || (kind.has_fields() && !node->is_weak));
-    Owned has_del = Owned::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(kind.type), "__del__"));
+    Owned has_del = Owned::steal(attribute(reinterpret_cast<PyObject*>(kind.type), "__del__"));
     if (!has_del) PyErr_Clear();
     kind.has_del = static_cast<bool>(has_del);
   }

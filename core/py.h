@@ -155,6 +155,13 @@ inline nb::object text_of(const char* text) { return nb::steal(check(PyUnicode_F
 
 inline Owned own(PyObject* p) { return Owned::steal(check(p)); }
 
+// A new reference, or null with an error set. The name is the same object each time: the interpreter's cache of the
+// attributes of types keeps every name object that it was asked for.
+inline PyObject* attribute(PyObject* obj, const char* name) noexcept {
+  Owned text = Owned::steal(PyUnicode_InternFromString(name));
+  return text ? PyObject_GetAttr(obj, text.get()) : nullptr;
+}
+
 [[noreturn]] inline void raise_error(PyObject* type, const std::string& message) {
   PyErr_SetString(type, message.c_str());
   raise_python();

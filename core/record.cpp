@@ -46,7 +46,7 @@ bool numpy_is_dynamic(PyObject* obj, bool refuse) {
 // Text, bytes and dates: what no transform maps. (JAX maps its zeros of no dtype, which are no numbers either.)
 static bool is_text_array(PyObject* obj) {
   if (numpy_is_dynamic(obj, false)) return false;
-  Owned kind = own(PyObject_GetAttrString(own(PyObject_GetAttrString(obj, "dtype")).get(), "kind"));
+  Owned kind = own(attribute(own(attribute(obj, "dtype")).get(), "kind"));
   return PyUnicode_CompareWithASCIIString(kind.get(), "V") != 0;
 }
 

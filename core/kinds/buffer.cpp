@@ -100,7 +100,7 @@ struct ArrayKind final : ResizableKind {
   bool is_of(PyTypeObject* solid) const override { return solid == runtime.array_array_type; }
   Owned empty_arguments() const override { return own(Py_BuildValue("(s)", "b")); }
   Owned content_of(PyObject* obj) const override {
-    Owned code = own(PyObject_GetAttrString(obj, "typecode"));
+    Owned code = own(attribute(obj, "typecode"));
     return own(PyTuple_Pack(2, code.get(), call_base(runtime.array_array_type, "tobytes", obj).get()));
   }
   bool is_valid(const Program& p, const Instr& n) const override {

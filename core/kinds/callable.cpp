@@ -39,7 +39,7 @@ struct BuiltinKind final : NodeKind {
   }
   // A function of a module, or a method of an object that cannot be opened. A method of a refused object is refused.
   bool is_itself(PyObject* obj) const override {
-    Owned self = own(PyObject_GetAttrString(obj, "__self__"));
+    Owned self = own(attribute(obj, "__self__"));
     if (PyModule_Check(self.get())) return true;
     const Kind& kind = kind_of(self.get());
     if (kind.leaf == Leaf::refused) return is_name_of_module(obj, self.get());
@@ -47,8 +47,8 @@ struct BuiltinKind final : NodeKind {
   }
   // A module's function that is really a method of an object in it, as `random.random` is.
   static bool is_name_of_module(PyObject* method, PyObject* self) {
-    Owned module_name = own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__module__"));
-    Owned name = own(PyObject_GetAttrString(method, "__name__"));
+    Owned module_name = own(attribute(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__module__"));
+    Owned name = own(attribute(method, "__name__"));
     PyObject* module = dict_get(PyImport_GetModuleDict(), module_name.get());
     return module && PyModule_Check(module) && dict_get(PyModule_GetDict(module), name.get()) == method;
   }

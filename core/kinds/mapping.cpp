@@ -89,8 +89,7 @@ struct DefaultDictKind final : DictKind {
   // A member of the C struct: set there, whatever a subclass calls by its name.
   static Py_ssize_t factory_offset() {
     static const Py_ssize_t offset = [] {
-      Owned member =
-          own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(runtime.defaultdict_type), "default_factory"));
+      Owned member = own(attribute(reinterpret_cast<PyObject*>(runtime.defaultdict_type), "default_factory"));
       return reinterpret_cast<PyMemberDescrObject*>(member.get())->d_member->offset;
     }();
     return offset;

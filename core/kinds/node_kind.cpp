@@ -51,8 +51,7 @@ Listed open_attributes(PyObject* obj, const char* const* names) {
   Listed out;
   while (names[out.size]) ++out.size;
   out.items = own(PyTuple_New(out.size));
-  for (Py_ssize_t i = 0; i < out.size; ++i)
-    PyTuple_SET_ITEM(out.items.get(), i, check(PyObject_GetAttrString(obj, names[i])));
+  for (Py_ssize_t i = 0; i < out.size; ++i) PyTuple_SET_ITEM(out.items.get(), i, check(attribute(obj, names[i])));
   return out;
 }
 

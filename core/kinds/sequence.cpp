@@ -63,7 +63,7 @@ struct DequeKind final : NodeKind {
   }
 
   // Its payload is maxlen; without maxlen it has none.
-  static Owned maxlen(PyObject* obj) { return own(PyObject_GetAttrString(obj, "maxlen")); }
+  static Owned maxlen(PyObject* obj) { return own(attribute(obj, "maxlen")); }
   uint32_t add_payload(Program& p, PyObject* obj, const Kind&) const override {
     Owned most = maxlen(obj);
     return most.get() == Py_None ? NONE : add_static(p, most.get(), kind_of(most.get()));

@@ -107,8 +107,8 @@ const Schema* schema_of_data(const Schemas& schemas, PyObject* data, Owned& othe
     }
   }
   if (reinterpret_cast<PyObject*>(Py_TYPE(data)) != schemas.aux.get()) return nullptr;
-  Owned of = own(PyObject_GetAttrString(data, "schema"));
-  others = own(PyObject_GetAttrString(data, "values"));
+  Owned of = own(attribute(data, "schema"));
+  others = own(attribute(data, "values"));
   for (const auto& schema : schemas.schemas)
     if (schema->data.get() == of.get()) return schema.get();
   return nullptr;

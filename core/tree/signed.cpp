@@ -26,7 +26,7 @@ PyObject* bound_to(PyObject* self, PyObject* instance, PyObject*) {
   return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
 
-PyObject* name_of(PyObject* self, PyObject* = nullptr) { return PyObject_GetAttrString(self, "__qualname__"); }
+PyObject* name_of(PyObject* self, PyObject* = nullptr) { return attribute(self, "__qualname__"); }
 
 PyObject* repr(PyObject* self) {
   PyObject* name = name_of(self);

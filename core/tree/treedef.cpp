@@ -140,7 +140,7 @@ std::string text(PyObject* obj) { return utf8(own(PyObject_Str(obj)).get()); }
 std::string repr(PyObject* obj) { return utf8(own(PyObject_Repr(obj)).get()); }
 
 std::string type_name(const TreeNode& n) {
-  return utf8(own(PyObject_GetAttrString(reinterpret_cast<PyObject*>(n.kind->type), "__name__")).get());
+  return utf8(own(attribute(reinterpret_cast<PyObject*>(n.kind->type), "__name__")).get());
 }
 
 // Opening and closing text of a node; the children of a dict are preceded by their keys.
@@ -355,7 +355,10 @@ void bind_treedef(nb::module_& m) {
           "Builds the tree from one of the same structure in which any iterable may stand for a node.")
       .def(
           "serialize_using_proto",
-          [](nb::handle self) { return hooks::to_jax.object()(self).attr("serialize_using_proto")(); },
+          [](nb::handle self) {
+            return nb::steal(
+                check(attribute(nb::object(hooks::to_jax.object()(self)).ptr(), "serialize_using_proto")))();
+          },
           nb::sig("def serialize_using_proto(self) -> bytes"), "As JAX's own: containers of Python only.")
       .def_static(
           "deserialize_using_proto",

@@ -42,7 +42,7 @@ std::shared_ptr<TreeKind> resolve(PyTypeObject* type) {
   kind->type = type;
   auto* cls = reinterpret_cast<PyObject*>(type);
   Owned answer = hooks::describe_tree(cls);
-  auto field = [&](const char* name) { return own(PyObject_GetAttrString(answer.get(), name)); };
+  auto field = [&](const char* name) { return own(attribute(answer.get(), name)); };
   auto if_any = [&](const char* name) {
     Owned value = field(name);
     return value.get() == Py_None ? Owned() : value;

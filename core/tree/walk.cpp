@@ -138,7 +138,7 @@ Owned open_node(PyObject* obj, const TreeKind& kind, Sink& children) {
     case Role::dict: return push_sorted(obj, children);
     case Role::defaultdict: {
       Owned keys = push_sorted(obj, children);
-      Owned factory = own(PyObject_GetAttrString(obj, "default_factory"));
+      Owned factory = own(attribute(obj, "default_factory"));
       return own(PyTuple_Pack(2, factory.get(), keys.get()));
     }
     case Role::odict: {
