@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan fuzz soak bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -68,6 +68,15 @@ asan: $(VENV)/.test $(VENV)/.dev ## the core's tests with AddressSanitizer and U
 	  JAX_PLATFORMS=cpu PYTHONMALLOC=malloc UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0:allocator_may_return_null=1 \
 	  $(BIN)/python -m pytest -n 2 $(WHOLE) $(TESTS) $(ARGS)
+
+# FUZZ= is seconds for each reader, SOAK= the number of calls.
+FUZZ ?= 60
+SOAK ?= 1000000
+fuzz: $(VENV)/.test ## damaged input for all that reads: a minute for each reader
+	$(BIN)/python tests/fuzz.py $(FUZZ) $(ARGS)
+
+soak: $(VENV)/.test ## a million calls in one process: memory has to stay as it was
+	$(BIN)/python tests/soak.py $(SOAK)
 
 ecosystem: $(VENV)/.ecosystem ## programs of the libraries around, with graftax's names in place of theirs: 20 minutes
 	$(BIN)/python ecosystem/run.py $(ARGS)

@@ -70,8 +70,10 @@ class History:
         self._because.clear()
         self.count += 1
         variant.number = self.count
+        for old in self.variants:
+            old.is_replaced = old.is_replaced or variant.replaces(old)
         self.variants.append(variant)
-        dropped = [v for v in self.variants if not v.is_live][:-_MOST_DROPPED]
+        dropped = [v for v in self.variants if not v.is_live or v.is_replaced][:-_MOST_DROPPED]
         self._seconds_before += sum(old.all_seconds for old in dropped)
         self.variants = [v for v in self.variants if v not in dropped]  # another thread may be reading the list
         if not expected:

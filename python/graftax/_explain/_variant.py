@@ -55,6 +55,7 @@ class Variant:
     causes: tuple[Cause, ...] = ()
     entry: Callable[[], _core.Entry | None] = lambda: None
     dropped: str = ""  # why it is no more
+    is_replaced: bool = False  # it was compiled once more, after the caches of JAX were cleared or a guard failed
 
     @property
     def all_seconds(self) -> float:
@@ -67,6 +68,11 @@ class Variant:
     def is_among(self, settings: dict[str, str]) -> bool:
         """Was it compiled under these settings, given as texts?"""
         return settings_texts(self.settings) == settings
+
+    def replaces(self, old: Variant) -> bool:
+        entry = self.entry()
+        same = entry is not None and old.entry() is entry and old.looks == self.looks
+        return same and old.is_among(settings_texts(self.settings))
 
     def belongs_to(self, entry: _core.Entry) -> None:
         self.entry = weakref.ref(entry)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import pickle
@@ -42,7 +43,8 @@ OTHER_PLACE = (
     "the programs in {path} do not fit here and are not used, so {name} compiles: {differences}. Save them again here."
 )
 
-_MAGIC = b"graftax programs 3\n"
+# After it stands the digest of all that follows: machine code is not run where a bit of it is wrong.
+_MAGIC = b"graftax programs 4\n"
 
 
 @dataclasses.dataclass
@@ -90,8 +92,8 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         raise GraftaxError(NOTHING_TO_SAVE.format(name=name, why=why))
     reads = as_data(table.reads, name)
     header = {"name": name, "direct": _direct.status() == "on", **_here(caller)}
-    content = _MAGIC + json.dumps(header).encode() + b"\n" + pickle.dumps((reads, saved))
-    _write(Path(path), content)
+    content = json.dumps(header).encode() + b"\n" + pickle.dumps((reads, saved))
+    _write(Path(path), _MAGIC + _digest(content) + content)
     return sum(len(one.programs) for _, _, one in saved)
 
 
@@ -101,9 +103,13 @@ def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
     with Path(path).open("rb") as file:
         if file.readline() != _MAGIC:
             raise GraftaxError(NO_PROGRAMS.format(path=path))
-        header, content = json.loads(file.readline()), file.read()
+        whole = file.readline() == _digest(content := file.read())
+    header_text, _, content = content.partition(b"\n")
+    header = json.loads(header_text) if whole else {}
     here = {"name": name, **_here(caller)}
     differences = [f"{k} was {header.get(k)}, is {v}" for k, v in here.items() if header.get(k) != v]
+    if not whole:
+        differences = ["it cannot be read: it is damaged"]
     saved: list[tuple[str, Any, Saved]] = []
     if not differences:
         try:
@@ -127,6 +133,10 @@ def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
         table.numbers.expect(one.places)
         place_at_once(caller, key, context, one)
     return sum(len(one.programs) for _, _, one in saved)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def _load_all(programs: list[Program], tell: Tell) -> None:
