@@ -15,7 +15,8 @@ def test_a_process_that_lives_long_does_not_grow():
     calls = sized(40_000, 4_000)
     found = soak.soak(calls)
     middle, last = found[soak.PARTS // 2 - 1], found[-1]
-    assert last.objects - middle.objects < soak.MOST_OBJECTS
+    # A short life is still warming up in its second half.
+    assert last.objects - middle.objects < sized(soak.MOST_OBJECTS, 600)
     assert last.blocks - middle.blocks < 1_000
 
 
