@@ -203,15 +203,15 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   return entry;
 }
 
-// Lets Python put key paths into an error that speaks of flat leaves.
-[[noreturn]] void raise_explained(CallerObject* self, const Roots& roots) {
+// Lets Python put key paths into an error that speaks of flat leaves. `traced` is the entry, where this call has traced it.
+[[noreturn]] void raise_explained(CallerObject* self, const Roots& roots, PyObject* traced = Py_None) {
   nb::python_error error;  // takes the error that is set
   nb::object exc = nb::borrow(error.value());
   error.restore();
   PyErr_Clear();
   Owned all = tuple_of(roots.values);
-  Owned raised = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::explain, "OOO", exc.ptr(),
-                                         all.get(), roots.layout.get()));
+  Owned raised = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::explain, "OOOO", exc.ptr(),
+                                         all.get(), roots.layout.get(), traced));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.get())), raised.get());
   raise_python();
 }
@@ -315,7 +315,8 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
       flat_result = call_compiled(entry, compiled.get(), walk, vectors);
     }
   }
-  if (PyList_GET_SIZE(outcomes.get()) != entry.told) {
+  bool traced = PyList_GET_SIZE(outcomes.get()) != entry.told;
+  if (traced) {
     tell_reads(self, entry, held.get());
     if (host && flat_result && !(host = entry.host_values(walk.leaves)))
       raise_error(PyExc_SystemError, "the guards of a trace do not hold for it");
@@ -323,7 +324,7 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
   lock.reset();
   if (flat_result && entry.waits)
     flat_result = Owned::steal(PyObject_CallOneArg(hooks::block_until_ready.get(), flat_result.get()));
-  if (!flat_result) raise_explained(self, roots);
+  if (!flat_result) raise_explained(self, roots, traced ? held.get() : Py_None);
   if (seen) entry.remember(std::move(seen));
   Owned result =
       direct ? finish(PySequence_Fast_ITEMS(flat_result.get()), static_cast<size_t>(PyList_GET_SIZE(flat_result.get())),

@@ -144,7 +144,7 @@ const Met* meet(Session& session, const Frame& frame) {
          frame.globals,
          session.shadow(frame.globals),
          session.replaced.count(code) > 0,
-         session.inside.frames() && session.inside.frames()->may_be(code),
+         session.inside.frames() && session.inside.frames()->may_be(frame),
          !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
   return &met;
 }

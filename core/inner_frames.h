@@ -10,17 +10,18 @@
 namespace graftax {
 
 struct InnerFrames {
-  nb::object bind;       // the code of a primitive's method (self, *args, **params) that runs it
-  nb::object apply;      // the code of what JAX's jitted functions run on a call (*args, **kwargs); or None
-  Py_ssize_t applied;    // which of its closure's cells holds the function
-  nb::object transpose;  // the code of the function that runs a jaxpr, its first argument, backwards; or None
-  nb::str owner;         // how the names of JAX's own modules begin
-  nb::tuple jaxprs;      // types of jaxprs
-  nb::tuple inert;       // types of what can be called, and does not call
-  nb::tuple leaves;      // types of what such a function may be given
-  nb::callable owns;     // (primitive) -> are its rules JAX's own?
+  nb::object bind;      // the code of a primitive's method (self, *args, **params) that runs it
+  nb::object apply;     // the code of what JAX's jitted functions run on a call (*args, **kwargs); or None
+  Py_ssize_t applied;   // which of its closure's cells holds the function
+  nb::tuple of_jaxprs;  // codes of functions that run or cut a jaxpr, their first argument
+  nb::str owner;        // how the names of JAX's own modules begin
+  nb::tuple modules;    // how those begin whose functions call nothing but what they are given
+  nb::tuple jaxprs;     // types of jaxprs
+  nb::tuple inert;      // types of what can be called, and does not call
+  nb::tuple leaves;     // types of what such a function may be given
+  nb::callable owns;    // (primitive) -> are its rules JAX's own?
 
-  bool may_be(PyObject* code) const { return code == bind.ptr() || code == apply.ptr() || code == transpose.ptr(); }
+  bool may_be(const Frame& frame) const;
 };
 
 // What one trace has found of primitives and jaxprs.
@@ -34,6 +35,7 @@ class Inside {
 
  private:
   bool is_own(PyObject* primitive);
+  bool has_leaves_alone(const Frame& frame);
   bool is_given_leaves(PyObject* value);
   bool values_stay(PyObject* params);
   bool stays(PyObject* value);

@@ -365,3 +365,23 @@ def test_what_a_number_has_not_is_answered_as_by_a_number(ask):
     f, x = graftax.jit(ask), jnp.ones(2)
     for n in range(1, 5):
         assert f(n, x).tolist() == ask(n, x).tolist()
+
+
+def test_a_program_that_cannot_be_compiled_with_a_symbol_is_compiled_without():
+    """JAX keeps what it traced of a rule, and what that closes over: a symbol's array would be another trace's."""
+
+    class Scale:
+        by = 2.0
+
+    @jax.custom_jvp
+    def g(x):
+        return x * 1.0
+
+    @g.defjvp
+    def rule(primals, tangents):
+        return g(*primals), tangents[0] * Scale.by
+
+    f = graftax.jit(jax.grad(lambda x: jax.jit(lambda x: g(x))(x).sum()))
+    for by in (2.0, 5.0, 7.0, 5.0):
+        Scale.by = by
+        assert f(jnp.ones(3)).tolist() == [by] * 3

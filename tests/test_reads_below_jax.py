@@ -46,6 +46,48 @@ BELOW_JAX = {
     "a linear function": """
         def f(x): return jax.linear_transpose(lambda x: helper(x) + jnp.flip(x), x)(x)[0]
         """,
+    "an object that is an array when it is asked": """
+        class Lazy:
+            def __jax_array__(self): return jnp.ones(2) * helper(1.0)
+        def f(x): return jnp.sin(x) + jnp.asarray(Lazy())
+        """,
+    "a size that is asked for": """
+        class Size:
+            def __index__(self): return int(helper(1.0))
+        def f(x): return jnp.ones(Size()).sum() + jnp.sum(x) + jnp.zeros((Size(), 2)).size
+        """,
+    "a type that is asked for": """
+        class Like:
+            @property
+            def dtype(self): return jnp.dtype("int32" if helper(1.0) > 3 else "float32")
+        def f(x): return jnp.sum(x.astype(Like()) * 1.5) + jnp.zeros(3, Like()).sum()
+        """,
+    "functions that jax.numpy calls for each element": """
+        def f(x):
+            add = jnp.frompyfunc(lambda a, b: a + b * helper(1.0), nin=2, nout=1)
+            rows = jnp.apply_along_axis(lambda r: helper(r), 0, x)
+            return add(x, x) + rows + jnp.fromfunction(lambda i: helper(i), x.shape)
+        """,
+    "functions that jax.lax is given": """
+        def f(x):
+            total = jax.lax.reduce(x, 0.0, lambda a, b: a + b * helper(1.0) / helper(1.0), (0,))
+            branch = jax.lax.cond(total > 0, lambda v: helper(v), lambda v: v, x)
+            mapped = jax.lax.map(lambda v: helper(v), x)
+            root = jax.lax.custom_root(lambda v: v - helper(1.0), 0.0, lambda f, v: v - f(v), lambda g, y: y / g(1.0))
+            return total + branch + mapped + root + jax.lax.associative_scan(lambda a, b: a + helper(b), x)
+        """,
+    "a function that an update applies": """
+        def f(x): return x.at[1].apply(lambda v: helper(v)) + jnp.piecewise(x, [x > 0], [helper])
+        """,
+    "a rule in what is cut out of a derivative": """
+        @jax.custom_jvp
+        def g(x): return x * 1.0
+        @g.defjvp
+        def rule(primals, tangents): return g(*primals), tangents[0] * helper(1.0)
+        def f(x):
+            def loss(x, y): return (jax.jit(lambda x: (g(x), y * 2))(x)[0]).sum()
+            return jax.grad(loss)(x, x) + jax.jacfwd(lambda x: jnp.stack([g(x[0]), x[1]]))(x)[0]
+        """,
     "a host function": """
         def host(v): return helper(v)
         def f(x): return jnp.sin(jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x))

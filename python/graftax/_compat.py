@@ -30,6 +30,7 @@ from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax
 from jax.tree_util import FlattenedIndexKey, PyTreeDef
 
@@ -422,11 +423,30 @@ def _inner_frames() -> _core.InnerFrames | None:
         bind,
         apply,
         apply.co_freevars.index("fun") if apply is not None else 0,
-        getattr(getattr(_ad, "backward_pass3", None), "__code__", None),
+        tuple(f.__code__ for f in (getattr(_ad, "backward_pass3", None), getattr(_pe, "dce_jaxpr", None)) if f),
         "jax.",
+        modules=(
+            "jax._src.numpy.",
+            "jax._src.lax.",
+            "jax._src.nn.",
+            "jax._src.scipy.",
+            "jax._src.random",
+            "jax._src.core",
+        ),
         jaxprs=(_jax_core.Jaxpr, getattr(_jax_core, "ClosedJaxpr", _jax_core.Jaxpr)),
         inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
-        leaves=(ArrayImpl, np.ndarray, bool, int, float, complex, str, type(None), *_subclasses(_jax_core.Tracer)),
+        leaves=(
+            ArrayImpl,
+            np.ndarray,
+            _jax_core.ShapedArray,
+            bool,
+            int,
+            float,
+            complex,
+            str,
+            type(None),
+            *_subclasses(_jax_core.Tracer),
+        ),
         owns=lambda p: not _own_primitives().isdisjoint({p, getattr(p, "prim", None)}),  # a stand-in from 0.12 on
     )
 

@@ -282,9 +282,9 @@ def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = 
 class InnerFrames:
     """JAX's own frames that run nobody else's code."""
 
-    def __init__(self, bind: Any, apply: Any, applied: int, transpose: Any, owner: str, jaxprs: tuple[type, ...], inert: tuple[type, ...], leaves: tuple[type, ...], owns: Callable[[Any], bool]) -> None:
+    def __init__(self, bind: Any, apply: Any, applied: int, of_jaxprs: tuple[Any, ...], owner: str, modules: tuple[str, ...], jaxprs: tuple[type, ...], inert: tuple[type, ...], leaves: tuple[type, ...], owns: Callable[[Any], bool]) -> None:
         """
-        Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`; `transpose` of the function that runs a jaxpr, its first argument, backwards. The latter two may be None. `owner` is how the names of JAX's own modules begin. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
+        Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`, or None; `of_jaxprs` of functions that run or cut a jaxpr, their first argument. `owner` is how the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
         """
 
     def outside(self, equations: list[Any]) -> list[Any]:

@@ -46,6 +46,10 @@ def narrow(value: float) -> float:
 _KNOWN = {"math": math, "total": total, "narrow": narrow}
 
 
+def _keep(error: BaseException) -> None:
+    """A program of another process was compiled there."""
+
+
 class HostProgram:
     """Nodes of arithmetic over the symbolic numbers of one entry, which all its traces share.
 
@@ -66,12 +70,13 @@ class HostProgram:
         self._nodes: list[tuple[Any, ...]] = [("number", i) for i in range(len(kinds))]
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.lock = threading.RLock()  # held by a call that may trace: it alone writes
+        self.give_up: Callable[[BaseException], None] = _keep  # raises where the call begins anew without symbols
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "lock"}
+        return {name: value for name, value in vars(self).items() if name not in ("lock", "give_up")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lock=threading.RLock())
+        vars(self).update(state, lock=threading.RLock(), give_up=_keep)
 
     def serves(self, numbers: Sequence[int | float]) -> bool:
         """Do its guards hold for the numbers of a call?"""

@@ -283,15 +283,21 @@ class Jitted(Stageable[P, R]):
         plan, uses_up = self._plan, self._options.mutation == "propagate"
         return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)
 
-    def _explain(self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...]) -> BaseException:
+    def _explain(
+        self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None = None
+    ) -> BaseException:
         """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array.
 
-        What a library raised from inside of the computation is that library's own error.
+        What a library raised from inside of the computation is that library's own error. Where the program of a call
+        with symbols cannot be compiled, the call begins anew without them.
         """
         own = own_error(error)
         if own is not None:
             own.__suppress_context__ = True
             return own
+        has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
+        if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
+            traced.host.give_up(error)
         if is_unexpected(error):
             return ended_among(self._plan.name, roots, self._plan.signature.root_names(layout)) or error
         if is_of_a_deleted_array(error):

@@ -206,7 +206,14 @@ class SymbolicNumbers:
         kinds = tuple(type(self._values[number]) for number in self._numbers)
         self.program = HostProgram(kinds, self._family.capacity)
         self.program.leaves = self.leaves
+        self.program.give_up = self._fail
         return self.program
+
+    def _fail(self, error: BaseException) -> None:
+        """Something in the way from a trace with symbols to its program has raised."""
+        self._family.fail(self._values)
+        self._forget()
+        raise NotSymbolic from error
 
     def resume(self, program: HostProgram) -> None:
         """What a host program of another process was for is what this one is for."""
@@ -253,9 +260,8 @@ class SymbolicNumbers:
         except NewReads:
             raise
         except Exception as error:
-            self._family.fail(self._values)
-            self._forget()
-            raise NotSymbolic from error
+            self._fail(error)
+            raise
         finally:
             given.clear()
         outcome.numbers = [
