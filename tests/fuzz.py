@@ -214,6 +214,11 @@ def _load_compiled(data: bytes) -> None:
     JITTED.load_compiled(FILE)
 
 
+def _deserialize(data: bytes) -> None:
+    if not any(name in data for name in NAMES_THAT_ACT):  # it is a pickle
+        graftax.Exported.deserialize(data)
+
+
 def _state(rng: random.Random) -> Any:
     state = graftax.flatten(model())[1]._state()
     for _ in range(rng.randint(1, 2)):
@@ -226,7 +231,7 @@ TARGETS = {
     "pickle": Target(_bytes_of("pickle"), lambda data: use(pickle.loads(data)), pickled=True),
     "from_dict": Target(_flat, _read_flat),
     "patterns": Target(text, _patterns),
-    "deserialize": Target(_bytes_of("deserialize"), graftax.Exported.deserialize),
+    "deserialize": Target(_bytes_of("deserialize"), _deserialize),
     "load": Target(_bytes_of("load"), _load),
     "load_compiled": Target(_bytes_of("load_compiled"), _load_compiled),
 }
@@ -235,7 +240,7 @@ NAMES_THAT_ACT = (b"system", b"exec", b"eval", b"breakpoint", b"exit", b"input",
 
 def attempt(target: Target, case: Any) -> str | None:
     """What is wrong with the answer to a damaged input: None if nothing is."""
-    if isinstance(case, bytes) and any(name in case for name in NAMES_THAT_ACT):
+    if target.pickled and any(name in case for name in NAMES_THAT_ACT):
         return None
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
