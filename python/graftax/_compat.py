@@ -21,7 +21,6 @@ import jax
 import jax.extend.core
 import jax.monitoring
 import numpy as np
-from jax._src import config as _config
 from jax._src import core as _jax_core
 from jax._src import dtypes as _dtypes
 from jax._src import pjit as _pjit
@@ -37,15 +36,6 @@ from jax.tree_util import FlattenedIndexKey, PyTreeDef
 from . import _core
 
 _FOLDER = str(Path(jax.__file__).parent)
-
-
-def setting(name: str, default: object) -> tuple[Callable[..., Any], Any]:
-    """Asks for the setting in force in this thread: a function and its argument (no public reader is as cheap)."""
-    state = getattr(_config, name, None)
-    if not hasattr(state, "value"):
-        return (lambda: default), None  # this version does not have it
-    ask = getattr(getattr(type(state), "value", None), "fget", None)
-    return ask or operator.attrgetter("value"), state
 
 
 def array_class() -> type:
@@ -573,44 +563,3 @@ is_of_an_output = _saying("key path result[", ValueError)
 
 def name_argument_of_specs(error: ValueError, path: str) -> None:
     error.args = (str(error).replace("for arg:", f"for {path}:"),)
-
-
-# ---- settings that are in the key of a trace
-
-_NOT_COMPARED = {"axis_env_state", "jax_disable_jit", "jax_xla_profile_version"}  # of one trace, or told elsewhere
-_IN_KEY = (
-    "jax_allow_f16_reductions",
-    "jax_default_device",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_enable_custom_prng",
-    "jax_enable_x64",
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_memory_fitting_level",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_optimization_level",
-    "jax_random_seed_offset",
-    "jax_softmax_custom_jvp",
-    "jax_threefry_partitionable",
-    "jax_use_direct_linearize",
-)
-
-
-def settings_of_traces() -> dict[str, Any]:
-    """JAX's settings that a compiled program depends on, in force in this thread. No public reader has them all.
-
-    Before JAX 0.11 the names of the trace context are not told: then those that are known are read one by one.
-    """
-    holders = _config.config._value_holders  # pyright: ignore[reportAttributeAccessIssue]
-    found = {name: holders[name].value for name in _IN_KEY if name in holders}
-    with contextlib.suppress(AttributeError, NotImplementedError):
-        names: Any = _config.trace_context_names()  # pyright: ignore[reportAttributeAccessIssue]
-        shown = zip(names, _config.trace_context(), strict=False)  # pyright: ignore[reportAttributeAccessIssue]
-        return found | {name: value for name, value in shown if name not in _NOT_COMPARED}
-    for name in ("mesh_context_manager", "abstract_mesh_context_manager"):
-        state: Any = getattr(_config, name, None)
-        if hasattr(state, "value"):
-            found[name] = state.value
-    return found

@@ -8,6 +8,7 @@ or the self-test before the first direct call finds anything else than what `jax
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import threading
@@ -106,58 +107,6 @@ def _settings() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]]:
         [question for question in off if question[1]._name not in _shown()],
         [(value, holders[name]) for name in _IN_JITS_KEY if name in holders],
     )
-
-
-def _holders() -> dict[str, Any]:
-    """The object behind each of JAX's settings."""
-    from jax._src import config
-
-    return config.config._value_holders  # pyright: ignore
-
-
-def _shown() -> set[str]:
-    """The settings that the trace context shows."""
-    from jax._src import config
-
-    return set(getattr(config, "trace_context_names", tuple)())
-
-
-def _follow_settings() -> bool:
-    """Has JAX tell of each change of a setting that the core keeps; whether it does so is tried.
-
-    Each setting has two functions that JAX calls behind a change, for the process and for one thread, with the new
-    value. What stood there is called first.
-    """
-    holders = _holders()
-    names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
-    kept = [holders[name] for name in names if name in holders and name not in _shown()]
-    try:
-        for state in kept:
-            for hook in ("_update_global_hook", "_update_thread_local_hook"):
-                setattr(state, hook, _and_tell(getattr(state, hook)))
-        version = _core.settings_changed()
-        sample = holders["jax_debug_nans"]
-        with sample(sample.value):
-            _expect(_core.settings_changed() == version + 2, "a setting that changes unheard in one thread")
-        sample._set(sample.get_global())
-        _expect(_core.settings_changed() == version + 5, "a setting that changes unheard")
-    except Exception:
-        return False
-    return True
-
-
-def _and_tell(before: Callable[[Any], None] | None) -> Callable[[Any], object]:
-    """A function that JAX calls behind a change of a setting."""
-    if before is None:
-        return _core.settings_changed
-
-    def changed(value: Any) -> None:
-        try:
-            before(value)
-        finally:
-            _core.settings_changed()
-
-    return changed
 
 
 def start_from(leaves: int, wait: int = 0) -> None:
@@ -376,6 +325,112 @@ def _expect(holds: bool, found: object) -> None:
     """An assertion that `python -O` keeps."""
     if not holds:
         raise RuntimeError(f"found {found}")
+
+
+# ---- settings
+
+_NOT_COMPARED = {"axis_env_state", "jax_disable_jit", "jax_xla_profile_version"}  # of one trace, or told elsewhere
+_IN_KEY = (
+    "jax_allow_f16_reductions",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_custom_prng",
+    "jax_enable_x64",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_optimization_level",
+    "jax_random_seed_offset",
+    "jax_softmax_custom_jvp",
+    "jax_threefry_partitionable",
+    "jax_use_direct_linearize",
+)
+
+
+def setting(name: str, default: object) -> tuple[Callable[..., Any], Any]:
+    """Asks for the setting in force in this thread: a function and its argument (no public reader is as cheap)."""
+    from jax._src import config
+
+    state = getattr(config, name, None)
+    if not hasattr(state, "value"):
+        return (lambda: default), None  # this version does not have it
+    ask = getattr(getattr(type(state), "value", None), "fget", None)
+    return ask or operator.attrgetter("value"), state
+
+
+def settings_of_traces() -> dict[str, Any]:
+    """JAX's settings that a compiled program depends on, in force in this thread. No public reader has them all.
+
+    Before JAX 0.11 the names of the trace context are not told: then those that are known are read one by one.
+    """
+    from jax._src import config
+
+    holders = _holders()
+    found = {name: holders[name].value for name in _IN_KEY if name in holders}
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        names: Any = config.trace_context_names()  # pyright: ignore[reportAttributeAccessIssue]
+        shown = zip(names, config.trace_context(), strict=False)  # pyright: ignore[reportAttributeAccessIssue]
+        return found | {name: value for name, value in shown if name not in _NOT_COMPARED}
+    for name in ("mesh_context_manager", "abstract_mesh_context_manager"):
+        state: Any = getattr(config, name, None)
+        if hasattr(state, "value"):
+            found[name] = state.value
+    return found
+
+
+def _holders() -> dict[str, Any]:
+    """The object behind each of JAX's settings."""
+    from jax._src import config
+
+    return config.config._value_holders  # pyright: ignore
+
+
+def _shown() -> set[str]:
+    """The settings that the trace context shows."""
+    from jax._src import config
+
+    return set(getattr(config, "trace_context_names", tuple)())
+
+
+def _follow_settings() -> bool:
+    """Has JAX tell of each change of a setting that the core keeps; whether it does so is tried.
+
+    Each setting has two functions that JAX calls behind a change, for the process and for one thread, with the new
+    value. What stood there is called first.
+    """
+    holders = _holders()
+    names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
+    kept = [holders[name] for name in names if name in holders and name not in _shown()]
+    try:
+        for state in kept:
+            for hook in ("_update_global_hook", "_update_thread_local_hook"):
+                setattr(state, hook, _and_tell(getattr(state, hook)))
+        version = _core.settings_changed()
+        sample = holders["jax_debug_nans"]
+        with sample(sample.value):
+            _expect(_core.settings_changed() == version + 2, "a setting that changes unheard in one thread")
+        sample._set(sample.get_global())
+        _expect(_core.settings_changed() == version + 5, "a setting that changes unheard")
+    except Exception:
+        return False
+    return True
+
+
+def _and_tell(before: Callable[[Any], None] | None) -> Callable[[Any], object]:
+    """A function that JAX calls behind a change of a setting."""
+    if before is None:
+        return _core.settings_changed
+
+    def changed(value: Any) -> None:
+        try:
+            before(value)
+        finally:
+            _core.settings_changed()
+
+    return changed
 
 
 # ---- several processes

@@ -18,9 +18,9 @@ def setup() -> None:
     registry = _compat.tree_registry()
     _core.setup(_hooks, registry, tree_util.default_registry.flatten_one_level, _compat.array_class())
     _core.use_settings(
-        disable_jit=_compat.setting("disable_jit", False),
-        prng_impl=_compat.setting("default_prng_impl", "threefry2x32"),
-        others=[_compat.setting("enable_custom_prng", False)],  # decides what `jax.random.PRNGKey` makes
+        disable_jit=_direct.setting("disable_jit", False),
+        prng_impl=_direct.setting("default_prng_impl", "threefry2x32"),
+        others=[_direct.setting("enable_custom_prng", False)],  # decides what `jax.random.PRNGKey` makes
     )
     _core.use_new_reads(NewReads)
     _core.use_shown(Shown)

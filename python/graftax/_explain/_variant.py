@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .. import _compat, _core
+from .. import _core, _direct
 from .._advice import call_site
 from .._difference import Difference, differences, differences_by_name, function_text
 from .._handles import HandleLayout
@@ -82,7 +82,7 @@ class Variant:
         cls, name: str, graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[Any], reads: ReadSet | None
     ) -> Variant:
         """A call that is going on, to be compared with what was compiled."""
-        weak, settings = _core.weaken(graphdef), _compat.settings_of_traces()
+        weak, settings = _core.weaken(graphdef), _direct.settings_of_traces()
         numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
         held = _held(graphdef, names)
         return cls(name, weak, names, *held, looks(leaves), numbers, settings, bindings(reads), call_site())

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.core
 
-from .. import _compat, _core, _direct
+from .. import _core, _direct
 from .._agreement import Agreeing, digest, program_text
 from .._explain import Look, looks, settings_texts
 
@@ -50,7 +50,7 @@ class Program:
 
 def settings_tokens() -> dict[str, str]:
     """JAX's settings of now, as texts."""
-    return settings_texts(_compat.settings_of_traces())
+    return settings_texts(_direct.settings_of_traces())
 
 
 def look_token(look: Look) -> Token | None:

@@ -111,7 +111,8 @@ def scan(
             a step changes in it is changed in `xs`, row by row, as by `vmap`. Or a list of layers: `x` is each of them
             in turn, and what a step changes in it is changed in that one. A list is one of layers where it holds two or
             more that are alike: one class, equal statics, arrays of equal shapes. A layer is a module (of Equinox, NNX,
-            FlareJax, graftax), or an object of a class that is unknown to JAX. `graftax.each(objects)` says it of any objects.
+            FlareJax, graftax), or an object of a class that is unknown to JAX. `graftax.each(objects)` says it of
+            any objects.
         length: how many steps; needed where `xs` holds no array.
         reverse, unroll: as in `jax.lax.scan`.
         progress: True or a title shows a bar (with the `rich` package); a function is called with (steps done, all
