@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "frames.h"
 
+#include "hooks.h"
 #include "inner_frames.h"
 #include "per_thread.h"
 #include "scopes.h"
@@ -300,7 +301,7 @@ void bind_frames(nb::module_& m) {
           session.stands_for(twin, function);
         }
         Scope scope(session);
-        return nb::steal(check(PyObject_CallNoArgs(f.ptr())));
+        return nb::steal(check(PyObject_CallOneArg(hooks::with_room.get(), f.ptr())));
       },
       nb::arg("f"), nb::arg("enter"), nb::arg("known"), nb::arg("shadows"), nb::arg("functions"),
       nb::arg("inner").none(), nb::arg("quiet") = false,

@@ -62,6 +62,7 @@ inline Hook at_path("at_path");                      // exception, path -> excep
 inline Hook named_scope("named_scope");              // name -> context manager
 
 inline Hook block_until_ready("block_until_ready");
+inline Hook with_room("with_room");  // function -> what it returns, with all its frames in one piece of memory
 
 // ---- methods of a GraphDef and of an Outcome
 

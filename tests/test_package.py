@@ -26,6 +26,7 @@ LAYERS = [
         "_description",
         "_describe",
         "_functions",
+        "_room",
         "_graphdef",
         "_hooks",
         "_jax_nodes",

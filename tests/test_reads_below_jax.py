@@ -11,6 +11,7 @@ import jax
 import pytest
 
 import graftax
+from graftax._room import with_room
 from test_reads import ONE, Wrap, both, module
 
 # The hook that hears of frames is taken away below those of JAX that run nobody else's code: these run the user's.
@@ -130,3 +131,13 @@ def test_two_threads_that_trace_hear_of_their_own_frames() -> None:
         for found in calls():
             for one, other in zip(found, plain, strict=True):
                 assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_room_on_the_stack_changes_nothing() -> None:
+    def depth(n: int) -> int:
+        return n if n == 0 else 1 + depth(n - 1)
+
+    assert with_room(lambda: with_room(lambda: depth(400))) == 400
+    with pytest.raises(ZeroDivisionError) as raised:
+        with_room(lambda: 1 // 0)
+    assert [entry.name for entry in raised.traceback][-1] == "<lambda>"

@@ -17,6 +17,7 @@ from ._jax_nodes import dict_key, is_leaf, one_level_treedef
 from ._jaxprs import open_jaxpr
 from ._opaque import check_opaque, is_module_level
 from ._pickle import reduce_graphdef, reduce_outcome
+from ._room import with_room
 from ._statics import remade, text_array, write_text_array
 from ._trees import (
     Mark,
@@ -68,6 +69,7 @@ __all__ = [
     "text_array",
     "to_jax",
     "treedef_from_state",
+    "with_room",
     "write_text_array",
     "writes_its_cells",
 ]
