@@ -93,20 +93,19 @@ def setup() -> None:
 
 
 def _settings() -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any]]]:
-    """How to ask for the settings: those that have to be off, and those that have to be as they were.
+    """How to ask for the settings: those that have to be off, and those that have to be as they were."""
+    off, holders = _off(shown=False), _holders()
+    _expect(all(ask(state) in (True, False) for ask, state, _ in off), off)
+    return off, [_question(holders[name]) for name in _IN_JITS_KEY if name in holders]
 
-    Some are shown by the trace context. They are asked once: later, comparing the context does.
+
+def _off(shown: bool) -> list[tuple[Any, Any, Any]]:
+    """The settings that have to be off, and which the trace context shows, or does not.
+
+    Those that it shows are asked once: later, comparing the context does.
     """
-    from jax._src import config
-
-    value: Any = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
-    _expect(value(config.enable_x64) in (True, False), value)
-    holders = _holders()
-    off: list[tuple[Any, Any, Any]] = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders]
-    return (
-        [question for question in off if question[1]._name not in _shown()],
-        [(value, holders[name]) for name in _IN_JITS_KEY if name in holders],
-    )
+    states = (_holders().get(name) for name in _MUST_BE_OFF if (name in _shown()) is shown)
+    return [(*_question(state), False) for state in states if state is not None]
 
 
 def start_from(leaves: int, wait: int = 0) -> None:
@@ -122,11 +121,8 @@ def _private_names() -> tuple[Any, ...]:
     array, key = _compat.array_class(), _compat.key_class()
     getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
-    value: Any = type(config.enable_x64).value.fget  # type: ignore[attr-defined]  # of every setting
-    holders = _holders()
-    at_first = [(value, holders[name], False) for name in _MUST_BE_OFF if name in holders and name in _shown()]
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
-    trace: tuple[Any, Any] = (operator.attrgetter("trace"), core.trace_ctx) if state is None else (value, state)
+    trace: tuple[Any, Any] = (operator.attrgetter("trace"), core.trace_ctx) if state is None else _question(state)
     required: list[tuple[Any, Any, Any]] = [(*trace, core.eval_trace)]
     _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
     required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
@@ -137,7 +133,7 @@ def _private_names() -> tuple[Any, ...]:
         ("_impl", "_base_array"),
         "consume_with_handlers",
         required,
-        at_first,
+        _off(shown=True),
         (config.trace_context, None),
         _put(),
         _compat.is_of_refused_arguments,
@@ -355,10 +351,12 @@ def setting(name: str, default: object) -> tuple[Callable[..., Any], Any]:
     from jax._src import config
 
     state = getattr(config, name, None)
-    if not hasattr(state, "value"):
-        return (lambda: default), None  # this version does not have it
-    ask = getattr(getattr(type(state), "value", None), "fget", None)
-    return ask or operator.attrgetter("value"), state
+    return _question(state) if hasattr(state, "value") else ((lambda: default), None)  # this version may not have it
+
+
+def _question(state: Any) -> tuple[Callable[..., Any], Any]:
+    """A setting's getter, looked up once, and what it is asked of."""
+    return getattr(getattr(type(state), "value", None), "fget", None) or operator.attrgetter("value"), state
 
 
 def settings_of_traces() -> dict[str, Any]:
