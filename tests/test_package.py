@@ -36,6 +36,7 @@ LAYERS = [
         "_pickle",
         "_refused",
         "_statics",
+        "_keypath",
         "path",
         "_patterns",
         "_transformation",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -113,6 +114,37 @@ def test_paths_are_values():
     assert Path([DictKey(1)]) != Path([DictKey(True)]) and len({Path([DictKey(1)]), Path([DictKey(True)])}) == 2
     assert path != tuple(path)
     assert Path() == Path.parse("") and str(Path()) == "" and repr(Path()) == "obj"
+
+
+def test_a_path_made_from_another_is_the_same_as_one_made_at_once():
+    entries = [GetAttrKey("layers"), SequenceKey(0), DictKey("w"), DictKey(2), FlattenedIndexKey(3)]
+    whole = Path(entries)
+    for cut in range(6):
+        for second in range(cut, 6):
+            parts = Path(entries[:cut]) + tuple(entries[cut:second]) + entries[second:]
+            assert parts == whole and hash(parts) == hash(whole) and tuple(parts) == tuple(whole) == tuple(entries)
+            assert len(parts) == 5 and repr(parts) == repr(whole)
+            assert parts.parent == Path(entries[:-1]) and parts.parent.parent == Path(entries[:-2])
+            assert [parts[i] for i in range(-5, 5)] == entries * 2 and parts[1:3] == tuple(entries[1:3])
+            assert list(reversed(parts)) == entries[::-1] and parts.index(SequenceKey(0)) == 1
+            assert parts != Path([*entries[:-1], FlattenedIndexKey(4)]) and parts != Path([DictKey("x"), *entries[1:]])
+            assert (entries[0],) + parts == (entries[0], *entries) and parts + () is parts
+            for copied in (copy.copy(parts), copy.deepcopy(parts), pickle.loads(pickle.dumps(parts))):
+                assert copied == whole and hash(copied) == hash(whole) and type(copied) is Path
+    with pytest.raises(IndexError):
+        whole[5]
+    with pytest.raises(ValueError, match="not in tuple"):
+        whole.index(SequenceKey(7))
+    assert Path().parent == Path() and not Path() and Path([DictKey(1)]) + [DictKey(2)] != Path([DictKey(1)] * 2)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Path([DictKey([])]) + (DictKey(1),))
+
+
+def test_a_path_is_a_static_value_of_a_graph():
+    x, y = Path.parse("a[0]"), Path.parse("a") + (SequenceKey(0),)
+    assert graftax.flatten([x])[1] == graftax.flatten([y])[1] and graftax.equal([x], [y])
+    assert not graftax.equal([x], [x.parent]) and graftax.copy([x])[0] is x
+    assert graftax.from_dict(graftax.to_dict([x, y])) == [x, y]
 
 
 def test_get_says_how_far_the_path_leads():

@@ -65,7 +65,7 @@ class Shardings:
         spec: Any,
         of: str,
         *,
-        part: Callable[[tuple[Any, ...]], Any],
+        part: Callable[[Sequence[Any]], Any],
         by_argument: bool = False,
     ) -> None:
         self._name, self._option, self._spec, self._of = name, option, spec, of

@@ -42,6 +42,7 @@ def to_dict(obj: object) -> dict[Path, Any]:
     structure = Structure(graphdef)
     # Rows to write, and where; the list counts the entries that a repeated value was written out to.
     todo: list[tuple[Row, Path, list[int] | None]] = [(structure.rows[0], Path(), None)]
+    places: dict[int, Path] = {}  # of the nodes, by their numbers
     while todo:
         row, at, written = todo.pop()
         if written is not None:
@@ -52,16 +53,18 @@ def to_dict(obj: object) -> dict[Path, Any]:
             value = row.value
             out[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
         elif row.op is Op.node:
-            out[Path((*at, _CLASS))] = row.type
+            places[row.number] = at
+            out[at + (_CLASS,)] = row.type
             if (value := row.value) is not None:
-                out[Path((*at, _EXTRA))] = value
-            below = [(child, Path((*at, child.key_entry)), written) for child in structure.children(row)]
+                out[at + (_EXTRA,)] = value
+            below = [(child, at + (child.key_entry,), written) for child in structure.children(row)]
             todo += reversed(below)
         elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
             # An equal immutable value met before: written out again, it has no identity.
             todo.append((structure.target(row), at, written or [0]))
         else:
-            out[at] = Ref(Path(structure.place(structure.target(row))[1]))
+            place = places.get(row.target)
+            out[at] = Ref(Path(structure.place(structure.target(row))[1]) if place is None else place)
     return out
 
 
@@ -100,12 +103,12 @@ class _Assembly:
 
     def __init__(self, flat: dict[Path, Any]) -> None:
         self.flat = flat
-        self.classes = {Path(p[:-1]): c for p, c in flat.items() if p and p[-1] == _CLASS}
+        self.classes = {p.parent: c for p, c in flat.items() if p and p[-1] == _CLASS}
         self.children: dict[Path, list[Any]] = {p: [] for p in self.classes}
         for place in dict.fromkeys(self._place(p) for p in flat):
             if not place:
                 continue
-            parent = Path(place[:-1])
+            parent = place.parent
             if parent not in self.children:
                 raise StructureError(
                     f"{place!r} is there, but no entry {parent!r}.__class__ that names its parent's type"
@@ -116,7 +119,7 @@ class _Assembly:
         self.paths: dict[int, Path] = {number: path for path, number in self.numbers.items()}
 
     def _place(self, path: Path) -> Path:
-        above = Path(path[:-1])
+        above = path.parent
         return above if path and path[-1] in (_CLASS, _EXTRA) and above in self.classes else path
 
     def build(self) -> Any:

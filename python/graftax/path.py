@@ -7,14 +7,16 @@ import ast
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
 from . import _core
 from ._compat import one_level_with_keys
+from ._describe import static_classes
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
+from ._keypath import KeyPath, is_entry
 from ._patterns import NAME, QUOTED, Entered, Pattern, Positions, unquoted
 from ._structure import Chain, is_unspoken, walk
 
@@ -33,8 +35,11 @@ CHANGED_SINCE = (
 __all__ = ["DictKey", "FlattenedIndexKey", "GetAttrKey", "Path", "Ref", "SequenceKey"]
 
 
-class Path(tuple[Any, ...]):
-    """A place in an object graph: a tuple of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
+class Path(KeyPath):
+    """A place in an object graph: a sequence of `SequenceKey`, `DictKey`, `GetAttrKey` and `FlattenedIndexKey`.
+
+    A path that was made from another one keeps only what was added. So the paths of all places of a graph take what
+    the graph takes, however deep it is. `tuple(path)` is the key path as JAX has it.
 
     Example:
         >>> from jax.tree_util import DictKey, GetAttrKey, SequenceKey
@@ -49,18 +54,6 @@ class Path(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         return f"obj{self}"
-
-    def __eq__(self, other: object) -> bool:
-        # 1, True and 1.0 name one entry of a dict, yet they are different keys.
-        return isinstance(other, Path) and tuple.__eq__(self, other) and self._types() == other._types()
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = tuple.__hash__
-
-    def __add__(self, other: Any) -> Path:  # type: ignore[override]
-        return Path((*self, *other))
 
     @staticmethod
     def parse(text: str) -> Path:
@@ -121,9 +114,8 @@ class Path(tuple[Any, ...]):
             raise StructureError(no_such_place(self, depth, obj))
         return child[1]
 
-    def _types(self) -> list[tuple[type, type]]:
-        return [(type(k), type(getattr(k, "key", None))) for k in self]
 
+static_classes.add(Path)
 
 # A key that reads as nothing else without its quotes.
 _BARE = re.compile(r"(?!(?:None|True|False)$)[^\W\d][^\[\]'\"*\\\n]*")
@@ -198,7 +190,7 @@ def open_node(obj: Any) -> list[tuple[Any, Any]]:
 
 def _chosen(wanted: Any, children: list[tuple[Any, Any]], obj: Any) -> tuple[Any, Any] | None:
     """The child of `obj` that an entry of a path means."""
-    for fits in (_is_entry, same_entry):
+    for fits in (is_entry, same_entry):
         for child in children:
             if fits(wanted, child[0]):
                 return child
@@ -208,11 +200,6 @@ def _chosen(wanted: Any, children: list[tuple[Any, Any]], obj: Any) -> tuple[Any
         items = [c for c in children if not (isinstance(c[0], GetAttrKey) and c[0].name == "aux_data")]
         return items[wanted.key] if wanted.key < len(items) and len(items) < len(children) else None
     return None
-
-
-def _is_entry(wanted: Any, entry: Any) -> bool:
-    # 1 and True are one key for a dict, but not for a path.
-    return wanted == entry and type(getattr(wanted, "key", None)) is type(getattr(entry, "key", None))
 
 
 def same_entry(wanted: Any, entry: Any) -> bool:
@@ -231,7 +218,7 @@ def same_entry(wanted: Any, entry: Any) -> bool:
 _NAMES = 500  # names that a message looks through for one that is close
 
 
-def no_such_place(path: tuple[Any, ...], depth: int, obj: Any) -> str:
+def no_such_place(path: Sequence[Any], depth: int, obj: Any) -> str:
     """Says how far a path leads, and what is there instead."""
     texts = [keystr((entry,)) for entry, _ in open_node(obj)[:_NAMES]]
     close = difflib.get_close_matches(keystr((path[depth],)), texts, n=3) or texts[:6]
@@ -253,6 +240,7 @@ class Graph:
         self._children: dict[int, list[int]] | None = None
         self._entries: dict[int, list[tuple[Any, int]]] = {}
         self._entry: dict[int, Any] = {}
+        self._paths: dict[int, Path] = {0: Path()}
 
     @functools.cached_property
     def rows(self) -> list[GraphRow]:
@@ -260,14 +248,16 @@ class Graph:
 
     def path(self, number: int) -> Path:
         """The path of a row."""
-        steps: list[Any] = []
-        while number:
-            up = self.rows[number].parent
+        todo: list[int] = []
+        while number not in self._paths:
+            todo.append(number)
+            number = self.rows[number].parent
+        path = self._paths[number]
+        for number in reversed(todo):
             if number not in self._entry:
-                self.key_entries(up)
-            steps.append(self._entry[number])
-            number = up
-        return Path(reversed(steps))
+                self.key_entries(self.rows[number].parent)
+            path = self._paths[number] = path + (self._entry[number],)
+        return path
 
     def children(self, number: int) -> list[int]:
         """The numbers of the rows one level below a node."""
@@ -290,7 +280,7 @@ class Graph:
             self._entry.update((child, entry) for entry, child in known)
         return known
 
-    def number(self, path: tuple[Any, ...]) -> int:
+    def number(self, path: Sequence[Any]) -> int:
         """The number of the row that a path leads to, also through references.
 
         Raises:

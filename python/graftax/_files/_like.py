@@ -340,7 +340,7 @@ class Like:
             if not there.is_leaf or not self._is_wanted(number):
                 continue
             place = self._graph.path(number)
-            at, path = found.get(tensor_path(place)), Where(None) + place
+            at, path = found.get(tensor_path(place)), Where(None) + tuple(place)
             if at is not None:
                 used.add(at)
                 meet(number, there.value, at, path)
