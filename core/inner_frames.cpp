@@ -152,18 +152,25 @@ void bind_inner_frames(nb::module_& m) {
           "the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what "
           "they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, "
           "`leaves` those of what such functions may be given. "
-          "`owns(primitive)` says whether its rules are JAX's own.")
-      .def(
-          "outside",
-          [](const InnerFrames& self, nb::list equations) {
-            Inside inside(&self);
-            nb::list found;
-            for (nb::handle equation : equations)
-              if (!inside.equation_stays(equation)) found.append(equation);
-            return found;
-          },
-          nb::arg("equations"), nb::sig("def outside(self, equations: list[Any]) -> list[Any]"),
-          "Those of the equations in which somebody else's code may be called.");
+          "`owns(primitive)` says whether its rules are JAX's own.");
+  m.def(
+      "outside",
+      [](nb::list noted, const InnerFrames* inner) {
+        Inside inside(inner);
+        nb::list found;
+        for (nb::handle at : noted) {
+          Owned equation = Owned::borrow(at.ptr());
+          if (PyWeakref_CheckRef(at.ptr())) equation = weak_target(at.ptr());
+          else if (PyFunction_Check(at.ptr())) equation = own(PyObject_CallNoArgs(at.ptr()));
+          if (equation && equation.get() != Py_None && !(inner && inside.equation_stays(equation.get())))
+            found.append(nb::handle(equation.get()));
+        }
+        return found;
+      },
+      nb::arg("noted"), nb::arg("inner").none(),
+      nb::sig("def outside(noted: list[Any], inner: InnerFrames | None) -> list[Any]"),
+      "Those of the equations, each given itself or by what holds it, in which somebody else's code may be called; all "
+      "that are still there, where nothing is known of JAX's own.");
 }
 
 }  // namespace graftax

@@ -75,7 +75,7 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
     // The recorded treedef has the aux data of the first call: where that is a node, it was rebuilt for this one.
     const Instr& aux = program_.code[pc + 1];
     // A dict or a list as aux data would still be empty when unflatten reads it: the recorded one is given.
-    bool other_aux = sources_.replaced && sources_.replaced->count(pc + 1);
+    bool other_aux = sources_.replaced && sources_.replaced[pc + 1];
     bool recorded = n.treedef && !other_aux &&
                     (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
                      (sources_.live && sources_.live[pc + 1] == values[0]));
@@ -201,9 +201,7 @@ Owned Builder::context(const Static& s) {
 }
 
 void Builder::value(uint32_t pc, bool keep) {
-  if (sources_.replaced)
-    if (auto it = sources_.replaced->find(pc); it != sources_.replaced->end())
-      return push(pc, Owned::borrow(it->second));
+  if (sources_.replaced && sources_.replaced[pc]) return push(pc, Owned::borrow(sources_.replaced[pc]));
   const Instr& n = program_.code[pc];
   switch (n.op) {
     case Op::leaf: return push(pc, Owned::borrow(sources_.leaves[n.arg]));

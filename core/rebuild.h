@@ -3,8 +3,6 @@
 // later, so that immutable spines close bottom-up and every cycle that holds a mutable node closes.
 #pragma once
 
-#include <unordered_map>
-
 #include "graphdef.h"
 
 namespace graftax {
@@ -30,7 +28,7 @@ struct Sources {
   PyObject* const* input_leaves = nullptr;  // Op::forward
   PyObject* const* live = nullptr;          // by instruction: statics and handed-over nodes as the caller's own
   bool leaves_only = false;                 // None in place of every leaf of JAX's tree that holds no Op::leaf
-  const std::unordered_map<uint32_t, PyObject*>* replaced = nullptr;  // by instruction: another value in its place
+  PyObject* const* replaced = nullptr;      // by instruction: another value in its place; nullptr for none
 };
 
 class Builder {

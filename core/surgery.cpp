@@ -13,7 +13,16 @@ namespace graftax {
 
 namespace {
 
-using Changes = std::unordered_map<uint32_t, PyObject*>;
+// Other values for some rows, owned by the dict that they come from.
+struct Changes {
+  std::vector<PyObject*> by_row;  // nullptr: it stays
+  std::vector<uint32_t> rows;
+
+  bool empty() const { return rows.empty(); }
+  bool has(uint32_t pc) const { return by_row[pc]; }
+};
+
+constexpr const char* NO_SUCH_ROW = "no such row in this graph";
 
 struct GraphEditor {
   RecordedGraph rec;
@@ -27,13 +36,14 @@ struct GraphEditor {
       while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
       parent.push_back(open.empty() ? NONE : open.back());
       if (p.code[pc].op == Op::node) open.push_back(pc);
-      if (p.code[pc].op == Op::ref) refs.emplace(p.track_pc[p.code[pc].arg], pc);
+      if (p.code[pc].op == Op::ref) refs.emplace(target(pc), pc);
     }
   }
 
   // Instructions after the root are keys: no rows.
   uint32_t end() const { return rec.program.code.empty() ? 0 : rec.program.after(0); }
   const Instr& at(uint32_t pc) const { return rec.program.code[pc]; }
+  uint32_t target(uint32_t pc) const { return at(pc).op == Op::ref ? rec.program.track_pc[at(pc).arg] : pc; }
 
   // Is this node made empty and filled later, or can it take over the attributes of another one? A registered class that
   // holds items besides its attributes (a subclass of list) cannot: what its flatten makes of them is not known.
@@ -59,14 +69,14 @@ struct GraphEditor {
       in[up] = true;
       work.push_back(up);
     };
-    for (const auto& [pc, value] : changes) add_above(pc);
+    for (uint32_t pc : changes.rows) add_above(pc);
     while (!work.empty()) {
       uint32_t pc = work.back();
       work.pop_back();
-      if (!changes.count(pc)) add_above(pc);
+      if (!changes.has(pc)) add_above(pc);
       auto [first, last] = refs.equal_range(pc);
       for (auto it = first; it != last; ++it)
-        if (!changes.count(it->second)) add_above(it->second);
+        if (!changes.has(it->second)) add_above(it->second);
     }
     return in;
   }
@@ -106,17 +116,18 @@ class RebuildSpine {
 };
 
 Changes read_changes(const GraphEditor& g, nb::dict given) {
-  Changes out;
+  Changes out{std::vector<PyObject*>(g.rec.program.code.size()), {}};  // also for keys, which are no rows
   for (auto [key, value] : given) {
     auto pc = nb::cast<uint32_t>(key);
-    if (pc >= g.end()) raise_error(PyExc_IndexError, "no such row in this graph");
-    out[pc] = value.ptr();
+    if (pc >= g.end()) raise_error(PyExc_IndexError, NO_SUCH_ROW);
+    if (!out.by_row[pc]) out.rows.push_back(pc);
+    out.by_row[pc] = value.ptr();
   }
   return out;
 }
 
-Sources sources_of(const GraphEditor& g, const Changes* changes) {
-  return {g.rec.leaves.data(), nullptr, nullptr, g.rec.live.data(), false, changes};
+Sources sources_of(const GraphEditor& g, const Changes& changes) {
+  return {g.rec.leaves.data(), nullptr, nullptr, g.rec.live.data(), false, changes.by_row.data()};
 }
 
 // The root with other values for some rows; what holds none of them stays itself, unless all of it is made anew.
@@ -124,7 +135,7 @@ nb::object build(GraphEditor& g, nb::dict given, bool all) {
   Changes changes = read_changes(g, given);
   if (changes.empty() && !all) return nb::borrow(g.rec.live[0]);
   RebuildSpine scope(g, all ? std::vector<bool>(g.end(), true) : g.spine(changes, false, nullptr));
-  Builder builder(g.rec.program, sources_of(g, &changes));
+  Builder builder(g.rec.program, sources_of(g, changes));
   Owned root = builder.build(0);
   builder.drain();
   return nb::steal(root.release());
@@ -136,7 +147,7 @@ bool write(GraphEditor& g, nb::dict given) {
   Changes changes = read_changes(g, given);
   std::vector<uint32_t> written;
   std::vector<bool> spine = g.spine(changes, true, &written);
-  if (!changes.empty() && (changes.count(0) || spine[0])) return false;
+  if (!changes.empty() && (changes.has(0) || spine[0])) return false;
   struct Write {
     uint32_t pc;
     OwnedList values;
@@ -145,7 +156,7 @@ bool write(GraphEditor& g, nb::dict given) {
   std::vector<Write> writes;
   {
     RebuildSpine scope(g, spine);
-    Builder builder(g.rec.program, sources_of(g, &changes));
+    Builder builder(g.rec.program, sources_of(g, changes));
     for (uint32_t pc : written) {
       Write w{pc, {}, {}};
       if (g.at(pc).kind->node->is_registered) {
@@ -173,7 +184,7 @@ bool write(GraphEditor& g, nb::dict given) {
 nb::tuple twin(GraphEditor& g, nb::dict given) {
   Changes changes = read_changes(g, given);
   RebuildSpine scope(g, std::vector<bool>(g.end(), true));
-  Builder builder(g.rec.program, sources_of(g, &changes));
+  Builder builder(g.rec.program, sources_of(g, changes));
   builder.record_built();
   Owned root = builder.build(0);
   builder.drain();
@@ -185,10 +196,16 @@ nb::tuple twin(GraphEditor& g, nb::dict given) {
   return nb::make_tuple(nb::steal(root.release()), built);
 }
 
-const char* what_is(const Instr& n) {
-  if (n.op == Op::leaf) return n.items ? "value" : "array";
-  return n.op == Op::stat ? "value" : n.op == Op::ref ? "ref" : "node";
-}
+// The first field of a row.
+struct RowNames {
+  Owned array = named("array"), value = named("value"), ref = named("ref"), node = named("node");
+
+  PyObject* of(const Instr& n) const {
+    if (n.op == Op::leaf) return (n.items ? value : array).get();
+    return (n.op == Op::stat ? value : n.op == Op::ref ? ref : node).get();
+  }
+  static Owned named(const char* text) { return own(PyUnicode_InternFromString(text)); }
+};
 
 // Instances of `cls`, a class derived from tuple: (what, is it part of the structure for JAX, parent, where the node
 // stands that is referred to, the object) by number.
@@ -196,18 +213,53 @@ nb::list rows(const GraphEditor& g, nb::handle cls) {
   auto* type = reinterpret_cast<PyTypeObject*>(cls.ptr());
   if (!PyType_Check(cls.ptr()) || !PyType_IsSubtype(type, &PyTuple_Type))
     raise_error(PyExc_TypeError, "expected a class derived from tuple");
+  const RowNames names;
   nb::list out;
   for (uint32_t pc = 0; pc < g.end(); ++pc) {
     const Instr& n = g.at(pc);
-    int64_t target = n.op == Op::ref ? g.rec.program.track_pc[n.arg] : pc;
     int64_t up = g.parent[pc] == NONE ? -1 : static_cast<int64_t>(g.parent[pc]);
     Owned row = own(type->tp_alloc(type, 5));
-    PyTuple_SET_ITEM(row.get(), 0, check(PyUnicode_InternFromString(what_is(n))));
+    PyTuple_SET_ITEM(row.get(), 0, Py_NewRef(names.of(n)));
     PyTuple_SET_ITEM(row.get(), 1, PyBool_FromLong((n.flags & AUX) != 0));
     PyTuple_SET_ITEM(row.get(), 2, check(PyLong_FromLongLong(up)));
-    PyTuple_SET_ITEM(row.get(), 3, check(PyLong_FromLongLong(target)));
+    PyTuple_SET_ITEM(row.get(), 3, check(PyLong_FromUnsignedLong(g.target(pc))));
     PyTuple_SET_ITEM(row.get(), 4, Py_NewRef(g.rec.live[pc]));
     out.append(nb::borrow(row.get()));
+  }
+  return out;
+}
+
+// Rows, but for references, whose objects are instances of a type or of one of several, by number in order.
+nb::list instances(const GraphEditor& g, nb::handle kinds) {
+  nb::list out;
+  for (uint32_t pc = 0; pc < g.end(); ++pc) {
+    if (g.at(pc).op == Op::ref) continue;
+    int is_one = PyObject_IsInstance(g.rec.live[pc], kinds.ptr());
+    check(is_one);
+    if (is_one) out.append(pc);
+  }
+  return out;
+}
+
+// Some rows and all below them, through references: of a reference, the node.
+nb::set below(const GraphEditor& g, nb::iterable tops) {
+  std::vector<bool> reached(g.end());
+  std::vector<uint32_t> stack;
+  nb::set out;
+  for (nb::handle top : tops) {
+    auto pc = nb::cast<uint32_t>(top);
+    if (pc >= g.end()) raise_error(PyExc_IndexError, NO_SUCH_ROW);
+    stack.push_back(pc);
+    while (!stack.empty()) {
+      uint32_t from = g.target(stack.back());
+      stack.pop_back();
+      if (reached[from]) continue;
+      uint32_t past = g.rec.program.after(from);
+      for (uint32_t row = from; row < past; ++row) {
+        if (g.at(row).op == Op::ref) stack.push_back(row);
+        else if (!reached[row]) out.add(nb::int_(row)), reached[row] = true;
+      }
+    }
   }
   return out;
 }
@@ -288,6 +340,11 @@ void bind_surgery(nb::module_& m) {
       .def("rows", &rows, nb::arg("cls"), nb::sig("def rows(self, cls: type[Any]) -> list[Any]"),
            "(array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by "
            "number, as tuples of this class.")
+      .def("instances", &instances, nb::arg("kinds"),
+           nb::sig("def instances(self, kinds: type[Any] | tuple[type[Any], ...]) -> list[int]"),
+           "The numbers of the nodes and values that are instances of these types.")
+      .def("below", &below, nb::arg("tops"), nb::sig("def below(self, tops: Iterable[int]) -> set[int]"),
+           "The numbers of some rows and of all below them, through references.")
       .def("values", &values, nb::sig("def values(self) -> tuple[list[int], list[Any]]"),
            "(numbers, objects) of the values that are no part of the structure for JAX.")
       .def("is_alike", &is_alike, nb::arg("other"), nb::sig("def is_alike(self, other: GraphEditor) -> bool"),

@@ -2,7 +2,6 @@
 #include "writeback.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "hooks.h"
 #include "kinds/function.h"
@@ -44,15 +43,16 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   if (tracers_.size() != p.leaves)
     raise_graftax("StructureError", "the arguments changed between the call and its trace");
   OwnedList stand_ins;
-  std::unordered_map<uint32_t, PyObject*> replaced;  // borrowed from `stand_ins`
+  std::vector<PyObject*> replaced;  // by instruction, borrowed from `stand_ins`; empty where there is none
   for (uint32_t pc : p.track_pc) {
     if (!p.code[pc].kind->node->is_ignored) continue;
     Owned path = own(PyUnicode_FromString(path_text(p, pc, root_names()).c_str()));
     stand_ins.push_stolen(hooks::ignored(path.get()));
+    replaced.resize(p.code.size());
     replaced[pc] = stand_ins.back();
   }
   Sources sources{tracers_.data(), nullptr, nullptr, recording_->live.data()};
-  if (!replaced.empty()) sources.replaced = &replaced;
+  if (!replaced.empty()) sources.replaced = replaced.data();
   Builder builder(p, sources);
   builder.record_built();
   nb::list out;

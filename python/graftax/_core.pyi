@@ -287,8 +287,10 @@ class InnerFrames:
         Codes of JAX's: `bind` of a primitive's method (self, *args, **params) that runs it; `apply` of what its jitted functions run on a call (*args, **kwargs), whose closure holds the function in the cell number `applied`, or None; `of_jaxprs` of functions that run or cut a jaxpr, their first argument. `owner` is how the names of JAX's own modules begin, `modules` those of its modules whose functions call nothing but what they are given. `jaxprs` are types of jaxprs, `inert` types of what can be called and does not call, `leaves` those of what such functions may be given. `owns(primitive)` says whether its rules are JAX's own.
         """
 
-    def outside(self, equations: list[Any]) -> list[Any]:
-        """Those of the equations in which somebody else's code may be called."""
+def outside(noted: list[Any], inner: InnerFrames | None) -> list[Any]:
+    """
+    Those of the equations, each given itself or by what holds it, in which somebody else's code may be called; all that are still there, where nothing is known of JAX's own.
+    """
 
 sees_frames: bool = True
 
@@ -434,6 +436,12 @@ class GraphEditor:
         """
         (array, value, node or ref; part of the structure for JAX; parent; node that is referred to; object), by number, as tuples of this class.
         """
+
+    def instances(self, kinds: type[Any] | tuple[type[Any], ...]) -> list[int]:
+        """The numbers of the nodes and values that are instances of these types."""
+
+    def below(self, tops: Iterable[int]) -> set[int]:
+        """The numbers of some rows and of all below them, through references."""
 
     def values(self) -> tuple[list[int], list[Any]]:
         """

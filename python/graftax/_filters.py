@@ -30,7 +30,7 @@ class Filter(NamedTuple):
         if self.everything:
             return list(seen.parts())
         if not self.asked:
-            return [number for number in seen.parts() if seen.is_a(number, self.types)]
+            return seen.instances(self.types)
         inside = [set[int]() for _ in self.asked]  # what a library asks of is one value for it
         found: list[int] = []
         for number in seen.parts():
@@ -94,6 +94,10 @@ class Seen(ABC):
 
     @abstractmethod
     def is_a(self, number: int, kinds: Any) -> bool: ...
+
+    def instances(self, kinds: Any) -> list[int]:
+        """The parts that are instances, in order."""
+        return [number for number in self.parts() if self.is_a(number, kinds)]
 
     @abstractmethod
     def is_leaf(self, number: int) -> bool: ...

@@ -36,7 +36,6 @@ _METHODS = frozenset(
     if hasattr(cls, name)
 ) | {"discard", "setdefault", "appendleft", "popleft", "extendleft", "rotate", "__setitem__", "__setattr__"}
 _OWN = __name__.partition(".")[0] + "."
-_BEHIND = weakref.ref, types.FunctionType  # JAX keeps an equation behind either
 
 
 def calls_host(since: int) -> bool:
@@ -53,11 +52,7 @@ def host_functions(since: int, pure: bool = False) -> list[Any]:
 
 def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
     """What these equations call on the host, and those of the jaxprs within them."""
-    todo = [at() if isinstance(at, _BEHIND) else at for at in noted]
-    todo = [equation for equation in todo if equation is not None]  # nothing needs the others
-    inner, seen = inner_frames(), set[Any]()
-    if inner is not None:
-        todo = inner.outside(todo)
+    todo, seen = _core.outside(noted, inner_frames()), set[Any]()
     while todo:
         equation = todo.pop()
         if not (pure or equation.effects):

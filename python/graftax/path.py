@@ -334,14 +334,7 @@ class Graph:
 
     def below(self, tops: Iterable[int]) -> set[int]:
         """All rows below some, through references, and these themselves."""
-        reached: set[int] = set()
-        stack = list(tops)
-        while stack:
-            row = self.rows[stack.pop()]
-            if row.target not in reached:
-                reached.add(row.target)
-                stack += () if row.is_leaf else self.children(row.target)
-        return reached
+        return self.core.below(tops)
 
     def refers(self) -> dict[int, list[int]]:
         """Where else the nodes stand."""

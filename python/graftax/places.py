@@ -16,7 +16,7 @@ from ._filters import Filter, Seen, filter_of
 from ._patterns import is_pattern, nearest
 from ._structure import plain_key
 from ._tracebacks import boundary
-from .path import Graph, Path
+from .path import Graph, GraphRow, Path
 
 NO_PLACE = "nothing in this {cls} matches {where!r}. {near}"
 NO_POINTING = (
@@ -332,7 +332,11 @@ class Shown(Seen):
     """A graph of objects, as a filter sees it."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.rows = graph, graph.rows
+        self.graph = graph
+
+    @property
+    def rows(self) -> list[GraphRow]:
+        return self.graph.rows
 
     def parts(self) -> Iterable[int]:
         return (number for number, row in enumerate(self.rows) if row.what != "ref")
@@ -342,6 +346,9 @@ class Shown(Seen):
 
     def is_a(self, number: int, kinds: Any) -> bool:
         return isinstance(self.rows[number].value, kinds)
+
+    def instances(self, kinds: Any) -> list[int]:
+        return self.graph.core.instances(kinds)
 
     def is_leaf(self, number: int) -> bool:
         return self.rows[number].is_leaf and not self.rows[number].aux
