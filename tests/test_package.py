@@ -65,6 +65,7 @@ LAYERS = [
         "packed",
         "_setup",
         "_trees",
+        "_tree_function",
         "_structure",
         "_difference",
         "_tracebacks",
@@ -112,7 +113,7 @@ LAYERS = [
         "_ship",
     },
     {"_jitted"},
-    {"_check", "_progress", "_jit", "export", "transforms", "_show", "_files"},
+    {"_check", "_progress", "_jitted_tree", "_jit", "export", "transforms", "_show", "_files"},
     {"graftax"},
     {"__main__", "_demo", "_doctor"},
 ]

@@ -9,9 +9,11 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from ._check import Checked
 from ._jitted import Jitted
+from ._jitted_tree import JittedTree
 from ._options import FilterJitOptions, JitOptions, Options, donation, freeze, names_and_numbers, one_or_more, several
 from ._progress import Reported, ReportedCheck
 from ._tracebacks import boundary
+from ._tree_function import is_tree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +24,8 @@ def _wrap(function: Any, options: Options) -> Any:
         return type(function)(_wrap(function.__func__, options))
     if options.progress:
         return (ReportedCheck if options.check else Reported)(function, options)
+    if not options.captured and is_tree(function):
+        return JittedTree(function, options)
     return (Checked if options.check else Jitted)(function, options)
 
 

@@ -40,6 +40,7 @@ from ._stood_in import NewReads
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary
+from ._tree_function import is_tree
 from .interop import own_error, refuse_around
 
 DELETED = (
@@ -59,6 +60,7 @@ class Jitted(Stageable[P, R]):
     __wrapped__: Callable[P, R]
     # (name, function, args, kwargs, mutation): a call as a part of the trace around it. Set by what stands above.
     _as_program: ClassVar[Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str], Any]]
+    _method_of_a_tree: ClassVar[type[Jitted[Any, Any]]]  # what stands above sets it
     __self__: Any  # of a bound method
     _method_of: Jitted[Any, R]  # of a bound method: the one on the class
 
@@ -389,11 +391,17 @@ class Jitted(Stageable[P, R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
             return self  # as plain Python: only functions become methods
-        bound = type(self).__new__(type(self))
+        of_a_tree = not self._options.captured and is_tree(instance)
+        kind: Any = self._method_of_a_tree if of_a_tree else type(self)
+        bound = kind.__new__(kind)
+        self.bind(bound, instance)
+        return bound
+
+    def bind(self, bound: Jitted[..., R], instance: Any) -> None:
+        """Makes `bound` this method of an object."""
         bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
         bound.__dict__.update(self.__dict__)
         bound.__self__, bound._method_of = instance, self
-        return bound
 
     @property
     def _is_bound(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 
 from .._tracebacks import boundary
+from .._tree_function import of_trees
 from ._lift import LATER, Make, by_value, decorator, flat_of, made, name_of, wraps
 from ._program import Program
 
@@ -88,6 +89,7 @@ def filter_checkpoint(
 def filter_checkpoint(
     *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@of_trees
 @boundary
 def filter_checkpoint(
     fun: Callable[..., Any] | None = None,

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 import jax
 
 from .._tracebacks import boundary
+from .._tree_function import of_trees
 from ._derivative import arrays_only, first_given, in_reverse, traced_output
 from ._lift import LATER, Make, Output, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
@@ -245,6 +246,7 @@ def filter_jacfwd(
 ) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
 @overload
 def filter_jacfwd(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
+@of_trees
 @boundary
 def filter_jacfwd(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacfwd`: the Jacobian by the floating arrays of the first argument, in forward mode."""
@@ -261,6 +263,7 @@ def filter_jacrev(
 ) -> Callable[Concatenate[T, P], tuple[T, A]]: ...
 @overload
 def filter_jacrev(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
+@of_trees
 @boundary
 def filter_jacrev(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_jacrev`: the Jacobian by the floating arrays of the first argument, in reverse mode."""
@@ -277,6 +280,7 @@ def filter_hessian(
 ) -> Callable[Concatenate[jax.Array, P], tuple[jax.Array, A]]: ...
 @overload
 def filter_hessian(fun: Callable[P, Any], has_aux: bool = False) -> Callable[P, Any]: ...
+@of_trees
 @boundary
 def filter_hessian(fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """As `equinox.filter_hessian`: the Hessian by the floating arrays of the first argument."""

@@ -22,6 +22,7 @@ from .._errors import MutationError
 from .._stacking import Each
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
+from .._tree_function import of_trees
 from ._layers import with_objects
 from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
@@ -203,6 +204,7 @@ def filter_vmap(
 def filter_vmap(
     *, in_axes: Any = 0, out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@of_trees
 @boundary
 def filter_vmap(
     fun: Callable[..., Any] | None = None,
