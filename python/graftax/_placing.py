@@ -236,10 +236,10 @@ class _After:
         known = [_abstract(leaf) for leaf in self._leaves]
         return roots, self._outcome.apply(self._out, known, walked[1])
 
-    def result(self, path: tuple[Any, ...]) -> Any:
+    def result(self, path: Sequence[Any]) -> Any:
         return Path(path).get(self._both[1])
 
-    def root(self, path: tuple[Any, ...]) -> Any:
+    def root(self, path: Sequence[Any]) -> Any:
         return Path(path[1:]).get(self._both[0][path[0].idx])
 
 
