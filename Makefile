@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan fuzz soak bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan fuzz soak threads scale mutants bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -77,6 +77,19 @@ fuzz: $(VENV)/.test ## damaged input for all that reads: a minute for each reade
 
 soak: $(VENV)/.test ## a million calls in one process: memory has to stay as it was
 	$(BIN)/python tests/soak.py $(SOAK)
+
+# THREADS= is seconds; PART= divides the sizes; MUTANTS= is how many of them run.
+THREADS ?= 60
+PART ?= 1
+MUTANTS ?= 10000
+threads: $(VENV)/.test ## sixteen threads that share functions and objects: a minute
+	$(BIN)/python tests/threads.py $(THREADS)
+
+scale: $(VENV)/.test ## how time and memory of each operation grow with a graph, up to a million leaves
+	$(BIN)/python tests/scale.py --part $(PART) $(ARGS)
+
+mutants: $(VENV)/.test ## which wrong versions of the core no test notices: hours
+	$(BIN)/python tools/mutants.py --most $(MUTANTS) $(ARGS)
 
 ecosystem: $(VENV)/.ecosystem ## programs of the libraries around, with graftax's names in place of theirs: 20 minutes
 	$(BIN)/python ecosystem/run.py $(ARGS)

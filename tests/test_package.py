@@ -21,7 +21,7 @@ PACKAGE = ROOT / "python" / "graftax"
 
 # Lowest first. A module imports from its own layer and from those before it; a folder counts as one name.
 LAYERS = [
-    {"_core"},
+    {"_core", "_interpreter"},
     {
         "_description",
         "_describe",

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls from several threads at once: first calls, many structures, many shapes."""
 
+import subprocess
+import sys
 import threading
 
 import jax.numpy as jnp
 import pytest
 
 import graftax
+import threads
 from sizes import sized
 
 
@@ -71,3 +74,47 @@ def test_each_thread_may_change_its_own_object_of_one_structure():
         assert int(counter["n"]) == i + 50
 
     together(8, work)
+
+
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+def test_sixteen_threads_do_all_of_it_at_once():
+    turns, wrong = threads.run(sized(10, 2))
+    assert turns >= threads.THREADS and not wrong, wrong[0]
+
+
+DAEMONS = """
+import threading, time
+import graftax
+
+class Key:  # its comparisons are where a thread may lose the lock
+    def __init__(self, n):
+        self.n = n
+    def __hash__(self):
+        return sum(range(50)) + self.n
+    def __eq__(self, other):
+        return sum(range(50)) >= 0 and self.n == other.n
+
+def work():
+    n = 0
+    while True:
+        n += 1
+        graph = {"k": {Key(i): [i] for i in range(20)}, "n": n % 7}
+        leaves, graphdef = graftax.flatten(graph)
+        graftax.unflatten(graphdef, leaves)
+        graftax.copy(graph)
+        graphdef == graftax.flatten(graph)[1]
+
+for _ in range(6):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(1)
+print("main ends")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread ends otherwise there")
+def test_the_process_ends_quietly_while_daemon_threads_walk():
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", DAEMONS], text=True, capture_output=True, timeout=120
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "main ends\n", "")

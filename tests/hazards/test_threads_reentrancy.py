@@ -554,6 +554,32 @@ print("main works")
 """
 
 
+WHOLE_PACKAGE = """
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+import graftax, jax.numpy as jnp
+child = interpreters.create()
+code = f"import sys; sys.path = {sys.path!r}" + '''
+try:
+    import graftax
+except ImportError as error:
+    print("refused:", error, flush=True)
+'''
+run = getattr(interpreters, "exec", None) or interpreters.run_string
+run(child, code)
+assert graftax.jit(lambda x: x + 1)(jnp.ones(2)).tolist() == [2.0, 2.0]
+print("main works")
+"""
+
+
+def test_a_subinterpreter_is_refused_before_jax_is_imported_there():
+    out = python(WHOLE_PACKAGE)
+    assert "refused: graftax works in the main interpreter of a process alone" in out and out.endswith("main works\n")
+
+
 def test_a_subinterpreter_can_use_the_core_or_is_refused():
     out = python(INTERPRETER)
     assert "ran" in out and out.endswith("main works\n"), out

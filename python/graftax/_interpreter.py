@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses a subinterpreter before anything of JAX is imported there, since that ends the process."""
+
+from __future__ import annotations
+
+import importlib
+
+NOT_MAIN = (
+    "graftax works in the main interpreter of a process alone: JAX and the core of graftax have one state for the "
+    "whole process. Use threads, or processes of their own."
+)
+
+
+def require_main() -> None:
+    """Fails in a subinterpreter.
+
+    Raises:
+        ImportError: there.
+    """
+    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13 and later, and those before
+        try:
+            interpreters = importlib.import_module(name)
+        except ImportError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(NOT_MAIN)
+        return
