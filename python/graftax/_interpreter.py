@@ -25,3 +25,6 @@ def require_main() -> None:
         if interpreters.get_current() != interpreters.get_main():
             raise ImportError(NOT_MAIN)
         return
+
+
+require_main()
