@@ -222,7 +222,8 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays, numbers};
-  RecordOptions options{nullptr, nullptr, &inputs, false, false, nullptr};
+  // With `forward` an array that the function leaves in two places is one output: it comes back as one array.
+  RecordOptions options{nullptr, nullptr, &inputs, forward, false, nullptr};
   opened_.walk_again();
   options.opened = &opened_;
   Recorder recorder(options);

@@ -5,6 +5,7 @@ import gc
 import warnings
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import given, settings
 
@@ -47,6 +48,13 @@ def same_failure(want: BaseException | None, got: BaseException | None) -> None:
     assert type(want) is type(got) and str(want) == str(got)
 
 
+def places_of_arrays(seen: Any) -> list[int]:
+    """Of each array of JAX, in walk order, which of them it is."""
+    first: dict[int, int] = {}
+    arrays = [x for x in oracle.reachable(seen)[1] if isinstance(x, jax.Array)]
+    return [first.setdefault(id(x), i) for i, x in enumerate(arrays)]
+
+
 def as_in_plain_python(program: Program, jitted: Any, recipe: Recipe, *variant: Any) -> bool:
     """Whether the program returned; everything that the caller can see afterwards is compared."""
     plain_roots, plain_nodes = recipe.build(*variant)
@@ -59,6 +67,7 @@ def as_in_plain_python(program: Program, jitted: Any, recipe: Recipe, *variant: 
     settle(recipe, program)
     seen_in_python, seen = (plain_result, plain_roots, plain_nodes), (result, roots, nodes)
     assert oracle.difference(seen_in_python, seen, zip(plain_nodes, nodes, strict=True)) is None
+    assert places_of_arrays(seen) == places_of_arrays(seen_in_python)  # one array in two places stays one
     return plain_error is None
 
 

@@ -116,7 +116,7 @@ class _Call:
         """What is written in the place of a child; None where it stays."""
         old = before.get(entry)
         if row.op is Op.leaf:
-            new = self.shapes[row.leaf - self.outcome.result_leaves]
+            new = (*self.results, *self.shapes)[row.leaf]  # one array may be in the result, too
             same = (getattr(old, "shape", None), getattr(old, "dtype", None)) == (new.shape, new.dtype)
             return WRITTEN if same else f"{WRITTEN} as {new.dtype}{list(new.shape)}"
         if row.op is Op.static:
