@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan fuzz soak threads scale mutants bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan fuzz soak threads scale mutants names matrix bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -87,6 +87,21 @@ threads: $(VENV)/.test ## sixteen threads that share functions and objects: a mi
 
 scale: $(VENV)/.test ## how time and memory of each operation grow with a graph, up to a million leaves
 	$(BIN)/python tests/scale.py --part $(PART) $(ARGS)
+
+names: $(VENV)/.test ## a JAX that lacks one of the private names that are read: each of them in turn
+	$(BIN)/python tests/private_names.py $(ARGS)
+
+# A Python is named as python3.11, a JAX by its version; each pair has an environment of its own, and the pairs that pip
+# has no JAX for are named.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+JAXES ?= 0.8.0 0.10.2
+matrix: ## every Python that is there with the oldest, a middle and the newest JAX: a sample of the suite, and the names
+	@mkdir -p build; for python in $(PYTHONS); do for jax in $(JAXES) newest; do \
+	  command -v $$python >/dev/null || { echo "$$python: not here"; continue 2; }; \
+	  jax=$${jax#newest}; venv=.venv-$$python$${jax:+-jax$$jax}; \
+	  if $(MAKE) test names PYTHON=$$python JAX=$$jax VENV=$$venv ARGS= >build/matrix.log 2>&1; \
+	  then echo "$$python, JAX $${jax:-newest}: passes"; else echo "$$python, JAX $${jax:-newest}: see build/matrix.log"; exit 1; fi; \
+	done; done
 
 mutants: $(VENV)/.test ## which wrong versions of the core no test notices: hours
 	$(BIN)/python tools/mutants.py --most $(MUTANTS) $(ARGS)

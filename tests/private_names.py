@@ -109,6 +109,10 @@ class Lacking(types.ModuleType):
         self.__dict__.update(__path__=getattr(module, "__path__", None), __spec__=module.__spec__)
         object.__setattr__(self, "_of", (module, missing))
 
+    def __dir__(self) -> list[str]:
+        module, missing = object.__getattribute__(self, "_of")
+        return [name for name in dir(module) if name != missing]
+
     def __getattr__(self, name: str) -> Any:
         module, missing = object.__getattribute__(self, "_of")
         if name == missing and str(sys._getframe(1).f_globals.get("__name__")).startswith("graftax"):

@@ -2,7 +2,10 @@
 """A call that runs its executable directly gives what `jax.jit` gives; where anything differs, `jax.jit` is asked."""
 
 import gc
+import pathlib
 import queue
+import subprocess
+import sys
 import textwrap
 import threading
 import weakref
@@ -559,6 +562,13 @@ def test_a_jax_that_gives_something_else_turns_it_off():
         assert [e.direct for e in f._table.entries.values()] == [None]
         """
     )
+
+
+def test_a_jax_that_lacks_a_private_name_costs_only_what_depends_on_it():
+    program = [sys.executable, str(pathlib.Path(__file__).with_name("private_names.py"))]
+    few = sized([], ["trace_ctx", "register_weak_scalar_type"])
+    done = subprocess.run([*program, *few], text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0 and "names missing in turn" in done.stdout, done.stdout
 
 
 def test_threads_that_ask_for_one_executable_at_the_same_time_run_it_as_it_is(capfd):

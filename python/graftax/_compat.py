@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core
 import jax.monitoring
 import numpy as np
+from jax import tree_util as _tree_util
 from jax._src import core as _jax_core
 from jax._src import dtypes as _dtypes
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
-from jax._src import tree_util as _tree_util
-from jax._src.array import ArrayImpl
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax
@@ -36,6 +36,14 @@ from jax.tree_util import FlattenedIndexKey, PyTreeDef
 from . import _core
 
 _FOLDER = str(Path(jax.__file__).parent)
+
+lacking: dict[str, str] = {}  # what is off, and which private name of JAX it would need: the doctor says it
+
+try:
+    from jax._src.array import ArrayImpl
+except ImportError:  # asks JAX for an array, which starts its backend
+    ArrayImpl: type = type(jax.numpy.zeros(()))  # pyright: ignore[reportUnknownMemberType, reportConstantRedefinition]
+    lacking["import without a device"] = "jax._src.array.ArrayImpl"
 
 
 def array_class() -> type:
@@ -57,12 +65,22 @@ def know_symbols(classes: dict[type, type], array: Any) -> None:
 
     `export` does the same for symbolic dimensions; nothing public does.
     """
+    needed = ("canonicalize_value_handlers", "python_scalar_types", "python_scalar_types_to_dtypes")
+    places = [(_jax_core, "pytype_aval_mappings"), *((_dtypes, n) for n in (*needed, "register_weak_scalar_type"))]
+    if missing := [f"{of.__name__}.{name}" for of, name in places if not hasattr(of, name)]:
+        lacking["symbolic numbers"] = ", ".join(missing)
+        return
     for cls, kind in classes.items():
         _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, kind)
         _dtypes.canonicalize_value_handlers[cls] = array
         _dtypes.python_scalar_types.add(cls)
         _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
         _dtypes.register_weak_scalar_type(cls)
+
+
+def lacks_symbols() -> bool:
+    """Is there a private name missing that `know_symbols` needs?"""
+    return "symbolic numbers" in lacking
 
 
 def _aval_of_number(kind: type, symbol: Any) -> Any:
@@ -365,7 +383,7 @@ def holds_tracers(jaxpr: Any) -> bool:
         for value in todo.pop().params.values():
             for part in value if isinstance(value, list | tuple) else (value,):
                 if is_jaxpr(part):
-                    if any(isinstance(x, _jax_core.Tracer) for x in getattr(part, "consts", ())):
+                    if any(isinstance(x, jax.core.Tracer) for x in getattr(part, "consts", ())):
                         return True
                     todo += part.eqns
     return False
@@ -373,7 +391,10 @@ def holds_tracers(jaxpr: Any) -> bool:
 
 def outside_of_traces() -> bool:
     """Is nothing traced in this thread? Nothing public tells."""
-    return bool(_jax_core.trace_state_clean())
+    clean = getattr(_jax_core, "trace_state_clean", None)
+    if clean is None:
+        lacking["transforms that keep their trace"] = "jax._src.core.trace_state_clean"
+    return clean is not None and bool(clean())
 
 
 def as_weak(leaf: Any) -> Any:
@@ -383,7 +404,7 @@ def as_weak(leaf: Any) -> Any:
 
 def current_trace() -> Any:
     """The trace that new tracers in this thread belong to."""
-    return getattr(_jax_core.trace_ctx, "trace", None)
+    return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
 
 
 # ---- frames that run nobody else's code
@@ -394,7 +415,7 @@ def _own_primitives() -> set[Any]:
     """JAX's primitives whose rules are JAX's own: those of its folder of operations, sums of cotangents, and `jit`."""
     folders = "jax._src.lax.", "jax._src.ad_util", "jax._src.pjit"
     modules = [vars(module) for name, module in sys.modules.items() if name.startswith(folders)]
-    return {p for names in modules for p in names.values() if isinstance(p, _jax_core.Primitive)}
+    return {p for names in modules for p in names.values() if isinstance(p, jax.extend.core.Primitive)}
 
 
 def _subclasses(base: type) -> list[type]:
@@ -403,7 +424,7 @@ def _subclasses(base: type) -> list[type]:
 
 @functools.cache
 def _inner_frames() -> _core.InnerFrames | None:
-    bind = getattr(_jax_core.Primitive.bind, "__code__", None)
+    bind = getattr(jax.extend.core.Primitive.bind, "__code__", None)
     if bind is None or bind.co_varnames[:3] != ("self", "args", "params"):
         return None
     makes_calls: Any = getattr(getattr(_pjit, "_cpp_pjit", None), "__code__", None)
@@ -423,19 +444,19 @@ def _inner_frames() -> _core.InnerFrames | None:
             "jax._src.random",
             "jax._src.core",
         ),
-        jaxprs=(_jax_core.Jaxpr, getattr(_jax_core, "ClosedJaxpr", _jax_core.Jaxpr)),
+        jaxprs=(jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr),  # pyright: ignore[reportPrivateImportUsage]
         inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
         leaves=(
             ArrayImpl,
             np.ndarray,
-            _jax_core.ShapedArray,
+            jax.core.ShapedArray,
             bool,
             int,
             float,
             complex,
             str,
             type(None),
-            *_subclasses(_jax_core.Tracer),
+            *_subclasses(jax.core.Tracer),
         ),
         owns=lambda p: not _own_primitives().isdisjoint({p, getattr(p, "prim", None)}),  # a stand-in from 0.12 on
     )
@@ -443,7 +464,7 @@ def _inner_frames() -> _core.InnerFrames | None:
 
 def inner_frames() -> _core.InnerFrames | None:
     """JAX's own frames that run nobody else's code. None where another library takes part in what they do."""
-    theirs = (*_subclasses(_jax_core.Trace), *_subclasses(_jax_core.AbstractValue))
+    theirs = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
     return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
 
 
@@ -473,8 +494,11 @@ def called_by(callback: Any) -> Any:
 
 def hide_frames(folder: str) -> None:
     """JAX treats code below `folder` as its own: in tracebacks, and where a program says which line made it."""
-    _traceback_util.register_exclusion(folder)
-    _source_info_util.register_exclusion(folder)
+    for module in (_traceback_util, _source_info_util):
+        if hasattr(module, "register_exclusion"):
+            module.register_exclusion(folder)
+        else:
+            lacking["hiding frames"] = f"{module.__name__}.register_exclusion"
 
 
 def is_hidden_file(filename: str) -> bool:

@@ -383,7 +383,11 @@ def _holders() -> dict[str, Any]:
     """The object behind each of JAX's settings."""
     from jax._src import config
 
-    return config.config._value_holders  # pyright: ignore
+    holders: Any = getattr(getattr(config, "config", None), "_value_holders", None)
+    if holders is None:
+        found = ((name, getattr(config, name, None)) for name in dir(config))
+        return {f"jax_{name}": state for name, state in found if hasattr(type(state), "value")}
+    return holders
 
 
 def _shown() -> set[str]:

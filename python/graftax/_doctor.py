@@ -125,6 +125,7 @@ def _in_force() -> list[tuple[str, str]]:
     variables += [f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith("JAX_")]
     return [
         ("direct calls", _direct.status()),
+        ("off", "; ".join(f"{what}: JAX has no {name}" for what, name in _compat.lacking.items()) or "nothing else"),
         ("comparing hosts", _meeting.status()),
         ("tracebacks", _tracebacks()),
         ("settings of JAX", ", ".join(settings) or "as usual"),

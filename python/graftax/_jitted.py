@@ -24,7 +24,7 @@ import jax.core
 from . import _core, _ship
 from ._advice import caller_level, note_comparison
 from ._aot import Stageable
-from ._compat import has_this_sharding, is_of_a_deleted_array, is_of_another_sharding, is_of_shardings
+from ._compat import has_this_sharding, is_of_a_deleted_array, is_of_another_sharding, is_of_shardings, lacks_symbols
 from ._dispatch import build_entry
 from ._ended import ended_among, is_unexpected
 from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
@@ -231,7 +231,7 @@ class Jitted(Stageable[P, R]):
     def _takes_symbols(self) -> bool:
         options, reads = self._options, self._table.reads
         symbolic = options.numbers == "symbolic" and options.out_shardings is None
-        return symbolic and reads is not None and reads.builtins.tells_types
+        return symbolic and reads is not None and reads.builtins.tells_types and not lacks_symbols()
 
     def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """A call that is not made, recorded with the symbols that it would have."""

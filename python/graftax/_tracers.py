@@ -53,7 +53,7 @@ def is_ended(leaf: Any, live: list[Any]) -> bool:
     JAX says so of some kinds. A trace that makes a program forgets its equations when it ends.
     """
     trace = trace_of(leaf)
-    if trace is None or any(one is trace for one in live):
+    if trace is None or not live or any(one is trace for one in live):  # none at all: this JAX does not tell
         return False
     return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
 
