@@ -23,13 +23,11 @@ _OF_NNX_ALONE = ("graph", "graph_updates", "device", "backend", "_split_transpos
 
 
 def _spelled(transform: Callable[..., Any], **more: Any) -> Callable[..., Any]:
-    """A transform of graftax that is called as NNX's is: its modes fall away, and without a function it decorates."""
+    """A transform of graftax that is called as NNX's is: its modes fall away."""
 
     @functools.wraps(transform)
     def called(*args: Any, **options: Any) -> Any:
         options = {**more, **{name: value for name, value in options.items() if name not in _OF_NNX_ALONE}}
-        if not args:
-            return functools.partial(called, **options)
         return transform(*args, **options)
 
     return called

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-LIBRARIES = ("lineax", "optimistix", "diffrax", "flowjax", "paramax", "mixed", "nnx")
+LIBRARIES = ("lineax", "optimistix", "diffrax", "flowjax", "paramax", "mixed", "equinox", "nnx", "nnx_trainings")
 
 
 def replace_names() -> None:

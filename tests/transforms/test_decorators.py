@@ -41,6 +41,25 @@ def test_with_options_each_is_a_decorator():
     assert columns.__name__ == "columns"
 
 
+def test_derivatives_at_a_point_are_decorators_without_a_function():
+    @graftax.vjp(has_aux=True)
+    def pulled(state: Any, x: Any) -> Any:
+        state["calls"] += 1
+        return (state["w"] * x).sum(), "aux"
+
+    @graftax.jvp()
+    def pushed(x: Any) -> Any:
+        return x**2
+
+    state: Any = {"w": jnp.ones(2), "calls": 0}
+    value, pull, aux = pulled(state, jnp.ones(2))
+    assert value == 2 and aux == "aux" and state["calls"] == 1
+    assert pull(1.0)[1].tolist() == [1, 1]
+    assert pushed((3.0,), (1.0,)) == (9, 6)
+    with pytest.raises(TypeError, match=r"primals is a NoneType. Both are tuples"):
+        graftax.jvp(lambda x: x)
+
+
 @pytest.mark.parametrize("rule", [graftax.custom_jvp, graftax.custom_vjp])
 def test_a_rule_says_what_is_not_differentiated(rule: Any):
     @rule(nondiff_argnums=(0,))

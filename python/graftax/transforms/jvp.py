@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 
@@ -13,7 +14,7 @@ from .. import _core
 from .._compat import of_one_trace
 from .._tracebacks import boundary
 from ._derivative import Differentiated, arrays_only
-from ._lift import Output, by_value, call_first, name_of, named
+from ._lift import LATER, Output, by_value, call_first, name_of, named
 from ._program import Program
 from ._tangents import is_inexact
 
@@ -44,14 +45,19 @@ def jvp(
 ) -> tuple[R, R]: ...
 @overload
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool) -> tuple[Any, ...]: ...
+@overload
+def jvp(*, has_aux: bool = False) -> Callable[[Callable[..., Any]], Callable[..., tuple[Any, ...]]]: ...
 @boundary
 def jvp(
-    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
-) -> tuple[Any, ...]:
+    fun: Callable[..., Any] = LATER,
+    primals: Sequence[Any] = LATER,
+    tangents: Sequence[Any] = LATER,
+    has_aux: bool = False,
+) -> Any:
     """The value of a function of any objects, and its directional derivative.
 
     Args:
-        fun: the function; what it changes comes back to the caller.
+        fun: the function; what it changes comes back to the caller. Without it, a decorator is returned.
         primals: its positional arguments.
         tangents: one graph like each of them, with a tangent (same shape and dtype) for each inexact array; None, or
             a static, in its place is a tangent of zero.
@@ -69,6 +75,8 @@ def jvp(
         >>> rate
         Array([2., 2.], dtype=float32)
     """
+    if fun is LATER:
+        return functools.partial(functools.partial, jvp, has_aux=has_aux)
     for option, value in (("primals", primals), ("tangents", tangents)):
         several = isinstance(value, (tuple, list))
         if not several or len(value) != len(primals):

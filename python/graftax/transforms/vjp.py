@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, TypeVarTuple, overload
+from typing import Any, Literal, ParamSpec, TypeVar, TypeVarTuple, overload
 
 import jax
 
 from .._tracebacks import boundary
 from ._derivative import Differentiated, arrays_only, in_reverse
-from ._lift import Make, by_value
+from ._lift import LATER, Make, by_value
 from ._program import Program
 
 Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 
@@ -28,14 +30,16 @@ def vjp(
 ) -> tuple[R, Callable[[Any], tuple[*Ts]], A]: ...
 @overload
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool, reduce_axes: Sequence[Any] = ()) -> tuple[Any, ...]: ...
-@boundary
+@overload
 def vjp(
-    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
-) -> tuple[Any, ...]:
+    *, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
+) -> Callable[[Callable[P, Any]], Callable[P, tuple[Any, ...]]]: ...
+@boundary
+def vjp(fun: Callable[..., Any] = LATER, *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()) -> Any:
     """The value of a function of any objects, and the function that pulls cotangents back.
 
     Args:
-        fun: the function; what it changes comes back to the caller.
+        fun: the function; what it changes comes back to the caller. Without it, a decorator is returned.
         primals: its positional arguments.
         has_aux: the function returns a pair, of which the first part is differentiated.
         reduce_axes: as in `jax.vjp`.
@@ -50,6 +54,8 @@ def vjp(
         >>> pull(jnp.ones(2))
         ({'w': Array([2., 2.], dtype=float32), 'name': None},)
     """
+    if fun is LATER:
+        return functools.partial(functools.partial, vjp, has_aux=has_aux, reduce_axes=reduce_axes)
     return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
 
 
