@@ -325,3 +325,72 @@ def test_a_list_of_objects_that_cannot_be_sliced_says_what_goes_over_them():
     for layers in ([{"w": jnp.ones(())}, {"w": jnp.ones(())}], [{"w": jnp.ones(2)}, {"w": jnp.ones(3)}]):
         with pytest.raises(ValueError, match=r"graftax\.each\(xs\)"):
             graftax.scan(lambda x, layer: (x, None), 0.0, layers)
+
+
+class Counted:
+    def __init__(self, w: float) -> None:
+        self.w, self.calls = f32(w), f32(0.0)
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.layers = [Counted(i + 1.0) for i in range(3)]
+        self.first = self.layers[0].w
+
+
+HELD = Counts()
+
+
+def all_calls() -> Any:
+    return sum(layer.calls for layer in HELD.layers)
+
+
+def counted(x: Any, layer: Counted) -> tuple[Any, None]:
+    layer.calls = layer.calls + 1.0
+    return x + layer.w, None
+
+
+READING: dict[str, tuple[Any, str | None]] = {
+    "a neighbour": (lambda m: lambda x, layer: counted(x + m.layers[0].calls, layer), r"m\.layers\[0\]\.calls"),
+    "one in the carry": (None, r"\.layers\[1\]\.calls"),
+    "what a helper reads": (lambda m: lambda x, layer: counted(x + all_calls(), layer), "a helper reads"),
+    "what no step changes": (lambda m: lambda x, layer: counted(x + m.layers[2].w, layer), None),
+    "an array by itself": (lambda m: lambda x, layer: counted(x + m.first * m.start, layer), None),
+}
+
+
+@pytest.mark.parametrize("how", READING)
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
+def test_what_a_step_reads_of_other_objects_is_not_stale(how: str, jit: Any):
+    make, message = READING[how]
+
+    def in_carry(carry: Any, layer: Counted) -> tuple[Any, None]:
+        x, m = carry
+        return (counted(x + m.layers[1].calls, layer)[0], m), None
+
+    def run(m: Counts, x: Any, loop: Any) -> Any:
+        m.start = m.layers[0].calls  # pyright: ignore[reportAttributeAccessIssue]
+        if make is None:
+            return loop(in_carry, (x, m), m.layers)[0][0]
+        return loop(make(m), x, m.layers)[0]
+
+    def plain_loop(f: Any, carry: Any, layers: Any) -> Any:
+        for layer in layers:
+            carry, _ = f(carry, layer)
+        return (carry,)
+
+    global HELD
+    HELD = Counts()
+    expected = run(HELD, f32(1.0), plain_loop)
+    with jax.disable_jit():
+        HELD = Counts()
+        assert run(HELD, f32(1.0), graftax.scan) == expected
+    HELD = Counts()
+    call = jit(lambda m, x: run(m, x, graftax.scan))
+    if message is None:
+        assert call(HELD, f32(1.0)) == expected
+        assert [layer.calls for layer in HELD.layers] == [1.0, 1.0, 1.0]
+    else:
+        with pytest.raises(graftax.StructureError, match=f"reads .*{message}.*calls of number"):
+            call(HELD, f32(1.0))
+        assert [layer.calls for layer in HELD.layers] == [0.0, 0.0, 0.0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from weakref import ReferenceType
 
 from jax.core import Tracer
 from jax.extend.core import Literal
@@ -56,6 +57,17 @@ def is_ended(leaf: Any, live: list[Any]) -> bool:
     if trace is None or not live or any(one is trace for one in live):  # none at all: this JAX does not tell
         return False
     return not (hasattr(trace, "frame") and trace.frame.tracing_eqns) or not trace.is_valid()
+
+
+def read_in_trace() -> set[int]:
+    """The ids of the values that the program reads which is traced now: its own, and those around it."""
+    trace = current_trace()
+    frame = getattr(trace, "frame", None)
+    found = set(map(id, getattr(frame, "constvar_to_val", {}).values()))
+    for equation in getattr(frame, "tracing_eqns", ()):
+        alive: Any = equation() if isinstance(equation, ReferenceType) or not hasattr(equation, "params") else equation
+        found.update(map(id, getattr(alive, "in_tracers", ())))
+    return found
 
 
 class Made(NamedTuple):

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, cast
 
+import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from .. import _core, interop
+from .._compat import ref_types
 from .._difference import differences_text
 from .._errors import StructureError, type_name
 from .._stacking import Each, Flat, is_layer, mismatch, stacked, stacked_flat
 from .._structure import Structure
+from .._tracers import read_in_trace
 from ..surgery import update
+from ._program import Program
 from ._slices import as_pair
 
 OTHER_LENGTH = (
@@ -32,6 +36,11 @@ CHANGED_BESIDES = (
     "{name}: a step changes obj{path} of number {number} through what it captures or carries. The objects were stacked "
     "before, so the step of that one has not seen it. Change the object that the step is given, or write the loop out: "
     "for obj in objects."
+)
+READ_BESIDES = (
+    "{name}: a step reads {path}: obj{own} of number {number} of the list, which the steps change, through something "
+    "else than the object that it is given. The objects were stacked before, so the step would read the old array. "
+    "Carry what the steps read of one another, or write the loop out: for obj in objects."
 )
 SLICED = (
     "{mismatch}\n(So this list is sliced as in JAX: each step is given all of it, with rows in place of arrays. For a "
@@ -63,20 +72,73 @@ class Layers:
     """Objects of one structure as one, stacked; what is changed of it is written back to each."""
 
     def __init__(self, name: str, objects: list[Any], flat: list[Flat] | None = None) -> None:
-        self._name, self._objects = name, objects
+        self._name, self.objects = name, objects
         self.stacked = stacked(name, objects) if flat is None else stacked_flat(flat)
         self._flat = flat or [_core.flatten(obj) for obj in objects]
         self._before, self._structure = _core.flatten(self.stacked)
+        self._spec = self._shared()
+        self._changed: set[int] = set()  # leaves, by the step that was traced last
+        self._watched: tuple[Program, dict[int, tuple[int, int]]]
 
     @property
     def count(self) -> int:
-        return len(self._objects)
+        return len(self.objects)
 
-    def spec(self) -> Spec:
+    def step(self, f: Callable[..., Any], carry: Any, obj: Any) -> tuple[Any, Any]:
+        """One step of a loop over the objects.
+
+        Raises:
+            StructureError: where it changes more than arrays of its object, or what others share.
+        """
+        leaves, structure = _core.flatten(obj)
+        pair = as_pair(self._name, f(carry, obj))
+        after, other = _core.flatten(obj)
+        require_structure(self._name, structure, other)
+        self._spec.require_unshared(self._name, structure, leaves, after)
+        self._changed = {i for i, (a, b) in enumerate(zip(leaves, after, strict=True)) if a is not b}
+        return pair
+
+    def watch(self, program: Program) -> None:
+        """Looks which leaves of a loop's program are those of the objects, so that `require_unread` can tell."""
+        self._watched = program, self._held_by(program)
+        own = {id(leaf) for leaves, _ in self._flat for leaf in leaves}
+        for i, leaf in enumerate(program.leaves):
+            if id(leaf) in own and i not in self._watched[1] and not isinstance(leaf, ref_types):
+                program.leaves[i] = jnp.copy(leaf)  # it stands by itself, and stays the old one there
+
+    def require_unread(self, given: Sequence[Any]) -> None:
+        """Raises a StructureError where the step that was traced reads, besides its slice, what the steps change.
+
+        Args:
+            given: the leaves of the loop's program in this trace.
+        """
+        program, watched = self._watched
+        read = read_in_trace() if self._changed else set[int]()
+        for i, (number, own) in watched.items():
+            if own in self._changed and id(given[i]) in read:
+                self._refuse_read(program.places[i].name, number, own)
+        for number, (leaves, _) in enumerate(self._flat):  # by a way that the loop does not know, as helpers have
+            for own in self._changed:
+                if id(leaves[own]) in read:
+                    self._refuse_read("what a helper reads", number, own)
+
+    def _refuse_read(self, path: str, number: int, own: int) -> NoReturn:
+        text = keystr(self._flat[number][1].leaf_places()[own][1])
+        raise StructureError(READ_BESIDES.format(name=self._name, path=path, own=text, number=number))
+
+    def _held_by(self, program: Program) -> dict[int, tuple[int, int]]:
+        """For each leaf of a program that is one of the objects': (number of the object, leaf of it)."""
+        of: dict[tuple[int, Any], tuple[int, int]] = {}
+        for number, (_, graphdef) in enumerate(self._flat):
+            for leaf, where in _holders(graphdef, (self.objects[number],)):
+                of.setdefault(where, (number, leaf))
+        return {leaf: of[where] for leaf, where in _holders(program.graphdef, program.roots) if where in of}
+
+    def _shared(self) -> Spec:
         """What of them is shared."""
         reached: dict[tuple[int, int], list[int]] = {}
         for number, (_, graphdef) in enumerate(self._flat):
-            walked = _core.walk(graphdef, (self._objects[number],))
+            walked = _core.walk(graphdef, (self.objects[number],))
             for track, node in enumerate(walked[1] if walked else ()):
                 reached.setdefault((track, id(node)), []).append(number)
         several = {track: tuple(numbers) for (track, _), numbers in reached.items() if len(numbers) > 1}
@@ -102,8 +164,8 @@ class Layers:
         require_structure(self._name, self._structure, structure)
         new = {i: b for i, (a, b) in enumerate(zip(self._before, after, strict=True)) if a is not b}
         if new:
-            self.spec().require_unshared(self._name, self._structure, self._before, after)
-        for number, obj in enumerate(self._objects):
+            self._spec.require_unshared(self._name, self._structure, self._before, after)
+        for number, obj in enumerate(self.objects):
             leaves, structure = _core.flatten(obj)
             self._require_unchanged(number, leaves)
             if new:
@@ -140,18 +202,17 @@ def require_structure(name: str, before: _core.GraphDef, after: _core.GraphDef) 
         raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(before, after)))
 
 
-def step_of(name: str, spec: Spec, f: Callable[..., Any], carry: Any, obj: Any) -> tuple[Any, Any]:
-    """One step of a loop over objects.
-
-    Raises:
-        StructureError: where it changes more than arrays of its object, or what others share.
-    """
-    leaves, structure = _core.flatten(obj)
-    pair = as_pair(name, f(carry, obj))
-    after, other = _core.flatten(obj)
-    require_structure(name, structure, other)
-    spec.require_unshared(name, structure, leaves, after)
-    return pair
+def _holders(graphdef: _core.GraphDef, roots: tuple[Any, ...]) -> Iterator[tuple[int, tuple[int, Any]]]:
+    """(leaf, (id of the object that holds it, where in that)) for each leaf in an object that has an identity."""
+    walked = _core.walk(graphdef, roots)
+    rows = Structure(graphdef).rows
+    for row in rows if walked else ():
+        up, path = row, list[str]()
+        while row.leaf >= 0 and up.parent >= 0 and (up is row or up.track < 0):
+            path.append(str(up.key_entry))
+            up = rows[up.parent]
+        if row.leaf >= 0 and up.track >= 0 and walked is not None:
+            yield row.leaf, (id(walked[1][up.track]), tuple(path))
 
 
 def require_length(name: str, count: int, length: Any) -> None:

@@ -156,6 +156,7 @@ class Steps:
         ]
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
+        self.given: Sequence[Any] = self.program.leaves  # to the last trace
         # Of the last trace: for each output leaf the number of the leaf that it is, and the Outcome.
         self._left: tuple[list[int], _core.Outcome] | None = None
 
@@ -189,7 +190,7 @@ class Steps:
             at = loop.carry
             return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
 
-        leaves = self._leaves(carry)
+        leaves = self.given = self._leaves(carry)
         with loop.fixpoint.tracing():
             outcome, out = program.trace(leaves, run, arrays=True)
         looked = state_after(program, leaves, outcome, out, roots_after)

@@ -152,6 +152,21 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
         changed.append(new)
         ys.append(_core.flatten(with_arrays(y)))
     ys, changed = (ys[::-1], changed[::-1]) if reverse else (ys, changed)
+    y = _stacked_results(name, ys)
+    slices.finish(_columns(changed))
+    return carry, y
+
+
+def plain_scan_of_objects(name: str, f: Callable[..., Any], carry: Any, objects: list[Any], reverse: bool) -> Any:
+    """The same over objects, each of which is given to its step as it is."""
+    ys: list[tuple[list[Any], _core.GraphDef]] = []
+    for obj in reversed(objects) if reverse else objects:
+        carry, y = as_pair(name, f(carry, obj))
+        ys.append(_core.flatten(with_arrays(y)))
+    return carry, _stacked_results(name, ys[::-1] if reverse else ys)
+
+
+def _stacked_results(name: str, ys: list[tuple[list[Any], _core.GraphDef]]) -> Any:
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
     if changing:  # numbers that the steps change: a compiled loop traces them
 
@@ -163,8 +178,7 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
         if graphdef != ys[0][1]:
             text = differences_text(ys[0][1], graphdef, ("y",))
             raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
-    slices.finish(_columns(changed))
-    return carry, _core.unflatten(ys[0][1], _columns([leaves for leaves, _ in ys]))
+    return _core.unflatten(ys[0][1], _columns([leaves for leaves, _ in ys]))
 
 
 def _columns(rows: list[list[Any]]) -> list[Any]:

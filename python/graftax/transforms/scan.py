@@ -14,13 +14,13 @@ from .. import _core, interop
 from .._handles import is_handle, run_inside
 from .._stacking import Each
 from .._tracebacks import boundary
-from ._layers import Layers, layers_in, require_length, step_of
+from ._layers import Layers, layers_in, require_length
 from ._lift import LATER, name_of
 from ._loop import Loop, Steps, of_rows
 from ._once import once
 from ._progress import Progress, reporter
 from ._scan_axes import Carry, scan_by_axes
-from ._slices import Slices, as_pair, plain_scan
+from ._slices import Slices, as_pair, plain_scan, plain_scan_of_objects
 from ._state import with_arrays
 
 C = TypeVar("C")
@@ -156,27 +156,37 @@ def scan(
         return run_inside(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
         )
-    layers = Layers(name_of(f, "scan"), xs.objects) if isinstance(xs, Each) else layers_in(name_of(f, "scan"), xs)
-    if isinstance(layers, Layers):
-        require_length(name_of(f, "scan"), layers.count, length)
-        xs, length = layers.stacked, layers.count
-    spec = layers.spec() if isinstance(layers, Layers) else None
-    operands, rest = [with_arrays(init), None], [xs, length, reverse, unroll, progress, spec]
-    try:
-        result = _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
-    except Exception as error:
-        if isinstance(layers, str):
-            error.add_note(layers)
-        raise
-    if isinstance(layers, Layers):
-        layers.write_back()
-    return result
+    given = xs.objects if isinstance(xs, Each) else xs
+    operands, rest = [with_arrays(init), None], [given, length, reverse, unroll, progress, isinstance(xs, Each)]
+    return _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
 
 
 def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, Any]:
-    f, init, (xs, length, reverse, unroll, progress, objects) = functions[0], operands[0], rest
+    xs, length, *options, each = rest
+    name = name_of(functions[0], "scan")
+    layers = Layers(name, xs) if each else layers_in(name, xs)
+    if isinstance(layers, Layers):
+        require_length(name, layers.count, length)
+        if jax.config.jax_disable_jit:
+            step = functools.partial(layers.step, functions[0])
+            return plain_scan_of_objects(name, step, operands[0], layers.objects, bool(options[0]))
+        result = _loop(functions, operands, (layers.stacked, layers.count, *options), layers)
+        layers.write_back()
+        return result
+    try:
+        return _loop(functions, operands, (xs, length, *options), None)
+    except Exception as error:
+        if layers is not None:
+            error.add_note(layers)
+        raise
+
+
+def _loop(
+    functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any], layers: Layers | None
+) -> tuple[Any, Any]:
+    f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], rest
     name = name_of(f, "scan")
-    call = _call if objects is None else functools.partial(step_of, name, objects)
+    call = _call if layers is None else layers.step
     slices = Slices(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, functools.partial(call, f), init, slices, reverse)
@@ -184,6 +194,8 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest
 
     def attempt(steps: Steps) -> tuple[Any, Any]:
         stacked: list[_core.GraphDef] = []
+        if layers is not None:
+            layers.watch(steps.program)
 
         def flat(carry: Any, x: Any) -> Any:
             row, index = x
@@ -198,6 +210,8 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest
 
             out: list[list[Any]] = []
             carry = steps.step(carry, body)
+            if layers is not None:
+                layers.require_unread(steps.given)
             if report is not None:
                 report(index)
             return carry, tuple(out)
