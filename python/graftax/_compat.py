@@ -101,6 +101,18 @@ def only_tries(frame: types.FrameType | None) -> bool:
     return True
 
 
+def makes_seed(frame: types.FrameType) -> bool:
+    """Does this frame of JAX make the seed of a key, of a number or of an array?"""
+    return frame.f_code.co_name == "random_seed" and _is_of_jax(frame)
+
+
+def tries_static_slice(frame: types.FrameType) -> bool:
+    """Does this frame of JAX ask for an index to see whether it is static? It takes another way for one that is not."""
+    back = frame.f_back
+    names = frame.f_code.co_name, back.f_code.co_name if back is not None else ""
+    return names == ("validate_static_indices", "to_static_slice") and _is_of_jax(frame)
+
+
 def _is_of_jax(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_FOLDER)
 

@@ -64,6 +64,7 @@ class HostProgram:
         self.kinds = kinds
         self.capacity = {kind: max(_CAPACITY, (capacity or {}).get(kind, 0)) for kind in (int, float)}
         self.guards: dict[tuple[int, str], Any] = {}  # (node, what is compared) -> what it was
+        self.asked: dict[int, str] = {}  # node -> the line that asks for its value
         self.leaves: list[int] = []  # which leaves of a call its numbers are
         self.inputs: dict[type, dict[int, int]] = {int: {}, float: {}}  # node -> which input it is
         self.outputs: dict[int, int] = {}
@@ -103,8 +104,12 @@ class HostProgram:
             self._nodes.append(node)
         return number
 
-    def guard(self, node: int, what: str, expected: Any) -> None:
-        """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type)."""
+    def guard(self, node: int, what: str, expected: Any, where: str = "") -> None:
+        """From now on the entry serves only calls in which this node is as it was: 'value', 'is' (a bool, a type).
+
+        `where` is the line that asks for it.
+        """
+        self.asked.setdefault(node, where)
         self.guards.setdefault((node, what), expected)
 
     def input(self, node: int, kind: type) -> int:
@@ -145,24 +150,24 @@ class HostProgram:
             vector[: len(values)] = values
         return out
 
-    def broken(self, numbers: Sequence[int | float], names: Sequence[str]) -> list[tuple[str, str, str]]:
-        """(what is compared, as it was, as it is) of each guard that does not hold for these numbers.
+    def broken(self, numbers: Sequence[int | float], names: Sequence[str]) -> list[tuple[str, str, str, str]]:
+        """(what is compared, as it was, as it is, the line that asks for its value) of each guard that does not hold.
 
         Args:
             names: of the numbers, for the text.
         """
         values, texts = self._values(numbers), self._texts(names)
-        found: list[tuple[str, str, str]] = []
+        found: list[tuple[str, str, str, str]] = []
         for (node, _), expected in self.guards.items():
             value = values[node]
             if type(value) is not type(expected) or repr(value) != repr(expected):
-                found.append((texts[node], repr(expected), repr(value)))
+                found.append((texts[node], repr(expected), repr(value), self.asked.get(node, "")))
         for kind, nodes in self.inputs.items():
             for node in nodes:
                 value = values[node]
                 if isinstance(value, Exception) or (kind is int and not fits(value)):
                     wanted = "an int that JAX can take" if kind is int else "a float"
-                    found.append((texts[node], wanted, repr(value)))
+                    found.append((texts[node], wanted, repr(value), ""))
         return found
 
     def _values(self, numbers: Sequence[int | float]) -> list[Any]:

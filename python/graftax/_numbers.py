@@ -7,7 +7,7 @@ import collections
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LOCK = threading.RLock()
 _MOST_FAMILIES = 64  # of one function
+_MOST_COMPARED = 4  # families, for numbers that changed together with the structure
 _MOST_PINS = 4  # variants for single values of one number, before it is static again
 
 Number = int | float
@@ -37,7 +38,8 @@ class Family:
     """
 
     def __init__(self, values: tuple[Number, ...]) -> None:
-        self._first = values
+        self._first = self._latest = values
+        self.names: tuple[str, ...] = ()
         self._symbolic: set[int] = set()
         self._static: set[int] = set()  # for good
         self._failed: tuple[Number, ...] | None = None  # a trace with symbols has raised for these
@@ -49,6 +51,7 @@ class Family:
         for i, (value, first) in enumerate(zip(values, self._first, strict=True)):
             if not _same(value, first):
                 self._symbolic.add(i)
+        self._latest = values
         if self._failed is not None and all(map(_same, values, self._failed)):
             return []
         return sorted(self._symbolic - self._static)
@@ -56,6 +59,12 @@ class Family:
     def expect(self, numbers: Iterable[int]) -> None:
         """These have changed before they were part of such structures."""
         self._symbolic.update(numbers)
+
+    def changes(self) -> Iterator[tuple[str, Number, bool]]:
+        """(name, latest value, whether it is known to change) of each number that a symbol may stand for."""
+        for i, (name, value) in enumerate(zip(self.names, self._latest, strict=False)):
+            if i not in self._static and not self._pins[i]:
+                yield name, value, i in self._symbolic
 
     def make_static(self, numbers: Sequence[int]) -> None:
         self._static.update(numbers)
@@ -103,6 +112,8 @@ class Numbers:
         families = [family for known, family in list(self._families.items()) if known[::2] == key[::2]]
         looking = Numbers()
         looking._expected = self._expected
+        for known, family in list(self._families.items()) if not families else ():
+            looking._families[known] = copy.deepcopy(family)
         if families:
             looking._families[key] = copy.deepcopy(families[-1])
         return looking.symbolic(recording, None)
@@ -126,8 +137,11 @@ class Numbers:
         values = tuple(value for _, value in found)
         family, is_new = self._family(self._key(recording, context), values)
         self._last = family
-        if is_new and self._expected:
-            family.expect(self._seen_elsewhere(recording, [row for row, _ in found]))
+        if is_new:
+            structure = Structure(recording.graphdef)
+            family.names = tuple(place_name(structure.place(structure.rows[row]), recording.names) for row, _ in found)
+            family.expect(self._seen_elsewhere(family.names))
+            family.expect(self._changed_since(family, values))
         if changing:
             at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
             family.expect(i for i, (row, _) in enumerate(found) if row in at)
@@ -142,12 +156,22 @@ class Numbers:
         places = {structure.place(structure.rows[row]): i for i, row in rows.items() if i not in again}
         return SymbolicNumbers(family, places, values) if places else None
 
-    def _seen_elsewhere(self, recording: _core.Recording, rows: list[int]) -> list[int]:
-        structure = Structure(recording.graphdef)
-        texts = [place_name(structure.place(structure.rows[row]), recording.names) for row in rows]
-        fitting = [places for places in self._expected if places <= set(texts)]
+    def _seen_elsewhere(self, names: Sequence[str]) -> list[int]:
+        fitting = [places for places in self._expected if places <= set(names)]
         expected = max(fitting, key=len, default=frozenset[str]())
-        return [i for i, text in enumerate(texts) if text in expected]
+        return [i for i, name in enumerate(names) if name in expected]
+
+    def _changed_since(self, family: Family, values: tuple[Number, ...]) -> list[int]:
+        """What has another value than in the structure before, as a counter has while its object is set up."""
+        known: dict[str, tuple[Number, bool]] = {}
+        for other in [other for other in self._families.values() if other is not family][-_MOST_COMPARED:]:
+            known.update({name: (value, changes) for name, value, changes in other.changes()})
+        found: list[int] = []
+        for i, (name, value) in enumerate(zip(family.names, values, strict=True)):
+            before, changes = known.get(name, (None, False))
+            if type(before) is type(value) and before is not None and (changes or not _same(before, value)):
+                found.append(i)
+        return found
 
     def _family(self, key: Any, values: tuple[Number, ...]) -> tuple[Family, bool]:
         """The family of a key, and whether it is new."""

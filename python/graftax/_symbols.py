@@ -8,6 +8,7 @@ import gc
 import math
 import numbers
 import operator
+import os
 import sys
 import types
 import weakref
@@ -17,7 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._compat import know_symbols, only_tries, wants_exponent, weak_scalar
+from ._advice import call_site
+from ._compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
 from ._host_program import HostProgram, as_jax, fits, narrow
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -85,7 +87,8 @@ class SymbolTrace:
         """Its value: from now on the entry is for this one alone."""
         if self.is_open and symbol._node not in self._pinned:
             self._pinned.add(symbol._node)
-            self.program.guard(symbol._node, "value", symbol._value)
+            file, line = call_site()
+            self.program.guard(symbol._node, "value", symbol._value, f"{os.path.basename(file)}:{line}")
         return symbol._value
 
     def value_for(self, symbol: Symbol, frame: types.FrameType) -> Any:
@@ -356,9 +359,11 @@ class IntSymbol(Symbol):
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return int
+        return IntSymbol if makes_seed(sys._getframe(1)) else int
 
     def __index__(self) -> int:
+        if not self._trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
+            raise TypeError("an index that may be another one in the next call")
         return self._asked()
 
 

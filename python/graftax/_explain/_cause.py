@@ -21,6 +21,7 @@ class Cause(NamedTuple):
     path: str  # the place: of an argument, a captured variable, a setting, a name that the code reads
     before: str = ""
     now: str = ""
+    where: str = ""  # the line that asks for a value
 
     def __str__(self) -> str:
         if self.kind in SAID:
@@ -30,7 +31,8 @@ class Cause(NamedTuple):
         if self.kind == "sharing" and " and " in self.path:
             return f"{self.path} were {self.before}, are now {self.now}"
         what = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
-        return f"{self.path} was {what}{self.before}, is {what}{self.now}"
+        asked = f" ({self.where} asks for its value)" if self.where else ""
+        return f"{self.path} was {what}{self.before}, is {what}{self.now}{asked}"
 
     @property
     def place(self) -> tuple[str, str]:
@@ -40,7 +42,7 @@ class Cause(NamedTuple):
     @property
     def remedy(self) -> str:
         """What to do, with the place in it; empty where there is nothing to do."""
-        return REMEDIES.get(self.kind, "").format(path=self.path)
+        return REMEDIES.get(self.kind, "").format(path=self.path, where=self.where)
 
 
 SAID = {
@@ -127,6 +129,10 @@ REMEDIES = {
         "it as an argument."
     ),
     "id": "The function asks for the id() of this object: keep numbers of your own, or pass the same object.",
+    "asked": (
+        "The line {where} makes something of it that is part of the program: a shape, a range, a text, an exponent, "
+        "what NumPy computes. Python's arithmetic, math and jax.numpy take it as it is; else pass it as a jax.Array."
+    ),
     "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",
     "evicted": "More structures come in turn than are kept: raise cache_size=, or lower their number.",
     "cleared": "Clear caches outside of the loop.",

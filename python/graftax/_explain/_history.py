@@ -27,7 +27,7 @@ _MOST_DROPPED = 8  # variants that are remembered, though the table has dropped 
 _SINGLE = {
     *("number", "packed number", "bool", "text", "value", "identity", "code"),
     *("shape", "dtype", "weak type", "sharding", "committed"),
-    *("setting", "read", "id", "guard", "set order", "evicted", "cleared"),
+    *("setting", "read", "id", "guard", "asked", "set order", "evicted", "cleared"),
 }
 
 

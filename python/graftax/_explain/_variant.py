@@ -129,7 +129,8 @@ class Variant:
             places = now.graphdef.leaf_places()
             names = [place_name(places[leaf], now.names) for leaf in program.leaves]
             numbers = [now.numbers[leaf] for leaf in program.leaves]
-            yield from (Cause("guard", *broken) for broken in program.broken(numbers, names))
+            for broken in program.broken(numbers, names):
+                yield Cause("asked" if broken[3] else "guard", *broken)
 
     def symbolic(self, cause: Cause) -> Cause:
         """Where a number of a call, static before, is a symbol of this one, the same with its value."""

@@ -156,7 +156,6 @@ class Steps:
         ]
         self.first = [self.program.leaves[i] for i in self.at]
         self.last: Sequence[Any] = self.first
-        self.given: Sequence[Any] = self.program.leaves  # to the last trace
         # Of the last trace: for each output leaf the number of the leaf that it is, and the Outcome.
         self._left: tuple[list[int], _core.Outcome] | None = None
 
@@ -176,8 +175,11 @@ class Steps:
     def _leaves(self, carry: Sequence[Any]) -> list[Any]:
         return self.program.with_leaves(self.at, carry)
 
-    def step(self, carry: Sequence[Any], body: Body) -> list[Any]:
-        """One step of the loop, as JAX sees it: from the leaves that are carried to those of the next step."""
+    def step(self, carry: Sequence[Any], body: Body, look: Callable[[Sequence[Any]], None] | None = None) -> list[Any]:
+        """One step of the loop, as JAX sees it: from the leaves that are carried to those of the next step.
+
+        `look` is called with all leaves when the step has run.
+        """
         loop, program = self.loop, self.program
 
         def run(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
@@ -190,7 +192,7 @@ class Steps:
             at = loop.carry
             return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
 
-        leaves = self.given = self._leaves(carry)
+        leaves = self._leaves(carry)
         with loop.fixpoint.tracing():
             outcome, out = program.trace(leaves, run, arrays=True)
         looked = state_after(program, leaves, outcome, out, roots_after)
@@ -199,6 +201,8 @@ class Steps:
             self._structure(looked.before.graphdef, looked.after.graphdef)
         self._check(after, leaves)
         self._left = after.out, after.outcome
+        if look is not None:
+            look(leaves)
         return [after.values[i] for i in self.at]
 
     def _check(self, after: StateAfter, leaves: list[Any]) -> None:

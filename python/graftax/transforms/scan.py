@@ -209,9 +209,7 @@ def _loop(
                 return carried
 
             out: list[list[Any]] = []
-            carry = steps.step(carry, body)
-            if layers is not None:
-                layers.require_unread(steps.given)
+            carry = steps.step(carry, body, None if layers is None else layers.require_unread)
             if report is not None:
                 report(index)
             return carry, tuple(out)

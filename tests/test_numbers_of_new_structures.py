@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that change together with the structure, keys and rows of a number, and the line that asks for a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+
+
+def traces(f: Any) -> int:
+    return f.cache_info().traces
+
+
+class Run:
+    def __init__(self) -> None:
+        self.p: dict[str, Any] = {"w": jnp.ones(3), "b": jnp.zeros(())}  # tree functions sort it
+        self.step, self.rate, self.metrics = 0, 0.01, dict[str, Any]()
+
+
+def train(run: Run, x: jax.Array) -> jax.Array:
+    grads = jax.grad(lambda p: ((x * p["w"] + p["b"]) ** 2).sum())(run.p)
+    run.p = jax.tree.map(lambda p, g: p - run.rate * 0.5**run.step * g, run.p, grads)
+    run.step += 1
+    run.metrics = {"norm": grads["b"]}
+    return run.p["b"]
+
+
+def test_a_counter_that_changes_while_its_object_is_set_up_is_symbolic_at_once():
+    step, run, plain = graftax.jit(train), Run(), Run()
+    for _ in range(12):
+        out, expected = step(run, jnp.arange(3.0)), train(plain, jnp.arange(3.0))
+        np.testing.assert_allclose(out, expected, rtol=1e-5)
+    assert run.step == plain.step == 12 and list(run.p) == ["b", "w"]
+    assert traces(step) == 2
+    texts = [str(cause) for cause in graftax.explain(step).variants[1].causes]
+    assert "run.step was 0, is 1: from now on any value of it is served" in texts
+
+
+def test_explain_says_it_beforehand():
+    step, run = graftax.jit(lambda run, x: train(run, x)), Run()
+    step(run, jnp.arange(3.0))
+    causes = graftax.explain(step, run, jnp.arange(3.0)).causes
+    assert "run.step was 0, is 1: from now on any value of it is served" in [str(cause) for cause in causes]
+
+
+def test_a_number_whose_value_is_asked_for_stays_static_in_new_structures():
+    f = graftax.jit(lambda x, n, extra: jnp.zeros(n) + x + len(extra))
+    for i in range(3):
+        f(1.0, 2 + i, {})
+    for i in range(3):
+        assert f(1.0, 2 + i, {"a": 1}).shape == (2 + i,)
+    kinds = [[cause.kind for cause in variant.causes] for variant in graftax.explain(f).variants]
+    assert traces(f) == 6 and "symbol" in kinds[1] and "symbol" not in kinds[3]
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["key", "PRNGKey"])
+def test_keys_of_a_number_are_compiled_once(make: Any):
+    f = graftax.jit(lambda seed: jax.random.key_data(make(seed + 1)))
+    for seed in (0, 1, 2, 7, -3, 2**31 - 2, -(2**31) - 1):
+        assert np.array_equal(f(seed), jax.random.key_data(make(seed + 1)))
+    assert traces(f) == 2
+    for seed in (2**31, 2**40, -(2**35)):  # an int32 does not hold them
+        assert np.array_equal(f(seed), jax.random.key_data(make(seed + 1)))
+
+
+ROWS: dict[str, Any] = {
+    "row": lambda x, i: x[i],
+    "column": lambda x, i: x[:, i],
+    "element": lambda x, i: x[i, i],
+    "computed": lambda x, i: x[i - 1],
+    "part of a row": lambda x, i: x[i, :2],
+    "gradient": lambda x, i: jax.grad(lambda x: (x[i] ** 3).sum())(x),
+    "mapped": lambda x, i: jax.vmap(lambda row: row[i])(x),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_a_number_are_compiled_once(name: str):
+    x, f = jnp.arange(16.0).reshape(4, 4), graftax.jit(ROWS[name])
+    for i in (0, 1, 2, 3, -1, -4, 5, -7):
+        assert np.array_equal(f(x, i), ROWS[name](x, i))
+    assert traces(f) == 2
+
+
+def test_explain_names_the_line_that_asks_for_a_value():
+    def shaped(x: Any, n: int) -> Any:
+        return x + jnp.zeros(n)
+
+    f, line = graftax.jit(shaped), shaped.__code__.co_firstlineno + 1
+    with pytest.warns(graftax.RecompileWarning, match=rf"line test_numbers_of_new_structures\.py:{line} makes"):
+        for n in range(1, 6):
+            f(1.0, n)
+    cause = graftax.explain(f).variants[2].causes[0]
+    assert (cause.kind, cause.path, cause.before, cause.now) == ("asked", "n", "2", "3")
+    assert str(cause) == f"n was 2, is 3 (test_numbers_of_new_structures.py:{line} asks for its value)"
