@@ -99,3 +99,28 @@ def test_explain_names_the_line_that_asks_for_a_value():
     cause = graftax.explain(f).variants[2].causes[0]
     assert (cause.kind, cause.path, cause.before, cause.now) == ("asked", "n", "2", "3")
     assert str(cause) == f"n was 2, is 3 (test_numbers_of_new_structures.py:{line} asks for its value)"
+
+
+SHARDED: dict[str, Any] = {
+    "one": lambda spec: spec,
+    "a tree": lambda spec: {"loss": None, "step": None, "w": spec},
+    "without the number": lambda spec: {"loss": None, "w": spec},
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("in_shardings", [False, True])
+def test_numbers_with_shardings_of_the_result(name: str, in_shardings: bool):
+    def go(run: Run, x: jax.Array) -> Any:
+        run.step += 1
+        run.p["w"] = run.p["w"] - x * 0.5**run.step
+        return {"loss": run.p["w"].sum(), "step": run.step, "w": run.p["w"] * run.step}
+
+    spec = jax.sharding.NamedSharding(jax.make_mesh((1,), ("d",)), jax.sharding.PartitionSpec())
+    options = {"in_shardings": (None, spec)} if in_shardings else {}
+    step, run, plain = graftax.jit(go, out_shardings=SHARDED[name](spec), **options), Run(), Run()
+    for _ in range(6):
+        out, expected = step(run, jnp.arange(3.0)), go(plain, jnp.arange(3.0))
+        assert out["step"] == expected["step"] == run.step and type(out["step"]) is int
+        assert np.array_equal(out["w"], expected["w"]) and out["w"].sharding == spec
+    assert traces(step) <= 3

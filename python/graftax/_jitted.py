@@ -229,9 +229,9 @@ class Jitted(Stageable[P, R]):
 
     @property
     def _takes_symbols(self) -> bool:
-        options, reads = self._options, self._table.reads
-        symbolic = options.numbers == "symbolic" and options.out_shardings is None
-        return symbolic and reads is not None and reads.builtins.tells_types and not lacks_symbols()
+        reads = self._table.reads
+        symbolic = self._options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
+        return symbolic and not lacks_symbols()
 
     def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
         """A call that is not made, recorded with the symbols that it would have."""

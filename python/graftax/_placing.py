@@ -226,7 +226,10 @@ class _After:
     def __init__(
         self, graphdef: _core.GraphDef, outcome: _core.Outcome, out: tuple[Any, ...], leaves: Sequence[Any]
     ) -> None:
-        self._graphdef, self._outcome, self._out, self._leaves = graphdef, outcome, out, leaves
+        self._graphdef, self._outcome = graphdef, outcome
+        self._leaves = leaves[: graphdef.num_leaves]  # without what the host computes
+        numbers, arrays = {leaf for leaf, _ in outcome.numbers}, iter(out)
+        self._out = [0 if i in numbers else next(arrays) for i in range(len(out) + len(numbers))]
 
     @functools.cached_property
     def _both(self) -> tuple[tuple[Any, ...], Any]:
