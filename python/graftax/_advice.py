@@ -32,14 +32,6 @@ def caller_level() -> int:
     return level
 
 
-def call_site() -> tuple[str, int]:
-    """(file, line) of the call that is going on: the first frame that is neither JAX's nor of this package."""
-    frame = _frame(1)
-    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
-        frame = frame.f_back
-    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
 def _frame(depth: int) -> types.FrameType | None:
     try:
         return sys._getframe(depth + 1)

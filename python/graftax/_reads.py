@@ -22,6 +22,7 @@ from ._code import (
     Names,
     can_be_equal,
     cells_of,
+    content,
     has_state,
     in_class,
     is_constant,
@@ -33,6 +34,7 @@ from ._code import (
     names_of,
     only_in,
     own_value,
+    passed_hosts,
 )
 from ._impure import ImpureCalls
 from ._origin import Origin
@@ -65,6 +67,7 @@ class ReadSet:
         self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
         self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
+        self._hosts: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host alone
         self._scope: dict[str, Any] | None = None  # that of the function itself
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._shared: set[str] = set()  # those of them that other code reads in a trace
@@ -83,7 +86,7 @@ class ReadSet:
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
         self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
-        self._reads: tuple[tuple[int, int, int], _core.Reads] | None = None
+        self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
 
     # ---- while a trace runs
 
@@ -96,8 +99,12 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
-        if code in self._inner and not self.hidden.isdisjoint(code.co_freevars):  # no host function alone
-            self.hidden.difference_update(code.co_freevars)
+        hosts = {name: content(cell) for cell, name in self._hosts.values()}
+        run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
+        if code in self._inner:
+            run |= self.hidden.intersection(code.co_freevars) - hosts.keys()
+        if run & self.hidden:  # no host function alone
+            self.hidden -= run
             return NewReads()
         if code in self.known:
             return False
@@ -358,12 +365,19 @@ class ReadSet:
         self._was_refused = True
         return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
 
-    def see_hosts(self, code: types.CodeType, hosts: set[types.CodeType]) -> bool:
+    def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         """Notes what only host functions read, which run after the trace: no root. True where that is new.
 
         A function that ran in the trace itself is none.
         """
-        return self._hide(code, {host for host in hosts if host not in self._ran and host not in self.known})
+        hosts = {host for host in hosts if host not in self._ran and host not in self.known}
+        new = self._hide(function.__code__, hosts)
+        for cell, name in passed_hosts(function, hosts) if hosts else ():
+            if name not in self._shared and name not in self.hidden:
+                self._hosts[id(cell)] = cell, name
+                self.hidden.add(name)
+                new = True
+        return new
 
     def _hide(self, code: types.CodeType, inside: set[types.CodeType]) -> bool:
         new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
@@ -410,12 +424,16 @@ class ReadSet:
 
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
-        size = len(self._seen), len(self._functions), len(self._cells)
+        size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts)
         if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
             self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
             self._reads = (
                 size,
-                _core.Reads(self._bindings, list(self._functions.values()), [cell for cell, _ in self._cells.values()]),
+                _core.Reads(
+                    self._bindings,
+                    list(self._functions.values()),
+                    [cell for cell, _ in (*self._cells.values(), *self._hosts.values())],
+                ),
             )
         return self._reads[1]
 
@@ -442,6 +460,10 @@ class ReadSet:
                 if changes:
                     self.changing.add((id(owner or holder), name))
         for cell in self._reads[1].changed_cells():
+            if id(cell) in self._hosts:  # another function: it may run elsewhere too
+                self.hidden.discard(self._hosts.pop(id(cell))[1])
+                self._reads = None
+                return True
             self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
         for function in list(self._functions.values()):
             self._note_keywords(function)

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._advice import call_site
 from ._compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
 from ._host_program import HostProgram, as_jax, fits, narrow
+from ._tracebacks import call_site
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,

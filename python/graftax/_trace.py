@@ -143,7 +143,7 @@ def trace(
             else:
                 run = functools.partial(signature.call, *given)
                 result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
-        if reads is not None and reads.see_hosts(caller._function.__code__, host_codes(since)):
+        if reads is not None and reads.see_hosts(caller._function, host_codes(since)):
             raise NewReads
         if options.captured and keep_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))

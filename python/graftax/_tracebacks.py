@@ -9,6 +9,7 @@ all of this package's frames; JAX's setting `jax_traceback_filtering` decides fo
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import traceback
 import types
@@ -34,6 +35,14 @@ INSIDE = tuple(str(folder) + os.sep for folder in _FOLDERS)
 _FULL = os.environ.get("GRAFTAX_TRACEBACK", "") == "full"
 _MOST = 4  # operands that are named
 _DEEP = 64  # errors in a chain of causes
+
+
+def call_site() -> tuple[str, int]:
+    """(file, line) of the call that is going on: the first frame that is neither JAX's nor of this package."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame = frame.f_back
+    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def setup() -> None:

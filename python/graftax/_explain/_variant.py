@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .. import _core, _direct
-from .._advice import call_site
 from .._difference import Difference, differences, differences_by_name, function_text
 from .._handles import HandleLayout
 from .._reads import ReadSet
 from .._structure import Op, Structure, place_name
+from .._tracebacks import call_site
 from ._bindings import Seen, bindings, changes
 from ._cause import Cause, caused, plain_text, without_addresses
 from ._look import Look, looks
