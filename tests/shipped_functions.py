@@ -110,6 +110,18 @@ def with_a_librarys_sentinel(x, value):
     return x * 2 if value is dataclasses.MISSING else x * 3
 
 
+UNSET, OTHER = object(), object()
+
+
+class Modes:
+    AUTO = object()
+
+
+@graftax.jit
+def with_sentinels(options, x):
+    return x * (2.0 if options["scale"] is UNSET else 3.0) + (0.0 if options["mode"] is Modes.AUTO else 1.0)
+
+
 def arguments(name, n=3):
     """Of a call."""
     x = jnp.arange(float(n))
@@ -118,6 +130,7 @@ def arguments(name, n=3):
         "donating": lambda: ({"w": x + 1}, x),
         "wide": lambda: ({f"p{i}": jnp.ones(n) * i for i in range(40)}, x),
         "with_closure": lambda: (x,),
+        "with_sentinels": lambda: ({"scale": UNSET, "mode": Modes.AUTO}, x),
         "counting": lambda: (Trainer(n), jnp.arange(3.0)),
         "by_value": lambda: (x, jax.random.key(0), helper),
     }[name]()

@@ -20,7 +20,7 @@ import graftax
 import shipped_functions
 from graftax._ship._digest import code_digest
 
-FUNCTIONS = ["step", "donating", "wide", "by_value", "with_closure"]
+FUNCTIONS = ["step", "donating", "wide", "by_value", "with_closure", "with_sentinels"]
 
 LOADING = """
 import json, sys, warnings
@@ -170,6 +170,25 @@ def test_what_is_no_file_of_programs_is_refused(tmp_path, saved):
         assert shipped_functions.step.load_compiled(path) == 0
     with pytest.warns(graftax.RecompileWarning, match="name was step, is wide"):
         assert shipped_functions.wide.load_compiled(saved[1]) == 0
+
+
+def test_a_sentinel_goes_by_the_name_that_leads_to_it(tmp_path):
+    f, x, path = shipped_functions.with_sentinels, jnp.arange(3.0), tmp_path / "programs"
+    options = {"scale": shipped_functions.UNSET, "mode": shipped_functions.Modes.AUTO}
+    f.clear_cache()
+    f(options, x)
+    assert f.save_compiled(path) == 1
+    f.clear_cache()
+    assert f.load_compiled(path) == 1
+    other = options | {"scale": shipped_functions.OTHER}  # is told from the one in the file
+    assert f(other, x).tolist() == [0, 3, 6] and f.cache_info().traces == 1
+    assert f(options, x).tolist() == [0, 2, 4] and f.cache_info().traces == 1
+    graphdef = graftax.flatten(options)[1]
+    assert pickle.loads(pickle.dumps(graphdef)) == graphdef != graftax.flatten(other)[1]
+    f(options | {"scale": object()}, x)
+    with pytest.raises(graftax.GraftaxError, match=r"options\['scale'\] is a object, which counts by identity"):
+        f.save_compiled(path)
+    f.clear_cache()
 
 
 def test_there_has_to_be_something_to_save(tmp_path):

@@ -9,6 +9,7 @@ import io
 import pickle
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -106,6 +107,8 @@ def named(value: Any) -> Any:
         return _Pickled(dumps(value))
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return _Imported(value.__name__)
+    if type(value) is object:  # a sentinel, which pickle would make another one of
+        return _by_its_variable(value)
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle does it itself
     module = getattr(value, "__module__", None)
@@ -120,6 +123,25 @@ def named(value: Any) -> Any:
     # `fast = jax.jit(slow)` goes by the name of what it wraps, and stands beside it.
     variables = vars(sys.modules[module]).items() if isinstance(value, JITTED) else ()
     return next((ByName(module, name) for name, held in variables if held is value), value)
+
+
+def _by_its_variable(value: object) -> Any:
+    """What leads to an object from a module, or from a class of one; the object itself where nothing does."""
+    for module, name, scope in _scopes():
+        for key, held in list(scope.items()):
+            if held is value:
+                return ByName(module, f"{name}{key}")
+    return value
+
+
+def _scopes() -> Iterator[tuple[str, str, Any]]:
+    modules: list[tuple[str, Any]] = [(name, getattr(mod, "__dict__", {})) for name, mod in list(sys.modules.items())]
+    for module, scope in modules:
+        yield module, "", scope
+    for module, scope in modules:
+        for name, cls in list(scope.items()):
+            if isinstance(cls, type) and cls.__module__ == module:
+                yield module, f"{name}.", vars(cls)
 
 
 def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
