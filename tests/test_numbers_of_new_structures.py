@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,6 +101,51 @@ def test_explain_names_the_line_that_asks_for_a_value():
     cause = graftax.explain(f).variants[2].causes[0]
     assert (cause.kind, cause.path, cause.before, cause.now) == ("asked", "n", "2", "3")
     assert str(cause) == f"n was 2, is 3 (test_numbers_of_new_structures.py:{line} asks for its value)"
+
+
+class Scaled(eqx.Module):
+    w: jax.Array
+    step: int
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.w * 0.5**self.step
+
+
+def typed(model: Scaled, x: Any) -> Any:
+    return x * math.sqrt(model.step) if type(model.step) is int and model.step % 2 else x * float(model.step)
+
+
+BY_VALUE: dict[str, Any] = {
+    "called": lambda model, x: model(x),
+    "returned": lambda model, x: eqx.tree_at(lambda m: m.step, model, model.step + 1),
+    "gradient": lambda model, x: graftax.filter_grad(lambda m: m(x).sum())(model).w,
+    "gradient of equinox": lambda model, x: eqx.filter_grad(lambda m: m(x).sum())(model).w,
+    "mapped": lambda model, x: eqx.filter_vmap(model)(x),
+    "parts": lambda model, x: eqx.combine(*eqx.partition(model, eqx.is_array))(x),
+    "what Python asks": typed,
+}
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_filter_jit_takes_numbers_that_change(name: str):
+    f = graftax.filter_jit(BY_VALUE[name])
+    for i in (0, 1, 2, 3, 7, 4):
+        model = Scaled(jnp.full(3, 2.0), i)
+        expected, out = BY_VALUE[name](model, jnp.arange(3.0)), f(model, jnp.arange(3.0))
+        if isinstance(out, Scaled):
+            assert (out.step, type(out.step)) == (i + 1, int)
+        else:
+            np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert traces(f) == (3 if name == "what Python asks" else 2)
+
+
+def test_what_a_function_by_value_reads_is_still_as_in_jax():
+    rates = {"rate": 2.0}
+    f = graftax.filter_jit(lambda x, n: x * n * rates["rate"])
+    for n in range(1, 5):
+        assert f(jnp.float32(1), n) == 2.0 * n
+    rates["rate"] = 3.0  # not seen, as under jax.jit
+    assert f(jnp.float32(1), 5) == 10.0 and traces(f) == 2
 
 
 SHARDED: dict[str, Any] = {

@@ -167,6 +167,7 @@ def filter_jit(
         mutation="discard",
         warn_lost=True,
         captured=False,
+        numbers="symbolic",
         warn_impure=warn_impure,
         cache_size=cache_size,
         dynamic=one_or_more(dynamic),

@@ -478,6 +478,28 @@ class ReadSet:
         return True
 
 
+class OfSymbols(ReadSet):
+    """That of a function by value, whose closure and globals are as in JAX: only what code asks of numbers counts."""
+
+    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
+        if not is_never_asked(code.co_filename):
+            users, names, cells = is_users_code(code, scope), names_of(code), cells_of(function)
+            self.builtins.note(code, scope, cells, names, users)
+            self.builtins.of_ids.clear()
+            self.builtins.of_vars.clear()
+            if users:
+                self.impure.note(code, scope, cells, names)
+
+    def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
+        return False
+
+    def hide_inner(self, code: types.CodeType) -> bool:
+        return False
+
+    def _add_class(self, cls: type) -> None:
+        """It counts as it is."""
+
+
 def _is_bound_by(value: Any) -> bool:
     """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
     return hasattr(type(value), "__get__") and not is_users_class(type(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _core
@@ -15,7 +16,7 @@ from ._impure import Overheard
 from ._numbers import Numbers, SymbolicNumbers
 from ._options import Options
 from ._origin import Origin
-from ._reads import ReadSet
+from ._reads import OfSymbols, ReadSet
 from ._ship import digest
 
 SOMETHING_GONE = "an object that it counted by identity is gone"
@@ -52,7 +53,8 @@ class FunctionTable(_core.Table):
         self.frozen = False  # a call that would compile raises instead
         self.untied = False  # a warning that shared arrays come back apart was given
         self.numbers = Numbers()
-        self.reads = ReadSet() if options.captured else None
+        self._makes_reads = reads_of(options)
+        self.reads = self._makes_reads()
         self.heard = Overheard()
         named = bool(options.static or options.dynamic) and options.mutation != "propagate"
         self.as_plain = options.captured and not options.shards and not named
@@ -139,12 +141,19 @@ class FunctionTable(_core.Table):
 
     def clear(self) -> None:
         self.clear_entries()
-        self.reads = ReadSet() if self.reads is not None else None  # it holds classes and functions
+        self.reads = self._makes_reads()  # it holds classes and functions
         self.advice, self.untied = Advice(), False
         self.history = self.history.anew()
         self.shipped, self.shipped_for = {}, None
         self.numbers = Numbers()
         self.misses = self.found = self.traces = 0
+
+
+def reads_of(options: Options) -> Callable[[], ReadSet | None]:
+    """What makes the read set of a function with these options."""
+    if options.captured:
+        return ReadSet
+    return OfSymbols if options.numbers == "symbolic" else lambda: None
 
 
 class _Tables:
