@@ -177,9 +177,9 @@ def test_methods_and_bound_methods_and_modules():
 
 
 def test_options_come_along():
-    f = graftax.filter_jit(lambda x, n: x * n, cache_size=1)
-    for n in (1, 2, 1):
-        f(f32(1), n)
+    f = graftax.filter_jit(lambda x, name: x * len(name), cache_size=1)
+    for name in ("a", "bb", "a"):
+        f(f32(1), name)
     assert f.cache_info().traces == 3
 
     @functools.partial(graftax.filter_jit, donate="none")
