@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan fuzz soak threads scale mutants names matrix bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan fuzz soak threads scale mutants names matrix tested bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -102,6 +102,9 @@ matrix: ## every Python that is there with the oldest, a middle and the newest J
 	  if $(MAKE) test names PYTHON=$$python JAX=$$jax VENV=$$venv ARGS= >build/matrix.log 2>&1; \
 	  then echo "$$python, JAX $${jax:-newest}: passes"; else echo "$$python, JAX $${jax:-newest}: see build/matrix.log"; exit 1; fi; \
 	done; done
+
+tested: $(VENV)/.build ## the page of what the long runs found
+	$(BIN)/python tools/tested.py
 
 mutants: $(VENV)/.test ## which wrong versions of the core no test notices: hours
 	$(BIN)/python tools/mutants.py --most $(MUTANTS) $(ARGS)

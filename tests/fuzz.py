@@ -26,6 +26,7 @@ import numpy as np
 
 import graftax
 from graftax import _core
+from records import record
 
 CORPUS = pathlib.Path(__file__).with_name("corpus")
 ALLOWED = (graftax.GraftaxError, ValueError, TypeError, pickle.UnpicklingError)
@@ -295,13 +296,15 @@ def fuzz(name: str, seconds: float, begin: int, most: int = 2**62) -> tuple[int,
 
 def main() -> int:
     seconds, names = float(sys.argv[1]), sys.argv[2:] or list(TARGETS)
-    failures = 0
+    failures, cases = [], 0
     for name in names:
         begin = int(os.environ.get("FUZZ_FROM", time.time_ns() % 2**40))
         count, found = fuzz(name, seconds, begin)
         print(f"{name}: {count} cases from {begin} on, {len(found)} findings", flush=True)
-        failures += len(found)
-    return failures > 0
+        failures += [f"{name} {number}: {wrong}" for wrong, number in found.items()]
+        cases += count
+    record("fuzz", "make fuzz", f"{cases:,} cases for {len(names)} readers", failures)
+    return bool(failures)
 
 
 if __name__ == "__main__":

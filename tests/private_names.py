@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from records import record
+
 PACKAGE = Path(__file__).resolve().parents[1] / "python" / "graftax"
 PRIVATE = "jax._src"
 
@@ -148,7 +150,7 @@ def without(name: Name) -> dict[str, Any]:
     return {"failed": None, "direct": direct, "version": graftax.__version__}
 
 
-def tried(name: Name) -> dict[str, Any]:
+def tried_without(name: Name) -> dict[str, Any]:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -164,18 +166,21 @@ def tried(name: Name) -> dict[str, Any]:
 
 
 def main() -> int:
-    wrong = 0
+    broken: list[str] = []
     chosen = [n for n in private_names() if not sys.argv[1:] or any(arg in str(n) for arg in sys.argv[1:])]
     for name in chosen:
-        found = tried(name)
-        wrong += found["failed"] is not None
+        found = tried_without(name)
+        broken += [f"{name}: {found['failed']}"] * (found["failed"] is not None)
         print(f"{name!s:58} {found['failed'] or 'passes'}; direct calls {found.get('direct', '?')}", flush=True)
         if found["failed"] and sys.argv[1:]:
             print(found["error"])
         elif found["failed"]:
             print("   ", found["error"].strip().rsplit("\n", 1)[-1])
-    print(f"{len(chosen)} names missing in turn on JAX {jax.__version__}; {wrong} break something")
-    return bool(wrong)
+    tried = f"{len(chosen)} names missing in turn on JAX {jax.__version__}"
+    if not sys.argv[1:]:
+        record("names", "make names", tried, broken)
+    print(f"{tried}; {len(broken)} break something")
+    return bool(broken)
 
 
 if __name__ == "__main__":

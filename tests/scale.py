@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import graftax
+from records import record
 
-RECORD = Path(__file__).resolve().parents[1] / "build" / "records" / "scale.json"
 SECONDS = 300  # for one operation on one graph
 SHORT = 0.003  # seconds below which a time says nothing
 
@@ -243,8 +243,9 @@ def main() -> int:
         print(line.row(), flush=True)
         if line.error or line.exponent > given.bound or line.memory > given.bound:
             failed.append(line)
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps([line._asdict() for line in found], indent=1), encoding="utf-8")
+    sizes = ", ".join(f"{name} {GRAPHS[name][1] // given.part:,}" for name in given.graphs)
+    above = [f"{x.graph}, {x.operation}: {x.error or f'{x.exponent:.2f}, memory {x.memory:.2f}'}" for x in failed]
+    record("scale", "make scale", f"{len(found)} operations on graphs ({sizes}); bound {given.bound}", above)
     if given.plot:
         plot(found, given.plot)
     print(f"{len(found)} cases, {len(failed)} above {given.bound} or failed")

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import graftax
+from records import record
 
 PARTS = 8
 CACHE = 64
@@ -121,7 +122,9 @@ def main() -> int:
     print(f"a call of the second half leaves {blocks:.5f} blocks, {objects:.5f} objects, {kilobytes * 1024:.1f} bytes")
     # Each name that a type was asked for stays in a table of the interpreter, until all its 4,096 places are taken.
     middle, last = found[PARTS // 2 - 1], found[-1]
-    return last.blocks - middle.blocks > 4096 or last.objects - middle.objects > MOST_OBJECTS
+    grows = last.blocks - middle.blocks > 4096 or last.objects - middle.objects > MOST_OBJECTS
+    record("soak", "make soak", f"{calls:,} calls in one process", ["memory grows"] * grows)
+    return grows
 
 
 if __name__ == "__main__":

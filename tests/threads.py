@@ -20,6 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import graftax
+from records import record
 
 THREADS = 16
 
@@ -136,6 +137,7 @@ def main() -> int:
         turns, wrong = run(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0)
     finally:
         sys.setswitchinterval(before)
+    record("threads", "make threads", f"{turns:,} turns of {THREADS} threads", wrong)
     print(f"{turns:,} turns of {THREADS} threads; {len(wrong)} went wrong")
     print("\n".join(wrong[:3]))
     return bool(wrong)

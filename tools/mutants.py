@@ -123,7 +123,10 @@ class Cpp:
             depth_of_enum = depth_of_enum and not line.startswith(("}", "  };")) and not line.endswith(";")
         include = '#include "mutant.h"\n'
         if name == "core/static_key.cpp":
-            include += 'extern "C" { __attribute__((visibility("default"))) int graftax_mutant = -1; }\n'
+            include += 'extern "C" { __attribute__((visibility("default"))) int graftax_mutant; }\n'
+            include += "#include <cstdlib>\n"  # a process that a test starts has the mutant too
+            number = 'std::getenv("GRAFTAX_MUTANT")'
+            include += f"int graftax_mutant = {number} ? std::atoi({number}) : -1;\n"
         self.text = include + f'#line 1 "{name}"\n' + "\n".join(lines)
 
     def _new(self, line: int, what: str, text: str) -> str:
