@@ -108,9 +108,8 @@ def makes_seed(frame: types.FrameType) -> bool:
 
 def tries_static_slice(frame: types.FrameType) -> bool:
     """Does this frame of JAX ask for an index to see whether it is static? It takes another way for one that is not."""
-    back = frame.f_back
-    names = frame.f_code.co_name, back.f_code.co_name if back is not None else ""
-    return names == ("validate_static_indices", "to_static_slice") and _is_of_jax(frame)
+    of_slice = frame.f_back is not None and frame.f_back.f_code.co_name == "to_static_slice"
+    return of_slice and frame.f_code.co_name == "validate_static_indices" and _is_of_jax(frame)
 
 
 def _is_of_jax(frame: types.FrameType) -> bool:
