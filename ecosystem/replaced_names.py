@@ -28,6 +28,8 @@ def _spelled(transform: Callable[..., Any], **more: Any) -> Callable[..., Any]:
     @functools.wraps(transform)
     def called(*args: Any, **options: Any) -> Any:
         options = {**more, **{name: value for name, value in options.items() if name not in _OF_NNX_ALONE}}
+        if not args and transform is graftax.custom_vjp:  # a class: without a function and options it is no decorator
+            return functools.partial(called, **options)
         return transform(*args, **options)
 
     return called
