@@ -17,15 +17,25 @@ bool is_context(const Program& p, uint32_t pc) {
 
 namespace {
 
-// Context values of a changed node are replaced by those that the caller's node has: it keeps them.
-void keep_context(const Program& p, uint32_t pc, PyObject* node, OwnedList& values, size_t first) {
-  const Instr& n = p.code[pc];
-  uint32_t items = n.has_extra + n.items, key = n.keys + p.item_keys(n), child = pc + 1;
-  for (uint32_t i = 0; i < p.children(pc); ++i, child = p.after(child)) {
-    const Instr& c = p.code[child];
-    if (i < items || !is_context(p, child)) continue;
+// The children of a changed node. What stays as it is in the caller's node is not made, unless it is a new node, which
+// others may refer to. Context values are those that the caller's node has: it keeps them.
+void build_written(Builder& builder, const Program& p, const Write& w, PyObject* node, OwnedList& values) {
+  const Instr& n = p.code[w.pc];
+  uint32_t items = n.has_extra + n.items, key = n.keys + p.item_keys(n), child = w.pc + 1;
+  auto touched = w.touched.children.begin();
+  for (uint32_t i = 0; i < p.children(w.pc); ++i, child = p.after(child)) {
+    bool as_a_whole = i < n.has_extra || (i < items ? w.touched.items : w.touched.fields);
+    bool written = touched != w.touched.children.end() && *touched == i;
+    touched += written;
+    if (!as_a_whole && !written && p.code[child].op != Op::node) {
+      values.push(Py_None);
+      continue;
+    }
+    values.push_stolen(builder.build(child));
+    if (!w.context || i < items || !is_context(p, child)) continue;
     Owned current = field_value(node, *n.kind, p.statics[p.keys[key + i - items]].obj);
-    if (current && Py_TYPE(current.get()) == p.statics[c.arg].type) values.set(first + i, current.get());
+    if (current && Py_TYPE(current.get()) == p.statics[p.code[child].arg].type)
+      values.set(values.size() - 1, current.get());
   }
 }
 
@@ -59,8 +69,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   for (const Write& w : outcome.writes) {
     first.push_back(values.size());
     if (w.raw) values.push_stolen(builder.build(w.pc));
-    else builder.build_children(w.pc, values);
-    if (w.context) keep_context(p, w.pc, in_nodes[w.track], values, first.back());
+    else build_written(builder, p, w, in_nodes[w.track], values);
   }
   builder.drain();
   Commit commit;
