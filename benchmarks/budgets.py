@@ -352,7 +352,7 @@ BUDGETS: tuple[Budget, ...] = (
         "flarejax_filter_jit",
     ),
     Timed("first call, dict of 100, vs jax.jit on it", 1.05, "first", "dict 100", "jax_tree"),
-    # A trace alone, which the compiler follows: the rows of first calls hold all of it. Who hears each function that runs
+    # A trace alone, which the compiler follows: the rows of first calls hold all of it. Who hears each function
     # has the interpreter call it through C, and that is most of what is above 1.
     Timed(
         "loss and gradient of 100, traced under jit, plain objects, vs JAX on the flat list",
