@@ -83,13 +83,6 @@ def reload(path: str, obj: Any) -> Any:
     return graftax.load(path, classes=[Node])
 
 
-def hits(obj: Any) -> None:
-    """A call of a compiled function that takes the graph: the walk, the key and the hit, without what JAX does."""
-    jitted = graftax.jit(lambda graph, x: x + 1, maxsize=None)
-    jitted(obj, 1.0)
-    return functools.partial(jitted, obj, 1.0)
-
-
 GRAPHS: dict[str, tuple[Callable[[int], Any], int]] = {
     "leaves": (leaves, 1_000_000),
     "levels": (levels, 100_000),

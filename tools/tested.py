@@ -14,7 +14,7 @@ RECORDS = ROOT / "build" / "records"
 PAGE = ROOT / "docs" / "internals" / "tested.md"
 HEAD = """# What was tested
 
-This page is written by `make tested`, from what the long runs left in `build/records`. A command that has no row
+This page is written by `make tested`, from what the long runs left in the folder of records. A command that has no row
 was not run before the page was written.
 
 | command | tried | day | findings |
