@@ -215,9 +215,6 @@ def test_an_exported_function_can_be_pickled_and_copied():
     assert "<lambda>(x, n)" in repr(again)
 
 
-MARK = object()
-
-
 def local_static():
     def hook():
         pass
@@ -230,7 +227,7 @@ def local_static():
     [
         (lambda x: x["w"], {"w": f32(1), "hook": [local_static()]}, r"\['hook'\]\[0\]"),
         (lambda x: {"out": [x, local_static()]}, f32(1), r"\['out'\]\[1\]"),
-        (lambda x, mark=MARK: x, f32(1), "mark"),
+        (lambda x, mark=object(): x, f32(1), "mark"),
         (lambda x, default=local_static(): x, f32(1), "default"),
     ],
     ids=["argument", "result", "sentinel", "default"],

@@ -22,12 +22,12 @@ import jax.core
 import jax.extend.core
 import jax.monitoring
 import numpy as np
-from jax import tree_util as _tree_util
 from jax._src import core as _jax_core
 from jax._src import dtypes as _dtypes
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
+from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax

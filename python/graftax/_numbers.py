@@ -94,7 +94,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self._families: collections.OrderedDict[Any, Family] = collections.OrderedDict()
-        self._last: Family | None = None
+        self._recent: tuple[Family, ...] = ()  # the last ones, without keys: to compare these runs code of the user's
         self._expected: set[frozenset[str]] = set()  # places of numbers that were symbolic in another process
 
     def expect(self, places: frozenset[str]) -> None:
@@ -109,13 +109,14 @@ class Numbers:
     def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
         """The same for a call that is only asked about."""
         key = self._key(recording, None)
-        families = [family for known, family in list(self._families.items()) if known[::2] == key[::2]]
+        with _LOCK:
+            families = [family for known, family in self._families.items() if known[::2] == key[::2]]
         looking = Numbers()
         looking._expected = self._expected
-        for known, family in list(self._families.items()) if not families else ():
-            looking._families[known] = copy.deepcopy(family)
         if families:
             looking._families[key] = copy.deepcopy(families[-1])
+        else:
+            looking._recent = copy.deepcopy(self._recent)
         return looking.symbolic(recording, None)
 
     @staticmethod
@@ -136,7 +137,6 @@ class Numbers:
             return None
         values = tuple(value for _, value in found)
         family, is_new = self._family(self._key(recording, context), values)
-        self._last = family
         if is_new:
             structure = Structure(recording.graphdef)
             family.names = tuple(place_name(structure.place(structure.rows[row]), recording.names) for row, _ in found)
@@ -164,7 +164,7 @@ class Numbers:
     def _changed_since(self, family: Family, values: tuple[Number, ...]) -> list[int]:
         """What has another value than in the structure before, as a counter has while its object is set up."""
         known: dict[str, tuple[Number, bool]] = {}
-        for other in [other for other in self._families.values() if other is not family][-_MOST_COMPARED:]:
+        for other in [other for other in self._recent if other is not family]:
             known.update({name: (value, changes) for name, value, changes in other.changes()})
         found: list[int] = []
         for i, (name, value) in enumerate(zip(family.names, values, strict=True)):
@@ -183,11 +183,13 @@ class Numbers:
                 while len(self._families) > _MOST_FAMILIES:
                     self._families.popitem(last=False)
             self._families.move_to_end(key)
+            others = [other for other in self._recent if other is not family]
+            self._recent = (*others[-_MOST_COMPARED:], family)
             return family, is_new
 
     def settle(self) -> None:
-        if self._last is not None:
-            self._last.settle()
+        for family in self._recent[-1:]:
+            family.settle()
 
 
 class NotSymbolic(NewReads):

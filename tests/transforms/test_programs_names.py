@@ -38,6 +38,8 @@ WITHOUT = {
 OTHERWISE = {
     ("shard_map", "in_specs"),  # no default in every version
     ("scan", "f"),  # without it, a decorator with options
+    ("jvp", "primals"),  # without them, a decorator, as in NNX
+    ("jvp", "tangents"),
     ("scan", "init"),  # without it, the carry is the first argument
     ("eval_shape", "fun"),  # by position only, so that `fun` may be the name of an argument
 }

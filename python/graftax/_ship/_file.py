@@ -62,7 +62,7 @@ class Saved:
 def save(caller: Any, path: str | os.PathLike[str]) -> int:
     """Writes the programs of a jitted function. Returns how many."""
     name, table = caller._plan.name, caller._table
-    if table.reads is None:
+    if table.reads is None or not caller._options.captured:
         raise GraftaxError(READS_UNKNOWN.format(name=name))
     settings, why = settings_tokens(), "nothing was compiled"
     saved: list[tuple[str, Any, Saved]] = []
