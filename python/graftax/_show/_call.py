@@ -31,7 +31,8 @@ class _Call:
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it was traced")
         self.leaves, self.nodes = walked
-        self.results, self.shapes, number = traced.out_info
+        results, written, number = traced.out_info
+        self.outputs = *results, *written
         self.outcome = staging.entry.outcomes[_core.decode(number)]
         structure = Structure(self.outcome)
         self.result = self._own(structure, structure.roots[0], jitted.eval_shape(*args, **kwargs))
@@ -116,7 +117,7 @@ class _Call:
         """What is written in the place of a child; None where it stays."""
         old = before.get(entry)
         if row.op is Op.leaf:
-            new = (*self.results, *self.shapes)[row.leaf]  # one array may be in the result, too
+            new = self.outputs[row.leaf]
             same = (getattr(old, "shape", None), getattr(old, "dtype", None)) == (new.shape, new.dtype)
             return WRITTEN if same else f"{WRITTEN} as {new.dtype}{list(new.shape)}"
         if row.op is Op.static:
