@@ -164,6 +164,25 @@ def test_donated_state_with_a_counter():
     assert traces(f) == 2
 
 
+def test_donated_state_with_a_counter_behind_an_array_in_two_places():
+    def step(state: Any, x: Any) -> Any:
+        state["w"] = state["w"] * 2
+        state["history"].append(state["w"])
+        state["history"].pop(0)
+        state["n"] += 1
+
+    def made() -> dict[str, Any]:
+        w = x()
+        return {"w": w, "history": [w], "n": 0}
+
+    f, state, plain = graftax.jit(step, donate="state"), made(), made()
+    for _ in range(4):
+        f(state, x())
+        step(plain, x())
+        assert same(state, plain) and state["history"][0] is state["w"]
+    assert traces(f) == 2
+
+
 def test_numbers_that_changed_are_forwarded_by_value_too():
     f = graftax.jit(lambda box, x: {**box, "n": box["n"] + 1}, mutation="discard")
     for n in (1, 2, 3):

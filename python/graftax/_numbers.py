@@ -215,10 +215,10 @@ class SymbolicNumbers:
         """Finds the leaves that they are in a recording with them. False where one cannot be a leaf."""
         structure = Structure(recording.graphdef)
         self.leaves, self._numbers = [], []
-        for leaf, row in enumerate(structure.leaves):
+        for row in structure.leaves:  # an array in two places is two of these, where it is donated
             number = self.places.get(structure.place(row)) if row.is_number else None
             if number is not None:
-                self.leaves.append(leaf)
+                self.leaves.append(row.leaf)
                 self._numbers.append(number)
         left_out = set(self.places.values()) - set(self._numbers)
         self._family.make_static(sorted(left_out))
