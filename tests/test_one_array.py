@@ -134,6 +134,75 @@ def test_numbers_and_one_array_go_together():
         assert y is again and (m, last) == (n + 1, n + 1) and y[0] == n
 
 
+def double(model, *_):
+    model.w = model.head = model.w * 2
+    return model
+
+
+def over_no_rows(model):
+    return graftax.scan(lambda carry, _: (carry, double(model).head), 0.0, None, length=3)[1]
+
+
+def over_rows(model):
+    graftax.scan(lambda m, _: (double(m), None), model, jnp.zeros(2))
+
+
+def counted(model):
+    graftax.fori_loop(0, 3, lambda _, m: double(m), model)
+
+
+def mapped(model):
+    graftax.map(lambda x: double(model) and x, jnp.zeros(2))
+
+
+def in_every_branch(model):
+    graftax.cond(model.w.sum() > 0, lambda: double(model) and None, lambda: double(double(model)) and None)
+
+
+def in_the_result_of_branches(model):
+    def pair(m):
+        y = m.w + 1
+        return [y, y]
+
+    return graftax.switch(jnp.asarray(1), [pair, lambda m: pair(double(m))], model)
+
+
+@pytest.mark.parametrize("jit", [graftax.jit, lambda f: f], ids=["jitted", "eager"])
+@pytest.mark.parametrize(
+    "program", [over_no_rows, over_rows, counted, mapped, in_every_branch, in_the_result_of_branches]
+)
+def test_what_each_step_and_each_branch_makes_one_is_one(program, jit):
+    model = Box(w=jnp.ones(3), head=jnp.zeros(3))
+    result = jit(program)(model)
+    if program is in_the_result_of_branches:
+        assert result[0] is result[1] and model.w[0] == 2
+    else:
+        assert model.w is model.head and model.w[0] > 1
+
+
+def test_what_one_branch_makes_one_is_two_after_the_other():
+    def maybe(model, ok):
+        graftax.cond(ok, lambda: double(model) and None, lambda: None)
+
+    model = Box(w=jnp.ones(3), head=jnp.zeros(3))
+    graftax.jit(maybe)(model, jnp.asarray(False))
+    assert model.w[0] == 1 and model.head[0] == 0
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_loop_that_may_have_no_step_keeps_two(steps):
+    def grow(model, steps):
+        def step(model):
+            model.n = model.n + 1
+            return double(model)
+
+        graftax.while_loop(lambda model: model.n < steps, step, model)
+
+    model = Box(w=jnp.ones(3), head=jnp.full(3, 7.0), n=jnp.array(0))
+    graftax.jit(grow)(model, jnp.asarray(steps))
+    assert (model.w[0], model.head[0]) == ((1, 7) if steps == 0 else (4, 4))
+
+
 def test_under_out_shardings_each_place_has_its_own():
     there = SingleDeviceSharding(jax.devices()[0])
     first, second = graftax.jit(lambda x: (y := x + 1, y), out_shardings=there)(jnp.ones(3))

@@ -228,3 +228,17 @@ def test_what_a_loop_writes_is_told():
     trainer = Trainer(tied_arrays())
     (text,) = told(graftax.jit(steps), trainer)
     assert "trainer.model['embed'] and trainer.model['head']" in text
+
+
+@pytest.mark.parametrize("tied", [tied_arrays, tied_objects])
+def test_a_third_place_outside_of_what_is_replaced_hides_nothing(tied):
+    trainer = Trainer(tied())
+    trainer.first = next(iter(trainer.model.values()))  # comes before the model
+    trainer.__dict__ = dict(sorted(trainer.__dict__.items()))
+
+    def step(trainer):
+        grads = graftax.grad(total)(trainer.model)
+        trainer.model = jax.tree.map(lambda p, g: p - 0.1 * g, trainer.model, grads)
+
+    (text,) = told(graftax.jit(step), trainer)
+    assert "trainer.model" in text and "UntiedWarning" not in text

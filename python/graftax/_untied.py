@@ -21,7 +21,7 @@ from . import _core
 from ._advice import caller_level
 from ._errors import UntiedWarning
 from ._same_step import same_step
-from ._structure import Op, Place, Structure, place_name
+from ._structure import Op, Place, Row, Structure, place_name
 
 UNTIED = (
     "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
@@ -112,33 +112,41 @@ def _apart(tie: Tie) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def _ties(recording: _core.Recording) -> Iterator[Tie]:
-    """The floating arrays that stand in two places below one root: by themselves, or in a shared object."""
+    """Each two places, below one root, of a floating array: of the array itself, or of an object that holds it."""
     leaves, graphdef = recording.leaves, recording.graphdef
-    places: list[Place] | None = None
-    first: dict[int, int] = {}
-    for i, leaf in enumerate(leaves):
-        j = first.setdefault(id(leaf), i)
-        if j != i and _is_parameter(leaf):
-            places = places or graphdef.leaf_places()
-            if places[i][0] == places[j][0]:
-                yield Tie((j, i), (places[j], places[i]), False)
+    ids = [id(leaf) for leaf in leaves]
+    if len(set(ids)) < len(ids):
+        places = graphdef.leaf_places()
+        shared: dict[int, list[int]] = defaultdict(list)
+        for i, which in enumerate(ids):
+            if _is_parameter(leaves[i]):
+                shared[which].append(i)
+        for same in shared.values():
+            for one, other in itertools.combinations(same, 2):
+                if places[one][0] == places[other][0]:
+                    yield Tie((one, other), (places[one], places[other]), False)
     if graphdef._shares:  # pyright: ignore[reportPrivateUsage]
-        yield from _shared_objects(leaves, Structure(graphdef))
+        for leaf, same in _shared_objects(leaves, Structure(graphdef)):
+            for two in itertools.combinations(same, 2):
+                yield Tie((leaf, leaf), two, True)
 
 
-def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[Tie]:
+def _shared_objects(leaves: Sequence[Any], structure: Structure) -> Iterator[tuple[int, list[Place]]]:
+    """The first floating array of each object that stands in several places, and the places of that array."""
+    again: dict[int, list[Row]] = defaultdict(list)
     for row in structure.rows:
         if row.op is not Op.ref:
             continue
         node = structure.target(row)
-        if node.root != row.root or node.number < row.number < node.end:  # a cycle
-            continue
+        if node.root == row.root and not node.number < row.number < node.end:  # within itself it is a cycle
+            again[node.number].append(row)
+    for number, refs in again.items():
+        node = structure.rows[number]
         leaf = next((r for r in structure.below(node) if r.op is Op.leaf and _is_parameter(leaves[r.leaf])), None)
         if leaf is not None:
             root, path = structure.place(leaf)
             inside = path[len(structure.place(node)[1]) :]
-            places = ((root, path), (root, (*structure.place(row)[1], *inside)))
-            yield Tie((leaf.leaf, leaf.leaf), places, True)
+            yield leaf.leaf, [(root, path), *((root, (*structure.place(ref)[1], *inside)) for ref in refs)]
 
 
 def _is_parameter(leaf: Any) -> bool:

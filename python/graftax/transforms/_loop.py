@@ -155,7 +155,8 @@ class Steps:
             if place.name in loop.carried or (place.root == loop.carry and not isinstance(leaf, ref_types))
         ]
         self.first = [self.program.leaves[i] for i in self.at]
-        self.last: Sequence[Any] = self.first
+        self._last: Sequence[Any] = self.first
+        self._one: list[int] = []  # of the last trace: the first leaf carried that a step makes one with this
         # Of the last trace: for each output leaf the number of the leaf that it is, and the Outcome.
         self._left: tuple[list[int], _core.Outcome] | None = None
 
@@ -203,7 +204,19 @@ class Steps:
         self._left = after.out, after.outcome
         if look is not None:
             look(leaves)
-        return [after.values[i] for i in self.at]
+        values = [after.values[i] for i in self.at]
+        number: dict[int, int] = {}
+        self._one = [number.setdefault(id(value), i) for i, value in enumerate(values)]
+        return values
+
+    def end(self, last: Sequence[Any], ran: bool) -> None:
+        """Notes the leaves after the last step.
+
+        Where a step puts one array into several places, it is one afterwards: if there was a step (`ran`), or if it was
+        one before.
+        """
+        first = self.first
+        self._last = [last[one if ran or first[i] is first[one] else i] for i, one in enumerate(self._one)]
 
     def _check(self, after: StateAfter, leaves: list[Any]) -> None:
         loop, program = self.loop, self.program
@@ -267,7 +280,7 @@ class Steps:
         numbers, outcome = self._left
         if self.loop.slices is not None:
             self.loop.slices.check(self.program, outcome)
-        leaves = self._leaves(self.last)
+        leaves = self._leaves(self._last)
         return self.program.finish([leaves[number] for number in numbers], outcome)
 
 

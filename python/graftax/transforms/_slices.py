@@ -80,6 +80,12 @@ class Slices:
         """The length for JAX: None where it reads it from the arrays, as it has to where it is symbolic."""
         return None if self.leaves else self.length
 
+    @property
+    def has_rows(self) -> bool:
+        """Is there a step? False where the length is symbolic."""
+        length: Any = self.length
+        return isinstance(length, int) and length > 0
+
     def step(self, rows: Sequence[Any], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
         """(what `function` of the graph with these rows returns; the arrays that it left in the graph)."""
         results: list[R] = []

@@ -189,6 +189,7 @@ class EndedTracer(NamedTuple):
 
     aval: Any
     source: int | None  # the input leaf that it is
+    one: int  # the first place that it stands in
 
 
 def type_of(leaf: Any) -> Any:

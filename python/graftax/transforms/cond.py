@@ -221,7 +221,9 @@ class Branches:
             first = self.seen.get(0, after)  # JAX traces the branches in order
             after = after.aligned(first.after) or after
             own, values = {id(leaf): i for i, leaf in enumerate(leaves)}, after.values
-            self.seen[number] = after._replace(values=[EndedTracer(type_of(x), own.get(id(x))) for x in values])
+            place: dict[int, int] = {}
+            ended = [EndedTracer(type_of(x), own.get(id(x)), place.setdefault(id(x), i)) for i, x in enumerate(values)]
+            self.seen[number] = after._replace(values=ended)
             if len(self.seen) == len(self.branches):
                 self._compare()
             # One with fewer is told after the last branch: JAX compares them when all are traced.
@@ -362,6 +364,9 @@ class Branches:
         """
         first = self.seen[0]
         chosen = dict(zip(self._chosen(first), out, strict=True))
+        one: dict[tuple[int, ...], Any] = {}  # what every branch makes one array is one
+        for leaf, value in chosen.items():
+            chosen[leaf] = one.setdefault(tuple(after.values[leaf].one for after in self.seen.values()), value)
         pairs: list[tuple[list[Any], _core.Outcome]] = []
         order = list(reversed(range(len(self.branches))))
         for number in order:

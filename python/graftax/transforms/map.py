@@ -69,7 +69,8 @@ def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest:
             return steps.step(carry, body), tuple(out)
 
         flat = steps.named(flat, of_rows)
-        steps.last, (ys, changed) = jax.lax.scan(flat, steps.first, slices.leaves)
+        last, (ys, changed) = jax.lax.scan(flat, steps.first, slices.leaves)
+        steps.end(last, slices.has_rows)
         return _core.unflatten(structure[-1], ys), changed
 
     _, (ys, changed) = Loop(name, [f], operands, carry=None, slices=slices).run(attempt)

@@ -215,7 +215,7 @@ def _loop(
             return carry, tuple(out)
 
         indices = None if report is None else jnp.arange(slices.length)
-        steps.last, (ys, changed) = jax.lax.scan(
+        last, (ys, changed) = jax.lax.scan(
             steps.named(flat, of_rows),
             steps.first,
             (slices.leaves, indices),
@@ -223,6 +223,7 @@ def _loop(
             reverse=reverse,
             unroll=unroll,
         )
+        steps.end(last, slices.has_rows)
         return _core.unflatten(stacked[-1], ys), changed
 
     carry, (ys, changed) = Loop(name, [f], [init, None], slices=slices).run(attempt)

@@ -84,9 +84,10 @@ def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]
             return steps.step(carry, lambda functions, operands: functions[1](operands[0]))
 
         if max_steps is None:
-            steps.last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
+            last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
         else:
-            steps.last = _bounded(test, step, steps.first, operator.index(max_steps))
+            last = _bounded(test, step, steps.first, operator.index(max_steps))
+        steps.end(last, False)
 
     return Loop(name_of(body_fun, "while_loop"), functions, operands).run(attempt)[0]
 
@@ -125,7 +126,8 @@ def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any],
         def flat(i: Any, carry: Any) -> Any:
             return steps.step(carry, lambda functions, operands: functions[0](i, operands[1]))
 
-        steps.last = jax.lax.fori_loop(lower, upper, steps.named(flat, of_index), steps.first, unroll=unroll)
+        last = jax.lax.fori_loop(lower, upper, steps.named(flat, of_index), steps.first, unroll=unroll)
+        steps.end(last, all(isinstance(x, int) for x in (lower, upper)) and lower < upper)
 
     return Loop(name_of(body_fun, "fori_loop"), functions, operands, carry=1).run(attempt)[0]
 
