@@ -82,6 +82,12 @@ def is_carry(spec: Any) -> bool:
     return _first("is_carry", spec) is True
 
 
+def none_for_empty(graph: Any) -> Any:
+    """A graph in which None stands for each of a library's objects for one array that holds none."""
+    found = _first("none_for_empty", graph)
+    return graph if found is None else found
+
+
 def prefix(spec: Any) -> Any:
     """An object like the one that a library's own prefix object speaks of, with its entries in place of arrays."""
     return _first("prefix", spec)

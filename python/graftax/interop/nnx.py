@@ -16,6 +16,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from flax.core.spmd import get_logical_axis_rules
 from flax.nnx import extract, filterlib, graphlib, helpers, merge, spmd
 from flax.nnx.graphlib import GraphState
@@ -110,6 +111,18 @@ def choices(spec: Any) -> list[tuple[Any, Any]] | None:
     if filters is None or entries is None:
         return None
     return [(filterlib.All(kind), entry) for kind, entry in zip(filters, entries, strict=True)]
+
+
+def none_for_empty(graph: Any) -> Any:
+    """Without the Variables that hold None."""
+
+    def is_variable(x: Any) -> bool:
+        return isinstance(x, Variable)
+
+    def shown(x: Any) -> Any:
+        return None if is_variable(x) and x.get_raw_value() is None else x
+
+    return jax.tree.map(shown, graph, is_leaf=is_variable)
 
 
 def axes(node: Any) -> PartitionSpec | Sharding | None:

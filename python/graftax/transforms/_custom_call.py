@@ -58,6 +58,7 @@ class Saved(NamedTuple):
     operands: list[Any]  # graphs like the operands, around the leaves that were kept
     residuals: Any
     perturbed: Sequence[bool]  # for each leaf of the program
+    updates: tuple[Any, ...] = ()  # graphs like the operands, with the cotangents of what the function writes
 
 
 class TangentParts(NamedTuple):
@@ -110,6 +111,8 @@ class TangentSpace(NamedTuple):
 
 class Value:
     """What a function returned when it was traced: structure, and types of arrays."""
+
+    forwarded: list[int | None]  # for each array that is written, which leaf of the operands it is
 
     def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str) -> None:
         self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
@@ -189,8 +192,11 @@ class CustomCall:
             found.append(Output(*_core.flatten(result)))
             return result
 
-        outcome, out = program.trace(map(_as_array, leaves), body, arrays=True)
+        given = [_as_array(leaf) for leaf in leaves]
+        outcome, out = program.trace(given, body, arrays=True)
+        number = {id(leaf): i for i, leaf in enumerate(given)}
         self._value = Value(found[0], outcome, program.changed, self.name)
+        self._value.forwarded = [number.get(id(leaf)) for leaf in out[outcome.result_leaves :]]
         return tuple(out)
 
     def _known(self, leaves: Sequence[Any]) -> Value:
@@ -301,6 +307,7 @@ class CustomCall:
         keep: Sequence[int],
         symbolic: bool,
         symbolic_primals: bool,
+        updates: bool = False,
     ) -> Any:
         """The call under `jax.custom_vjp`.
 
@@ -309,6 +316,7 @@ class CustomCall:
             backward: takes what was kept and the cotangent of the value. Returns cotangents of the operands.
             keep: the leaves around which `backward` gets the operands again.
             symbolic, symbolic_primals: `backward` is given JAX's symbolic zeros, `forward` its CustomVJPPrimal.
+            updates: `backward` is given the cotangents of what the function writes too, and speaks of all of it.
         """
 
         def flat(*leaves: Any) -> tuple[Any, ...]:
@@ -322,7 +330,9 @@ class CustomCall:
             out, residuals = self._of_rule(given, lambda operands: forward(operands, perturbed))
             arrays, graphdef = _core.flatten(residuals)
             written, pull = (), None
-            if known.writes:
+            if known.writes and updates:
+                written = self._writes(*leaves)
+            elif known.writes:
                 writes, at = self._writes_by(leaves, [i for i in self._inputs.leaves if perturbed[i]])
                 written, pull = jax.vjp(writes, *at)
             structure = _Structure(graphdef, tuple(perturbed))
@@ -337,8 +347,10 @@ class CustomCall:
             given = Saved(
                 self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed
             )
+            if updates:
+                given = given._replace(updates=self._updates(known, cotangents[len(known.order) :]))
             returned = backward(given, known.tangents.graphs(of_value)[0])
-            totals = matched(self.name, "cotangent", self._inputs.shapes, returned)
+            totals = matched(self.name, "cotangent", self._inputs.shapes, returned, self._inputs.graphdef)
             if pull is not None:
                 moved = iter(pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :])))
                 parts = zip(totals, self._inputs.leaves, strict=True)
@@ -351,6 +363,21 @@ class CustomCall:
         custom = jax.custom_vjp(named(flat, self._later))
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
+
+    def _updates(self, known: Value, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Graphs like the operands that are differentiated, with a cotangent where an array is written, else None."""
+        outcome, graphdef = known.outcome, self._later.graphdef
+        values: dict[Any, Any] = {}
+        nodes, written = outcome.inputs()[2], outcome.leaf_places()[outcome.result_leaves :]
+        before = {place: number for number, place in enumerate(graphdef.leaf_places())}
+        for (write, path), cotangent, leaf in zip(written, cotangents, known.forwarded, strict=True):
+            root, above = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
+            place = root, (*above, *path)
+            if leaf is None or before.get(place) != leaf:
+                values[place] = _or_zeros(cotangent, cotangent, False)
+        diff = [i for i in range(self._later.operands) if i not in self._nondiff]
+        leaves = [values.get((diff[root], path)) for root, path in self._inputs.graphdef.leaf_places()]
+        return _core.unflatten_roots(self._inputs.graphdef, leaves, True)
 
     def _writes_by(
         self, leaves: Sequence[Any], by: Sequence[int]

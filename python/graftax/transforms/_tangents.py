@@ -64,8 +64,17 @@ def is_nothing(x: Any) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-def matched(name: str, what: str, wanted: Sequence[TangentType], given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None."""
+def matched(
+    name: str,
+    what: str,
+    wanted: Sequence[TangentType],
+    given: tuple[Any, ...],
+    like: _core.GraphDef | None = None,
+) -> tuple[Any, ...]:
+    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None.
+
+    What stands in the place of another leaf of `like` is left alone, as JAX leaves the cotangent of an integer.
+    """
     found, again = places_in(given)
 
     def at(place: Any) -> Any:
@@ -96,8 +105,9 @@ def matched(name: str, what: str, wanted: Sequence[TangentType], given: tuple[An
                 OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
             )
         out.append(value)
+    others = {(root, *path) for root, path in like.leaf_places()} if like is not None else ()
     for place, (is_array, value) in found.items():
-        if is_array and place not in used and not is_nothing(value):
+        if is_array and place not in used and place not in others and not is_nothing(value):
             expected = some([shape.name for shape in wanted if not is_nothing(shape)]) or "no place"
             path = f"{_root_name(wanted, place[0], what)}{path_text(place[1:])}"
             raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=path, expected=expected))

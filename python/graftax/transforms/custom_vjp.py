@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
+from .. import interop
 from .._tracebacks import boundary
 from ._custom_call import CustomCall, Saved
 from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, refuse_changes, with_zeros
@@ -77,6 +79,8 @@ class custom_vjp(CustomRule[P, R]):
             bwd: takes the residuals, which may be any objects, and the cotangent of the value: a graph like the value
                 with a cotangent in place of each floating array or number, and None for all else. Returns a tuple of
                 graphs like the arguments; None is zero. Arguments named by `nondiff_argnums` come first, one by one.
+                A parameter `updates_g`, as `nnx.custom_vjp` knows it, is given the cotangents of what `fun` changes, in
+                graphs like the arguments. The rule speaks of the changes then, too.
             symbolic_zeros: as in `jax.custom_vjp`, `fwd` is given arrays as `CustomVJPPrimal`, and `bwd` what has no
                 cotangent as `SymbolicZero` (both of `jax.custom_derivatives`).
         """
@@ -87,6 +91,7 @@ class custom_vjp(CustomRule[P, R]):
         if self._rules is None:
             raise self._no_rule("defvjp")
         call, (fwd, bwd), symbolic = self._call(args, kwargs), self._rules, self._symbolic
+        updates = _takes_updates(bwd)
 
         def forward(operands: list[Any], perturbed: list[bool]) -> Any:
             value, residuals = pair(call.name, "fwd", "(value, residuals)", fwd(*operands))
@@ -96,14 +101,21 @@ class custom_vjp(CustomRule[P, R]):
             nondiff, diff = call.split(kept.operands)
             given = (*nondiff, kept.residuals, cotangent)
             before = Snapshot.of(given, tuple(f"argument {i} of bwd" for i in range(len(given))))
-            cotangents = bwd(*given)
+            cotangents = bwd(*given, **({"updates_g": interop.none_for_empty(kept.updates)} if updates else {}))
             refuse_changes(call.name, before)
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
                 found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
                 raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=found))
             return tuple(cast("Sequence[Any]", cotangents))
 
-        return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic)
+        return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic, updates)
+
+
+def _takes_updates(bwd: Callable[..., Any]) -> bool:
+    try:
+        return "updates_g" in inspect.signature(bwd).parameters
+    except (TypeError, ValueError):  # it has none
+        return False
 
 
 class filter_custom_vjp(FilteredRule[P, R]):
