@@ -142,9 +142,10 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     kind.shape = role == "shape";
   } else if (role == "reduce") {
     make_static(kind, How::reduce, frozen);
-  } else if (role == "symbol") {
+  } else if (role == "symbol" || role == "scalar symbol") {
     make_static(kind, How::identity, false);
     kind.symbolic = true;
+    kind.scalar = role == "scalar symbol";
   } else if (role == "context") {
     make_static(kind, How::context, false);
   } else if (role == "refused") {

@@ -56,6 +56,7 @@ struct Kind : std::enable_shared_from_this<Kind> {
   bool shape = false;     // a jax.ShapeDtypeStruct: a leaf where nothing is run
   bool dynamic = false;   // Python numbers below it are traced
   bool symbolic = false;  // stands for a Python number while a function is traced
+  bool scalar = false;    // or for a NumPy scalar, which is an array to a transform inside
   // Its type was registered, or described anew, since: what was recorded with it matches nothing.
   mutable bool stale = false;
   bool expires = false;           // changes only by being used up, which a call by value may drop

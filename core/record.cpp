@@ -146,6 +146,11 @@ std::string Recorder::open_path() const {
   return path;
 }
 
+bool Recorder::is_traced_symbol(const Kind& kind) const {
+  if (!options_.inputs) return kind.symbolic && kind.scalar;
+  return kind.symbolic && (options_.inputs->numbers || (kind.scalar && options_.inputs->arrays));
+}
+
 bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
   if (below.in_dynamic) return true;
@@ -197,8 +202,7 @@ void Recorder::visit(PyObject* obj, Below below) {
       return add_static_leaf(obj, kind);
     case Leaf::statics:
       if (is_dynamic_number(obj, kind, below)) return add_leaf(obj, kind, false, NUMBER);
-      if (kind.symbolic && options_.inputs && options_.inputs->numbers && !below.in_static)
-        return add_leaf(obj, kind, false);
+      if (is_traced_symbol(kind) && !below.in_static) return add_leaf(obj, kind, false);
       if (kind.symbolic && options_.inputs && options_.inputs->numbers)
         raise_graftax("UnsupportedValueError", "a number that may change, in aux data or a static field");
       if (kind.shape && options_.shapes && !below.in_static && !root_has(CAPTURED_ROOT))

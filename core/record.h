@@ -97,6 +97,7 @@ class Recorder {
   void add_value(PyObject* obj);
   bool is_value(PyObject* obj, const Kind& kind) const;
   bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
+  bool is_traced_symbol(const Kind& kind) const;
   std::vector<Step> open_steps() const;
   std::string open_path() const;
   void add_static_leaf(PyObject* obj, const Kind& kind);

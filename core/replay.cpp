@@ -71,6 +71,7 @@ class Replayer {
     if (kind.leaf == Leaf::array) return true;
     if (kind.leaf == Leaf::numpy) return numpy_is_dynamic(obj, false);  // recording says why not, and where
     if (in.flags & NUMBER) return is_number(obj, kind);
+    if (kind.scalar) return true;
     return kind.shape && p_.shapes;
   }
 

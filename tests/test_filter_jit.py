@@ -199,3 +199,12 @@ def test_equinoxs_words_for_donation(donate):
     assert out[0].tolist() == out[1].tolist() == [2.0] * 64
     assert x.is_deleted() == (donate in ("all", "warn"))
     assert y.is_deleted() == (donate != "none")
+
+
+def test_numbers_can_be_static():
+    f, g = graftax.filter_jit(lambda x, n: x * n, numbers="static"), graftax.filter_jit(lambda x, n: x * n)
+    for n in (1, 2, 3, 4):
+        assert f(jnp.ones(2), n)[0] == g(jnp.ones(2), n)[0] == n
+    assert (f.cache_info().traces, g.cache_info().traces) == (4, 2)
+    with pytest.raises(ValueError, match="numbers='traced'"):
+        graftax.filter_jit(lambda x: x, numbers="traced")  # pyright: ignore

@@ -175,7 +175,7 @@ PROGRAMS = [
     (keys, 2, 2),
     (its_type, 2, 2),
     (copied, 2, 2),
-    (exponent, MANY, MANY),
+    (exponent, MANY, 2),
     (a_shape, MANY, MANY),
     (an_index, MANY, MANY),
     (text, MANY, MANY),

@@ -54,6 +54,7 @@ LAYERS = [
         "_views",
         "_host_program",
         "_symbols",
+        "_ufuncs",
         "_numbers",
         "_stand_ins",
         "_stood_in",

@@ -242,6 +242,25 @@ def passed_on(code: types.CodeType) -> set[str]:
     return {at.argval for i, at in loaded if not _is_class_asked_for(instructions, i)}
 
 
+def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
+    """The attributes of this global that code does more with than to call them; the module's name where that is the
+    module itself."""
+    instructions = [at for at in dis.get_instructions(code) if at.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    names = [at.opname for at in instructions]
+    found: set[str] = set()
+    for i, at in enumerate(instructions):
+        if at.argval != module or at.opname != "LOAD_GLOBAL":
+            continue
+        after = instructions[i + 1]
+        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or (at.arg or 0) & 1
+        if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.add(module)
+        elif after.opname == "LOAD_ATTR" and not is_call:
+            is_method = sys.version_info >= (3, 12) and (after.arg or 0) & 1
+            found |= set() if is_method else {after.argval}
+    return found
+
+
 def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
     """Is this load of a global in the second argument of `isinstance(x, (a, b))`?"""
     for at in instructions[i + 1 :]:

@@ -60,8 +60,8 @@ def key_class() -> type:
     raise ImportError("this JAX has no PRNGKeyArray where it is known")
 
 
-def know_symbols(classes: dict[type, type], array: Any) -> None:
-    """Tells JAX that instances of these classes are Python numbers of a type, and which array each one is.
+def know_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: Any) -> None:
+    """Tells JAX that instances of these classes are Python numbers of a type or NumPy scalars, and which array each is.
 
     `export` does the same for symbolic dimensions; nothing public does.
     """
@@ -76,6 +76,9 @@ def know_symbols(classes: dict[type, type], array: Any) -> None:
         _dtypes.python_scalar_types.add(cls)
         _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
         _dtypes.register_weak_scalar_type(cls)
+    for cls in scalars:
+        _jax_core.pytype_aval_mappings[cls] = lambda symbol: jax.typeof(symbol.dtype.type())
+        _dtypes.canonicalize_value_handlers[cls] = array
 
 
 def lacks_symbols() -> bool:
@@ -574,14 +577,11 @@ def refused_class(error: BaseException) -> str | None:
     return found[1] if found else None
 
 
-def is_of_a_deleted_array(error: BaseException) -> bool:
-    return isinstance(error, (RuntimeError, ValueError)) and "delete" in str(error)
+def _saying(text: str, *kinds: type[BaseException]) -> Callable[[BaseException], bool]:
+    return lambda error: isinstance(error, kinds or BaseException) and text in str(error)
 
 
-def _saying(text: str, kind: type[BaseException] = BaseException) -> Callable[[BaseException], bool]:
-    return lambda error: isinstance(error, kind) and text in str(error)
-
-
+is_of_a_deleted_array = _saying("delete", RuntimeError, ValueError)
 is_of_a_timeout = _saying("DEADLINE_EXCEEDED")
 is_of_refused_arguments = _saying("INVALID_ARGUMENT")  # by an executable, so that nothing has run
 is_of_reverse_loop = _saying("Reverse-mode differentiation does not work for lax.while_loop")

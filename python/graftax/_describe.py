@@ -38,7 +38,7 @@ from ._handles import HandleLayout, handle_classes
 from ._ignored import Ignored
 from ._outside import stands_outside
 from ._refused import IN_C, ITERATOR, hides_state, why_refused
-from ._symbols import Symbol
+from ._symbols import ScalarSymbol, Symbol
 from .marks import Dynamic, Static
 
 _BY_PICKLE = (
@@ -130,7 +130,7 @@ def describe(obj: Any, solid: type) -> Description:
     if cls in handle_classes():  # also where it is registered with JAX
         return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
     if issubclass(cls, Symbol):
-        return Description("symbol")
+        return Description("scalar symbol" if issubclass(cls, ScalarSymbol) else "symbol")
     if issubclass(cls, Dynamic):
         return Description("dynamic", frozen=False, handed=True)
     if issubclass(cls, Static):

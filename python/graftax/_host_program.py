@@ -43,7 +43,12 @@ def narrow(value: float) -> float:
     return value if jax.config.jax_enable_x64 else float(np.float32(as_jax(value)))
 
 
-_KNOWN = {"math": math, "total": total, "narrow": narrow}
+def item(scalar: Any) -> Any:
+    """The Python number that a NumPy scalar is."""
+    return scalar.item()
+
+
+_KNOWN = {"math": math, "np": np, "total": total, "narrow": narrow, "item": item}
 
 
 def _keep(error: BaseException) -> None:
@@ -68,6 +73,7 @@ class HostProgram:
         self.leaves: list[int] = []  # which leaves of a call its numbers are
         self.inputs: dict[type, dict[int, int]] = {int: {}, float: {}}  # node -> which input it is
         self.outputs: dict[int, int] = {}
+        self.scalars: set[int] = set()  # nodes that are NumPy scalars
         self._nodes: list[tuple[Any, ...]] = [("number", i) for i in range(len(kinds))]
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.lock = threading.RLock()  # held by a call that may trace: it alone writes
@@ -90,8 +96,12 @@ class HostProgram:
 
     # ---- written while a function is traced
 
-    def constant(self, value: bool | int | float) -> int:
-        key: Any = value.hex() if isinstance(value, float) else value  # -0.0 is not 0.0
+    def constant(self, value: Any) -> int:
+        key: Any = value
+        if isinstance(value, np.generic):
+            key = value.tobytes()
+        elif isinstance(value, float | tuple):  # -0.0 is not 0.0
+            key = repr(value)
         return self._node("constant", type(value), key, value)
 
     def operation(self, name: str, *operands: int) -> int:
@@ -250,7 +260,7 @@ class _Source:
             differs = f"{name} != {constant}"
             if expected != expected:
                 differs = f"{name} == {name}"
-            elif isinstance(expected, float) and not expected:
+            elif isinstance(expected, float | np.floating) and not expected:
                 differs += f" or sign(1.0, {name}) != {math.copysign(1.0, expected)}"
         self._lines.append(f"if {differs}: return None")
 
@@ -259,6 +269,9 @@ class _Source:
         values: list[str] = []
         for node in list(self._program.inputs[kind])[: self._program.capacity[kind]]:
             value = f"n{node}"
+            if node in self._program.scalars:
+                self._lines.append(f"i{node} = {kind.__name__}({value})")
+                value = f"i{node}"
             if kind is int:
                 self._lines.append(f"if not {-(1 << 31)} <= {value} < {1 << 31} and not is_wide({value}): return None")
             else:

@@ -152,6 +152,7 @@ def filter_jit(
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
     warn_impure: bool = True,
+    numbers: Literal["symbolic", "static"] = "symbolic",
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
     """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
 
@@ -161,13 +162,13 @@ def filter_jit(
     Args:
         function: any callable. Without it, `filter_jit` returns a decorator.
         donate, dynamic, ignore, cache_size, in_shardings, out_shardings: as in `jit`.
-        keep_unused, inline, compiler_options, warn_impure: as in `jit`.
+        keep_unused, inline, compiler_options, warn_impure, numbers: as in `jit`.
     """
     options = Options(
         mutation="discard",
         warn_lost=True,
         captured=False,
-        numbers="symbolic",
+        numbers=numbers,
         warn_impure=warn_impure,
         cache_size=cache_size,
         dynamic=one_or_more(dynamic),

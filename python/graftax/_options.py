@@ -23,6 +23,7 @@ class FilterJitOptions(TypedDict, total=False):
     inline: bool
     compiler_options: dict[str, Any] | None
     warn_impure: bool
+    numbers: Literal["symbolic", "static"]
 
 
 class JitOptions(FilterJitOptions, total=False):
@@ -35,7 +36,6 @@ class JitOptions(FilterJitOptions, total=False):
     donate_argnames: str | Iterable[str] | None
     check: bool
     progress: bool | Callable[[str, float], Any]
-    numbers: Literal["symbolic", "static"]
 
 
 MUTATION = ("propagate", "error", "discard")

@@ -111,17 +111,44 @@ def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
     return out
 
 
+class _Numpy(types.ModuleType):
+    """The module `numpy` for symbols: some of its classes are called otherwise."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def numpy_for(passed: Set[str]) -> Any:
+    """`numpy` for code that does more with these names of it than to call them."""
+    out = _Numpy("numpy")
+    vars(out).update({name: stand_in for name, stand_in in _SCALARS.items() if name not in passed})
+    return out
+
+
 _MATH = _Math("math", math.__doc__)
 _IN_MATH = {name: _on_symbols(f"math.{name}", getattr(math, name)) for name in _FUNCTIONS if hasattr(math, name)}
 vars(_MATH).update(_IN_MATH)
 TYPE = _ClassStandIn(type, _class_of)
 _BUILTINS: dict[str, Any] = {cls.__name__: _ClassStandIn(cls, _on_symbols(cls.__name__, cls)) for cls in (float, int)}
 _BUILTINS["sum"] = _sum
+_BITS = {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8, 16, 32, 64)}
+SCALAR_TYPES = frozenset(f"{kind}{width}" for kind, widths in _BITS.items() for width in widths)
+_SCALARS: dict[str, Any] = {
+    name: _ClassStandIn(getattr(np, name), _on_symbols(f"np.{name}", getattr(np, name))) for name in SCALAR_TYPES
+}
 _VALUES: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
 
 
-def stand_ins(scope: dict[str, Any], builtins: Set[str]) -> dict[str, Any]:
-    """What stands in these globals for `math`, its functions, and for these builtins among `float`, `int` and `sum`."""
+def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> dict[str, Any]:
+    """What stands in these globals for `math`, its functions, `numpy`, and for these builtins among `float`, `int` and
+    `sum`.
+
+    Args:
+        passed: what code does more with than to call it: globals, and attributes of `numpy`.
+    """
     out = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
-    out.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() if name not in scope})
+    out.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
+    of_numpy = [name for name, value in scope.items() if value is np]
+    if of_numpy and passed.isdisjoint(of_numpy) and not passed >= SCALAR_TYPES:
+        out.update(dict.fromkeys(of_numpy, numpy_for(passed)))
     return out

@@ -8,8 +8,10 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ._code import Names, is_never_asked, names_of, passed_on
-from ._stand_ins import TYPE, power, stand_ins
+import numpy as np
+
+from ._code import Names, attributes_passed_on, is_never_asked, names_of, passed_on
+from ._stand_ins import SCALAR_TYPES, TYPE, power, stand_ins
 
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
@@ -79,6 +81,10 @@ class StoodIn:
             self._of_powers.setdefault(id(scope), scope)
         if classes := _FOR_SYMBOLS.intersection(names.loaded):
             self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
+        for name in names.loaded:
+            if scope.get(name) is np:
+                more = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
+                self._passed.setdefault(id(scope), set()).update(more)
 
     def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """Code asks a symbol for its value in C, as `float(x)` does.
@@ -89,7 +95,8 @@ class StoodIn:
         scope = self.originals.get(id(scope), scope)
         if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
             return
-        if stand_ins(scope, _FOR_SYMBOLS.intersection(names_of(code).loaded) - self._passed.get(id(scope), set())):
+        builtins = _FOR_SYMBOLS.intersection(names_of(code).loaded)
+        if stand_ins(scope, builtins, self._passed.get(id(scope), frozenset())):
             self._of_numbers[id(scope)] = scope
             raise NewReads
 
@@ -110,7 +117,7 @@ class StoodIn:
             if "pow" not in self._passed.get(i, ()):
                 yield scope, {"pow": power}
         for i, scope in self._of_numbers.items():
-            yield scope, stand_ins(scope, {"float", "int", "sum"} - self._passed.get(i, set()))
+            yield scope, stand_ins(scope, {"float", "int", "sum"}, self._passed.get(i, frozenset()))
 
 
 def _names_and_texts(code: types.CodeType) -> list[str]:

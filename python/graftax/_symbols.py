@@ -18,8 +18,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
-from ._host_program import HostProgram, as_jax, fits, narrow
+from . import _ufuncs
+from ._compat import (
+    know_symbols,
+    makes_seed,
+    only_tries,
+    tries_static_slice,
+    wants_exponent,
+    weak_scalar,
+)
+from ._host_program import HostProgram, as_jax, fits, item, narrow
 from ._tracebacks import call_site
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -45,6 +53,7 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 _BINARY_OP = dis.opmap["BINARY_OP"]
+_ALIKE = frozenset({"shape", "ndim", "size", "itemsize", "nbytes"})  # of all NumPy scalars of a type
 _OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
 
 
@@ -71,15 +80,16 @@ class SymbolTrace:
         self.is_open = True
         self.lacks: set[type] = set()  # types that have more inputs than the executable
         self._vectors, self._arrays, self._reads = vectors, arrays, reads
+        self._errors = np.geterr()
         self._pinned: set[int] = set()
         self._alive: list[weakref.ref[Symbol]] = []
         self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
 
-    def symbol(self, node: int, value: int | float) -> Any:
+    def symbol(self, node: int, value: Any) -> Any:
         """The number, as a symbol where something can still be different in another call."""
         if node in self._pinned or not self.is_open:
             return value
-        out = (IntSymbol if type(value) is int else FloatSymbol)(self, node, value)
+        out = _class_for(value)(self, node, value)
         self._alive.append(weakref.ref(out))
         return out
 
@@ -118,16 +128,27 @@ class SymbolTrace:
         """What an array meets: an input of the program, with the weak type of a Python number."""
         if self.is_pinned(symbol):
             return jax.numpy.asarray(symbol._value)
-        kind = type(symbol._value)
-        if isinstance(symbol._value, int) and not fits(symbol._value):
-            raise OverflowError(f"Python int {symbol._value} too large to convert to {_widest()}")
+        value: Any = symbol._value
+        is_scalar = isinstance(value, np.generic)
+        kind = int if isinstance(value, int | np.integer) else float
+        if kind is int and not fits(value):
+            if is_scalar:  # JAX cuts it
+                return jax.numpy.asarray(self.value(symbol))
+            raise OverflowError(f"Python int {value} too large to convert to {_widest()}")
         at = self.program.input(symbol._node, kind)
         if at >= len(self._vectors[kind]):
             self.lacks.add(kind)
             at = 0
         elif self._arrays is not None:
-            self._arrays[kind][at] = symbol._value if kind is int else as_jax(symbol._value)
+            self._arrays[kind][at] = value if kind is int else as_jax(float(value))
+        if is_scalar:
+            dtype: Any = jax.dtypes.canonicalize_dtype(value.dtype)
+            return jax.lax.convert_element_type(jax.lax.index_in_dim(self._vectors[kind], at, keepdims=False), dtype)
         return weak_scalar(self._vectors[kind], at)
+
+    def has_its_errors(self) -> bool:
+        """Would a call compute with the settings of NumPy that the code has now (`np.errstate`)?"""
+        return np.geterr() == self._errors
 
     def close(self) -> None:
         """Ends the trace. A symbol that something still holds is its value from now on, in this entry alone."""
@@ -146,7 +167,7 @@ def _widest() -> str:
 
 
 def is_symbol(value: Any) -> bool:
-    return type(value) is IntSymbol or type(value) is FloatSymbol
+    return type(value) in _SYMBOLS
 
 
 def _operand(value: Any) -> Any:
@@ -154,7 +175,8 @@ def _operand(value: Any) -> Any:
     what is no plain number."""
     if is_symbol(value):
         return value._value if value._trace.is_pinned(value) else value
-    return value if type(value) in (int, float, bool) else NotImplemented
+    is_plain = type(value) in (int, float, bool, _ufuncs.Points) or _ufuncs.is_scalar(value)
+    return value if is_plain else NotImplemented
 
 
 def _plain(value: Any) -> Any:
@@ -179,14 +201,19 @@ def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
         for symbol in symbols:  # another value may not raise
             trace.value(symbol)
         raise
-    if type(value) not in (int, float, bool):
+    is_plain = type(value) in (int, float, bool)
+    if not is_plain and not (_ufuncs.is_scalar(value) and trace.has_its_errors()):
         return f(*[trace.value(operand) if is_symbol(operand) else operand for operand in operands])
     node = trace.program.operation(name, *map(trace.node, operands))
-    if type(value) is bool:
+    if type(value) is bool or type(value) is np.bool_:
         trace.program.guard(node, "is", value)
         return value
     if name == "**":  # an integer or not, by the sign of the exponent
         trace.program.guard(trace.program.operation("type", node), "is", type(value))
+    elif not is_plain:
+        trace.program.scalars.add(node)
+        if _ufuncs.type_may_change(plain, value):
+            trace.program.guard(trace.program.operation("type", node), "is", type(value))
     return trace.symbol(node, value)
 
 
@@ -216,7 +243,7 @@ class Symbol:
     __slots__ = ("__weakref__", "_node", "_trace", "_value")
     __array_priority__ = -1000
 
-    def __init__(self, trace: SymbolTrace, node: int, value: int | float) -> None:
+    def __init__(self, trace: SymbolTrace, node: int, value: Any) -> None:
         self._trace, self._node, self._value = trace, node, value
 
     # ---- arithmetic on the host
@@ -253,7 +280,7 @@ class Symbol:
     def __rpow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
             return operation("pow", pow, other, self, modulus)
-        if type(other) in (int, float, bool) or is_symbol(other):
+        if _operand(other) is not NotImplemented:
             return operation("**", operator.pow, other, self)
         return other ** self._asked()  # an array: JAX makes another program for each exponent
 
@@ -322,7 +349,8 @@ class Symbol:
     # ---- with arrays
 
     def __jax_array__(self) -> Any:
-        return self._asked() if wants_exponent(sys._getframe(1)) else self._trace.array(self)
+        is_whole = isinstance(self._value, int | np.integer)
+        return self._asked() if is_whole and wants_exponent(sys._getframe(1)) else self._trace.array(self)
 
     def dimension_as_value(self) -> Any:
         """JAX asks this of what stands for a number in its own traces."""
@@ -337,14 +365,24 @@ class Symbol:
                 if fits_in and type(self._value) is float and whole != math.trunc(operation("narrow", narrow, self)):
                     raise TypeError("the executable would make another integer of it")
             return np.asarray(self._value, dtype)
-        return np.asarray(self._asked(), dtype)
+        return np.asarray(self._trace.value_for(self, sys._getframe(1)), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        name = _ufuncs.name_of_ufunc(ufunc, method, options, sys._getframe(1))
+        if name is not None:
+            f: Callable[..., Any] = _BINARY.get(name) or _COMPARED.get(name) or ufunc
+            out = operation(name, f, *inputs)
+            if out is not NotImplemented:
+                return out
         return getattr(ufunc, method)(*map(_asked, inputs), **{k: _asked(v) for k, v in options.items()})
 
     def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if f in _OF_SCALARS and len(args) == 1 and args[0] is self and not kwargs:
             return _OF_SCALARS[f]
+        if (name := _ufuncs.name_of_function(f, kwargs)) is not None:
+            out = operation(name, f, *map(_ufuncs.as_points, args))
+            if out is not NotImplemented:
+                return out
         return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
 
 
@@ -377,8 +415,55 @@ class FloatSymbol(Symbol):
         return float
 
 
+class ScalarSymbol(Symbol):
+    """A symbolic NumPy scalar: what NumPy has made of a symbolic number."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._value)
+
+    @property
+    def dtype(self) -> Any:
+        return self._value.dtype
+
+    def item(self, *at: Any) -> Any:
+        return self._asked().item(*at) if at else operation("item", item, self)
+
+    def astype(self, dtype: Any, **options: Any) -> Any:
+        cls = np.dtype(dtype).type
+        if options or not issubclass(cls, np.floating):
+            return self._asked().astype(dtype, **options)
+        return operation(f"np.{cls.__name__}", cls, self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ALIKE:
+            return getattr(self._value, name)
+        if name in ("__array_interface__", "__array_struct__"):  # NumPy asks for these before it asks `__array__`
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+class IntScalarSymbol(ScalarSymbol):
+    """A symbolic NumPy integer."""
+
+    __slots__ = ()
+
+    def __index__(self) -> int:
+        return int(self._asked())
+
+
 IntSymbol.__name__, FloatSymbol.__name__ = "int", "float"  # messages of Python name the class of an operand
 
+_SYMBOLS = frozenset({IntSymbol, FloatSymbol, ScalarSymbol, IntScalarSymbol})
 NUMBERS = (bool, int, float, complex, IntSymbol, FloatSymbol)  # types of what is a number, in a trace too
 
-know_symbols({IntSymbol: int, FloatSymbol: float}, Symbol.dimension_as_value)
+
+def _class_for(value: Any) -> type[Symbol]:
+    if isinstance(value, np.generic):
+        return IntScalarSymbol if isinstance(value, np.integer) else ScalarSymbol
+    return IntSymbol if type(value) is int else FloatSymbol
+
+
+know_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls of NumPy with a symbol the host repeats, and under which names: those that make a scalar of scalars."""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+_OPERATORS: dict[Any, str] = {
+    np.add: "+",
+    np.subtract: "-",
+    np.multiply: "*",
+    np.divide: "/",
+    np.floor_divide: "//",
+    np.remainder: "%",
+    np.power: "**",
+    np.left_shift: "<<",
+    np.right_shift: ">>",
+    np.bitwise_and: "&",
+    np.bitwise_or: "|",
+    np.bitwise_xor: "^",
+    np.less: "<",
+    np.less_equal: "<=",
+    np.equal: "==",
+    np.not_equal: "!=",
+    np.greater: ">",
+    np.greater_equal: ">=",
+}
+_BY_INSTRUCTION = (dis.opmap["BINARY_OP"], dis.opmap["COMPARE_OP"])
+_FUNCTIONS = frozenset({np.round, np.around, np.clip, np.nan_to_num, np.isclose, np.interp})
+_KINDS = "biuf"
+
+
+def is_scalar(value: Any) -> bool:
+    """Is it a NumPy scalar that is a truth, an integer or a float?"""
+    return isinstance(value, np.generic) and value.dtype.kind in _KINDS and value.itemsize <= 8
+
+
+def name_of_ufunc(ufunc: Any, method: str, options: Any, frame: types.FrameType) -> str | None:
+    """How the host repeats it; None where it does not.
+
+    An operator of NumPy scalars comes here too. It is spelled as one: `np.power` need not round as `**` does.
+    """
+    if method != "__call__" or options or ufunc.nout != 1:
+        return None
+    if ufunc in _OPERATORS and frame.f_code.co_code[frame.f_lasti] in _BY_INSTRUCTION:
+        return _OPERATORS[ufunc]
+    if ufunc is np.power and "power" not in frame.f_code.co_names:
+        return None  # `pow` or `operator.pow`, of which one was given a NumPy scalar
+    return f"np.{ufunc.__name__}" if getattr(np, ufunc.__name__, None) is ufunc else None
+
+
+def name_of_function(f: Callable[..., Any], options: Any) -> str | None:
+    """The same for a function of NumPy that is no ufunc."""
+    return f"np.{f.__name__}" if not options and f in _FUNCTIONS else None
+
+
+def type_may_change(operands: list[Any], value: Any) -> bool:
+    """Could other numbers of these types give a scalar of another type? An int may be too large for 64 bits."""
+    plain = all(type(operand) in (int, float, bool) for operand in operands)
+    return isinstance(value, np.generic) and plain and int in map(type, operands)
+
+
+class Points(tuple[float, ...]):
+    """The points of `np.interp`, which no symbol is among."""
+
+    __slots__ = ()
+
+
+def as_points(value: Any) -> Any:
+    """A list, a tuple or an array of numbers as points; anything else as it is."""
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype in (np.float64, np.int64):
+        value = cast("list[Any]", value.tolist())
+    if type(value) not in (list, tuple):
+        return value
+    points = cast("list[Any]", value)
+    return Points(points) if all(type(point) in (int, float) for point in points) else value
