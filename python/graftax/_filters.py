@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from . import _core, interop
@@ -49,8 +50,12 @@ class Filter(NamedTuple):
         return found
 
 
-def filter_of(spec: Any) -> Filter | None:
+def filter_of(spec: Any, of_path: bool = False) -> Filter | None:
     """The filter that a type, a union, a library's filter, `...`, or a tuple or list of them is; None for others.
+
+    Args:
+        spec: what is given.
+        of_path: a function of two arguments is one too, as in Flax NNX: of the names on the way, and the value there.
 
     Raises:
         TypeError: for an annotation that `isinstance` does not take, such as `list[int]`.
@@ -58,7 +63,7 @@ def filter_of(spec: Any) -> Filter | None:
     if spec is ...:
         return Filter((), (), True, spec)
     if type(spec) in (tuple, list):
-        parts = [filter_of(part) for part in cast("Sequence[Any]", spec)]
+        parts = [filter_of(part, of_path) for part in cast("Sequence[Any]", spec)]
         found = [part for part in parts if part is not None]
         if not found or len(found) != len(parts):
             return None
@@ -68,7 +73,23 @@ def filter_of(spec: Any) -> Filter | None:
     if is_type(spec):
         return Filter((spec,), (), False, spec)
     asked = interop.library_filter(spec)
+    if asked is None and of_path and takes_two(spec):
+        asked = interop.path_filter(_below_a_root(spec)) or LibraryFilter((), _below_a_root(spec))
     return None if asked is None else Filter((), (asked,), False, spec)
+
+
+def _below_a_root(spec: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[tuple[Any, ...], Any], Any]:
+    """It is not asked about an argument as a whole, or a captured array: they have no path."""
+    return lambda path, value: bool(path) and spec(path, value)
+
+
+def takes_two(spec: Any) -> bool:
+    """Is it a function that has to be given two arguments?"""
+    if not isinstance(spec, (types.FunctionType, types.MethodType, functools.partial)):
+        return False
+    given = inspect.signature(cast("Callable[..., Any]", spec)).parameters.values()
+    needed = [p for p in given if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(needed) == 2
 
 
 def is_type(spec: Any) -> bool:

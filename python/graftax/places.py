@@ -291,7 +291,7 @@ def find(obj: Any, what: Any) -> list[Found[Any]]:
         except StructureError:
             return []
     else:
-        wanted, seen = filter_of(what), Shown(graph)
+        wanted, seen = filter_of(what, of_path=True), Shown(graph)
         if wanted is not None:
             numbers = wanted.means(seen)
         elif callable(what):

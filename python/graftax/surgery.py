@@ -240,7 +240,7 @@ def _what(graph: Graph, number: int) -> str:
 def selection(graph: Graph, spec: Any, among: Iterable[int] | None = None) -> set[int]:
     """The numbers of the leaves that a pattern, a filter, a predicate or a tree of bools means; of all, or of some."""
     numbers, _ = graph.core.values()
-    wanted = filter_of(spec)
+    wanted = filter_of(spec, of_path=True)
     leaves = set(numbers) if among is None else set(numbers).intersection(among)
     if wanted is not None:
         return graph.below(wanted.means(Shown(graph))) & leaves

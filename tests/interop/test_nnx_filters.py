@@ -156,3 +156,18 @@ def test_prefixes_of_arguments_with_a_common_part():
         return (a.kernel[...] * x).sum() + b.bias[...]
 
     np.testing.assert_array_equal(run(layer, layer, jnp.ones(2)), [3.0, 5.0, 7.0])
+
+
+def test_a_function_of_path_and_value_is_a_filter():
+    def is_first_kernel(path: Any, value: Any) -> bool:
+        return path[0] == "first" and "kernel" in path and isinstance(value, nnx.Param)
+
+    model = Net(nnx.Rngs(0))
+    assert [path for path, _ in nnx.to_flat_state(nnx.state(model, is_first_kernel))] == [("first", "kernel")]
+    assert [str(path) for path, _ in graftax.find(model, is_first_kernel)] == [".first.kernel"]
+    assert len(jax.tree.leaves(nnx.state(graftax.partition(model, is_first_kernel)[0]))) == 1
+    gradient = graftax.grad(lambda m: m(X).sum(), wrt=is_first_kernel)(model)
+    assert gradient.first.kernel[...].shape == (2, 2) and gradient.first.bias.get_raw_value() is None
+    plain = {"a": {"w": jnp.ones(2), "b": jnp.ones(2)}}
+    found = graftax.grad(lambda p: p["a"]["w"].sum() + p["a"]["b"].sum(), wrt=lambda path, x: path[-1] == "w")(plain)
+    assert found["a"]["w"].tolist() == [1, 1] and found["a"]["b"] is None

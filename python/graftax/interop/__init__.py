@@ -24,13 +24,18 @@ ADAPTERS = {
 class LibraryFilter(NamedTuple):
     """A filter of another library: what it is asked about, and how."""
 
-    of: type  # each object of this class is one value for it; elsewhere a leaf is
+    of: type | tuple[type, ...]  # each object of this class is one value for it; elsewhere a leaf is
     asks: Callable[[tuple[Any, ...], Any], Any]  # (names, indices and keys from the root on, the value)
 
 
 def library_filter(spec: Any) -> LibraryFilter | None:
     """The filter that an object of an imported library is; None where no adapter knows it."""
     return _first("library_filter", spec)
+
+
+def path_filter(spec: Any) -> LibraryFilter | None:
+    """The filter that a function of a path and a value is in an imported library."""
+    return _first("path_filter", spec)
 
 
 def choices(spec: Any) -> list[tuple[Any, Any]] | None:

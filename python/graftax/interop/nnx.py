@@ -103,6 +103,10 @@ def library_filter(spec: Any) -> LibraryFilter | None:
     return LibraryFilter(Variable, spec) if isinstance(spec, _FILTERS) else None
 
 
+def path_filter(spec: Any) -> LibraryFilter:
+    return LibraryFilter(Variable, spec)
+
+
 def choices(spec: Any) -> list[tuple[Any, Any]] | None:
     """What `nnx.StateAxes` or `nnx.StateSharding` says of which Variables."""
     if type(spec).__module__.partition(".")[0] != "flax":

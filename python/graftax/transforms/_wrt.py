@@ -113,7 +113,7 @@ def choose(
     program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, allow_none: bool = False
 ) -> Chosen:
     """Which leaves are differentiated, and by which operands' graphs."""
-    kept = filter_of(wrt)
+    kept = filter_of(wrt, of_path=True)
     predicate = wrt if callable(wrt) and kept is None else None
     wanted, single = chosen_by(program.name, argnums, wrt)
     if wrt is not None and kept is None and predicate is None and argnums != 0:
