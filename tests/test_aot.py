@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -399,3 +400,45 @@ def test_eval_shape_leaves_alone_what_is_handed_over_as_itself():
         assert f.eval_shape(counter, jnp.ones(3)).shape == (3,) and counter.n == 0
     f(counter, jnp.ones(3))
     assert counter.n == 1
+
+
+def told(stage: Any, name: str) -> Any:
+    return jax.tree.map(repr, getattr(stage, name), is_leaf=lambda x: x is None)
+
+
+def test_stages_tell_of_arguments_and_result_in_their_structures_as_jaxs_do():
+    def f(p: Any, x: Any, *, k: Any) -> Any:
+        return {"a": p["w"] * x, "b": (k + 1, p["w"].sum())}
+
+    def stages(jit: Any) -> list[Any]:
+        traced = jit(f).trace({"w": f32(1, 2)}, f32(3, 4), k=f32(1)[0])
+        return [traced, traced.lower(), traced.lower().compile()]
+
+    for ours, theirs in zip(stages(graftax.jit), stages(jax.jit), strict=True):
+        for name in ("args_info", "in_avals", "in_tree", "out_info", "out_avals", "out_tree"):
+            assert hasattr(ours, name) == hasattr(theirs, name)
+            if hasattr(theirs, name):
+                assert told(ours, name) == told(theirs, name), name
+    for name in ("input_shardings", "output_shardings", "input_formats", "output_formats"):
+        assert told(ours, name) == told(theirs, name), name
+
+
+def test_out_info_has_the_objects_of_the_result_and_changes_nothing():
+    class Model:
+        def __init__(self) -> None:
+            self.w, self.seen, self.name = f32(1, 2), [], "m"
+
+        @graftax.jit
+        def step(self, x: Any) -> Any:
+            self.w = self.w * x
+            self.seen.append(self.w)
+            return {"model": self, "sum": self.w.sum(), "x": x}
+
+    model = Model()
+    lowered = model.step.lower(f32(2)[0])
+    for stage in (lowered, lowered.compile()):
+        info = stage.out_info
+        assert (info["sum"].shape, info["x"].shape, info["model"].w.shape) == ((), (), (2,))
+        assert [each.shape for each in info["model"].seen] == [(2,)] and info["model"].name == "m"
+        assert jax.tree.map(lambda each: each.shape, stage.args_info) == (((),), {})
+    assert model.seen == [] and model.w.tolist() == [1, 2]

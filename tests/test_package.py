@@ -104,6 +104,7 @@ LAYERS = [
         "_agreement",
         "_meeting",
         "_aot",
+        "_stage_info",
         "_advice",
         "_explain",
         "_hosts",

@@ -17,6 +17,7 @@ from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leav
 from ._explain._compiling import compiling
 from ._plan import Plan, leaf_names
 from ._signature import Signature, give_back
+from ._stage_info import NAMES, info
 from ._stood_in import MOST_RESTARTS, NewReads
 from ._trace import flat_function
 from ._tracebacks import boundary
@@ -46,10 +47,14 @@ class Staging:
     layout: tuple[Any, ...]
     names: tuple[str, ...]  # of the roots
     entry: _core.Entry  # that of the call
+    before: int = 0  # how many of the roots a bound method has given
 
 
 class _Stage(Generic[P, R]):
-    """JAX's own stage, with what graftax adds. All that JAX's offers is reachable by attribute."""
+    """JAX's own stage, with what graftax adds. All that JAX's offers is reachable by attribute.
+
+    What it says of arguments and result (`args_info`, `out_info`, `in_tree`, `output_shardings`) has their structures.
+    """
 
     def __init__(self, staging: Staging, stage: Any) -> None:
         self._staging, self._stage = staging, stage
@@ -57,7 +62,7 @@ class _Stage(Generic[P, R]):
     def __getattr__(self, name: str) -> Any:
         if name in ("_stage", "_staging"):  # an instance that was never set up
             raise AttributeError(name)
-        return getattr(self._stage, name)
+        return info(self._staging, self._stage, name) if name in NAMES else getattr(self._stage, name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._stage)})
@@ -228,7 +233,8 @@ class Stageable(_core.Caller, Generic[P, R]):
         staged = _core.run_active(self, roots, entry.outcomes, recording, run, *given)
         if entry.untold:
             entry.tell(self._reads(entry))
-        return Staging(self, plan, recording.graphdef, layout, recording.names, entry), staged
+        before = len(self._prefix)
+        return Staging(self, plan, recording.graphdef, layout, recording.names, entry, before), staged
 
     @boundary
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:

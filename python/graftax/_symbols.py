@@ -131,7 +131,7 @@ class SymbolTrace:
         value: Any = symbol._value
         is_scalar = isinstance(value, np.generic)
         kind = int if isinstance(value, int | np.integer) else float
-        if kind is int and not fits(value):
+        if kind is int and not fits(int(value)):
             if is_scalar:  # JAX cuts it
                 return jax.numpy.asarray(self.value(symbol))
             raise OverflowError(f"Python int {value} too large to convert to {_widest()}")

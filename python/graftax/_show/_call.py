@@ -31,7 +31,7 @@ class _Call:
         if walked is None:
             raise GraftaxError(f"the arguments of {self.name} changed while it was traced")
         self.leaves, self.nodes = walked
-        results, written, number = traced.out_info
+        results, written, number = traced._stage.out_info
         self.outputs = *results, *written
         self.outcome = staging.entry.outcomes[_core.decode(number)]
         structure = Structure(self.outcome)
