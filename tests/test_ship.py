@@ -337,3 +337,28 @@ def test_a_sentinel_that_a_library_names_is_no_placeholder(tmp_path):
         assert f(x, first).tolist() == expected
         assert f.cache_info().traces == 1
     f.clear_cache()
+
+
+class Weights:
+    def __init__(self):
+        self.w, self.b = jnp.ones(3), jnp.zeros(2)
+
+
+@graftax.jit
+def scaled(model, x):
+    return model.w * x
+
+
+def test_a_structure_with_a_packed_object_is_left_out_with_a_warning(tmp_path):
+    scaled.clear_cache()
+    packed = graftax.pack(Weights())
+    scaled(packed, jnp.ones(()))
+    with pytest.raises(graftax.GraftaxError, match="model is packed, and the layout"):
+        scaled.save_compiled(tmp_path / "programs")
+    scaled(Weights(), jnp.ones(()))
+    with pytest.warns(graftax.RecompileWarning, match="without 1 of the structures: scaled cannot .* model is packed"):
+        assert scaled.save_compiled(tmp_path / "programs") == 1
+    scaled.clear_cache()
+    assert scaled.load_compiled(tmp_path / "programs") == 1
+    scaled(Weights(), jnp.ones(()))
+    assert scaled.cache_info().traces == 0

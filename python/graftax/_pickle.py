@@ -101,14 +101,14 @@ JITTED: Any = type(jax.jit(int))
 OF_DEVICES = (jax.Device, jax.sharding.Mesh, jax.sharding.Sharding, jax.ShapeDtypeStruct)
 
 
-def named(value: Any) -> Any:
-    """`value`, or what stands for it in a pickle."""
+def named(value: Any, sentinels: Sentinels | None = None) -> Any:
+    """`value`, or what stands for it in a pickle. Calls for many values share their `sentinels`."""
     if isinstance(value, OF_DEVICES):
         return _Pickled(dumps(value))
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return _Imported(value.__name__)
     if type(value) is object:  # a sentinel, which pickle would make another one of
-        return _by_its_variable(value)
+        return (sentinels or Sentinels()).name(value)
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle does it itself
     module = getattr(value, "__module__", None)
@@ -125,13 +125,21 @@ def named(value: Any) -> Any:
     return next((ByName(module, name) for name, held in variables if held is value), value)
 
 
-def _by_its_variable(value: object) -> Any:
-    """What leads to an object from a module, or from a class of one; the object itself where nothing does."""
-    for module, name, scope in _scopes():
-        for key, held in list(scope.items()):
-            if held is value:
-                return ByName(module, f"{name}{key}")
-    return value
+class Sentinels:
+    """Names of the instances of `object` that modules and their classes have, found by one look at all (30 ms)."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[object, ByName]] | None = None
+
+    def name(self, value: object) -> Any:
+        """What leads to an object from a module, or from a class of one; the object itself where nothing does."""
+        if self._found is None:
+            self._found = {}
+            for module, prefix, scope in _scopes():
+                for key, held in list(scope.items()):
+                    if type(held) is object:
+                        self._found.setdefault(id(held), (held, ByName(module, f"{prefix}{key}")))
+        return self._found.get(id(value), (None, value))[1]
 
 
 def _scopes() -> Iterator[tuple[str, str, Any]]:
@@ -146,7 +154,8 @@ def _scopes() -> Iterator[tuple[str, str, Any]]:
 
 def _with_names(state: tuple[Any, ...]) -> tuple[Any, ...]:
     """The state of a program with `ByName` in its statics."""
-    statics = tuple((how, named(value), *rest) for how, value, *rest in state[5])
+    sentinels = Sentinels()
+    statics = tuple((how, named(value, sentinels), *rest) for how, value, *rest in state[5])
     return (*state[:5], statics, *state[6:])
 
 

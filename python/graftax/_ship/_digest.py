@@ -17,6 +17,7 @@ from jax import tree_util
 from .. import _core
 from .._code import MISSING, is_users_scope
 from .._errors import GraftaxError
+from .._handles import HandleLayout
 from .._pickle import ByName, named
 from .._structure import Structure, place_name
 
@@ -24,8 +25,16 @@ NO_NAME = (
     "{name} cannot be saved: {path} is {value}, which counts by identity, and another process has no name for it. "
     "Define it at the top of a module."
 )
+PACKED = (
+    "{name} cannot be saved: {path} is packed, and the layout of graftax.pack belongs to this process. Give the "
+    "function the object itself (`unpack()`) where it is to be saved."
+)
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+
+
+class PackedError(GraftaxError):
+    """A structure with a packed object: the same function may have others, which can be saved."""
 
 
 class Nameless(Exception):
@@ -45,6 +54,9 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
         try:
             parts = (token(row.type) if row.type is not None else "", token(row.value))
         except (Nameless, ReferenceError, pickle.PicklingError, TypeError, AttributeError):
+            if isinstance(row.value, HandleLayout):
+                path = place_name(structure.place(structure.rows[row.parent]), names)
+                raise PackedError(PACKED.format(name=name, path=path)) from None
             path = place_name(structure.place(row), names)
             raise GraftaxError(NO_NAME.format(name=name, path=path, value=f"a {_type_name(row)}")) from None
         place = (row.root, row.parent, str(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)

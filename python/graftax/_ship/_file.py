@@ -25,11 +25,12 @@ from .._explain import Look, Variant, looks
 from .._host_program import HostProgram
 from .._structure import place_name
 from ._at_once import place_at_once
-from ._digest import code_digest, digest
+from ._digest import PackedError, code_digest, digest
 from ._programs import Program, look_token, settings_tokens
 from ._reads import as_data, restore, version_of
 from ._structured import Structured
 
+LEFT_OUT = "The file is without {count} of the structures: {why}"
 NOTHING_TO_SAVE = (
     "{name} has no program that can be saved: {why}. Call it first, or warm it: f.warm([args]) and then "
     "f.save_compiled(path)."
@@ -66,6 +67,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         raise GraftaxError(READS_UNKNOWN.format(name=name))
     settings, why = settings_tokens(), "nothing was compiled"
     saved: list[tuple[str, Any, Saved]] = []
+    refused: list[PackedError] = []
     for (graphdef, context, *others), entry in list(table.entries.items()):
         host: HostProgram | None = entry.host
         if (others and host is None) or not entry.holds():
@@ -82,12 +84,20 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
                 continue
             lowered, names = _lowered(entry, given), variant.names
             programs.append(Program.of(lowered, cast(Any, tokens), settings))
+        try:
+            key = digest(graphdef, names, name) if programs else ""
+        except PackedError as error:
+            refused.append(error)
+            continue
         if programs:
-            key = digest(graphdef, names, name)
             numbers = [outcome.numbers for outcome in entry.outcomes]
             structure = Structured.of(entry, graphdef, names, caller._plan.signature.arguments(graphdef._layout or ()))
             one = Saved(list(entry.outcomes), programs, host, _places(host, graphdef, names), structure, numbers)
             saved.append((key, context, one))
+    if refused and not saved:
+        raise refused[0]
+    if refused:
+        warnings.warn(LEFT_OUT.format(count=len(refused), why=refused[0]), RecompileWarning, caller_level())
     if not saved:
         raise GraftaxError(NOTHING_TO_SAVE.format(name=name, why=why))
     reads = as_data(table.reads, name)
