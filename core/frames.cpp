@@ -219,7 +219,8 @@ PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpret
 
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
   Session* session = running.innermost(state);
-  if (!session || session->busy) return evaluate(state, raw, thrown);
+  // What a debugger, a profiler or coverage does between two steps of the program is no part of it.
+  if (!session || session->busy || state->tracing) return evaluate(state, raw, thrown);
   auto* frame = reinterpret_cast<Frame*>(raw);
   Met again;
   const Met* met = &again;

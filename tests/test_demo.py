@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: three kinds of models learn to read digits through `graftax.jit`, in place or returned."""
 
+import math
+
+import jax.numpy as jnp
 import pytest
+from rich.console import Console
 
 from graftax.__main__ import main
-from graftax._demo import equinox_model, experiment, nnx_model, plain_model, training
+from graftax._demo import compare, digits, equinox_model, experiment, nnx_model, plain_model, training
 
 
 @pytest.mark.quick(1)
@@ -25,6 +29,52 @@ def test_graftax_calls_flatten_and_unflatten_no_more_than_jax_does(static):
 def test_the_command_line_prints_the_experiment(capsys):
     assert main(["demo", "--trace"]) == 0
     assert "Output.tree_unflatten" in capsys.readouterr().out
+
+
+def test_contenders_are_timed_where_they_are_right_and_named_where_they_are_not():
+    def adds(what):
+        def start():
+            state = {"sum": 0.0}
+
+            def step(x, y):
+                state["sum"] += float((x + y).sum()) + what
+                return jnp.asarray(state["sum"])
+
+            return step
+
+        return start
+
+    def fails():
+        raise TypeError("takes its own modules only\nand says more")
+
+    batches = [(jnp.ones(2), jnp.ones(2)), (jnp.ones(2), jnp.zeros(2))]
+    contenders = [
+        compare.Contender(compare.BASELINE, adds(0)),
+        compare.Contender("graftax.jit", adds(0)),
+        compare.Contender("stale", adds(1)),
+        compare.Contender("refused", fails),
+        compare.Contender("known", fails, "no pytree"),
+    ]
+    results = compare.compare(contenders, batches, rounds=2)
+    base, ours, stale, refused, known = results
+    assert (base.loss, ours.loss, base.failure, ours.failure) == (6, 6, "", "")
+    assert base.seconds > 0 and ours.seconds > 0 and (ours.flattens, ours.unflattens) == (0, 0)
+    assert stale.failure == "wrong, 8.00000: expected 6.00000" and math.isnan(stale.seconds)
+    assert refused.failure == "TypeError: takes its own modules only" and known.failure == "TypeError: no pytree"
+    console = Console(record=True, width=120)
+    console.print(compare.table("A model", results))
+    text = console.export_text()
+    assert "A model" in text and "1.00x" in text and "no pytree" in text and text.count("6.00000") == 3
+
+
+def test_flatten_functions_of_the_models_are_counted():
+    (x, y), *_ = digits.load().batches(8, seed=0)
+    contender = next(c for c in equinox_model.contenders() if c.name == "equinox.filter_jit")
+    step = contender.start()
+    step(x, y)
+    with compare.TreeCalls() as calls:
+        step(x, y)
+    assert calls.flattens > 0 and calls.unflattens > 0
 
 
 def test_doctor_names_versions(capsys):
