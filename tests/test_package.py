@@ -47,6 +47,8 @@ LAYERS = [
         "_code",
         "_impure",
         "_escaped",
+        "_caches",
+        "_inner_jit",
         "_ended",
         "_tracers",
         "_reads",

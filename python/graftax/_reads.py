@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import _core
+from ._caches import note_cache
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
@@ -36,7 +37,9 @@ from ._code import (
     own_value,
     passed_hosts,
 )
+from ._compat import current_trace
 from ._impure import ImpureCalls
+from ._inner_jit import is_inside_jit
 from ._origin import Origin
 from ._stood_in import NewReads, StoodIn
 
@@ -72,6 +75,10 @@ class ReadSet:
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._shared: set[str] = set()  # those of them that other code reads in a trace
         self._was_refused = False
+        self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
+        self._trace: Any = None  # that of JAX which the function runs in
+        self._touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
+        self._rooted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code that reads a root by its name
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
         self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
@@ -99,6 +106,8 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
+        if self._is_jitted_inside(code, function, present):
+            return NewReads()
         hosts = {name: content(cell) for cell, name in self._hosts.values()}
         run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
         if code in self._inner:
@@ -126,9 +135,21 @@ class ReadSet:
         self._look_up()
         # Another function of this code may hold other state.
         each = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code)
+        each = each or code in self._rooted
         if not each:
             self.known.add(code)
-        return NewReads() if self._size != before else False if each else None
+        if self._is_jitted_inside(code, function, present) or self._size != before:
+            return NewReads()
+        return False if each else None
+
+    def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
+        """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
+        if self.has_inner_jit:
+            return False
+        reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
+        if reads_root or any(origin.holder is function for origin in self.origins):
+            self.has_inner_jit = is_inside_jit(self._trace)
+        return self.has_inner_jit
 
     @property
     def _size(self) -> tuple[int, ...]:
@@ -142,6 +163,7 @@ class ReadSet:
             return
         users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code)
         names = names_of(code)
+        self._touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
         if not _stays(scope) and isinstance(function, types.FunctionType):
@@ -170,6 +192,8 @@ class ReadSet:
                 self._add_origin(Origin(function, None))
             else:
                 self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
+        if not self._touched.isdisjoint(self._own) or any(origin.key in self._touched for origin in self.origins):
+            self._rooted.add(code)
 
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
@@ -209,6 +233,8 @@ class ReadSet:
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
             self.modules.setdefault(id(vars(value)), value)
+        else:
+            note_cache(value)
 
     def _note_keywords(self, function: types.FunctionType) -> None:
         keywords = function.__kwdefaults__
@@ -222,6 +248,7 @@ class ReadSet:
         return _core.has_watchers or code not in self._inner
 
     def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
+        self._touched.add((id(holder), name))
         if (id(holder), name) in self._own:
             self._shared.add(name)
             self.hidden.discard(name)
@@ -279,7 +306,7 @@ class ReadSet:
 
     def begin(self, shown: set[tuple[int, str | None]]) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
-        self._shown, self._before = shown, {}
+        self._shown, self._before, self._trace = shown, {}, current_trace()
         self._noted = (0, 0, 0)
         self._note_before(shown)
 
@@ -306,7 +333,7 @@ class ReadSet:
             for origin, before in self._before.values()
             if origin.key not in self.left and origin.value() is not before
         ]
-        self._shown, self._before = None, {}
+        self._shown, self._before, self._trace = None, {}, None
         for origin, before in changed:
             origin.put(before)
             self.assign(origin)
@@ -317,6 +344,7 @@ class ReadSet:
             self._note_names(cls)
         for name in self._attributes:
             holder, value = in_class(cls, name)
+            note_cache(value)
             if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_bound_by(value):
                 self._note(holder, name, value, holder not in self._laid_open)
             else:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from . import _core
+from ._caches import clear_caches
 from ._compat import (
     current_trace,
     equations,
@@ -29,6 +30,7 @@ from ._escaped import refuse_tracers_in_classes
 from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
 from ._hosts import give_own, host_functions, warn_of_copies
+from ._inner_jit import own_caches
 from ._numbers import SymbolicNumbers
 from ._opaque import keeping_made
 from ._plan import Layout, Plan
@@ -137,7 +139,8 @@ def trace(
         if reads is not None:
             reads.builtins.symbolic = numbers
         given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
-        with (reads or heard).impure.named(plan.name, options.warns_impure):
+        alone = own_caches(reads is not None and reads.has_inner_jit)
+        with alone, (reads or heard).impure.named(plan.name, options.warns_impure):
             if reads is not None or _core.is_watched() or not options.warns_impure:
                 result = signature.call(*given)
             else:
@@ -249,6 +252,7 @@ def run_trace(
             )
         return outcome, out, changed, lost
     finally:
+        clear_caches()
         _INNER.traces = _INNER.traces[:-1]
         if graph is not None:
             graph.end()

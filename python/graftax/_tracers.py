@@ -122,11 +122,16 @@ def carry_of_scan(params: dict[str, Any]) -> tuple[int, int]:
     return (len(parts[0]), len(parts[1])) if len(parts) == 3 else (0, 0)
 
 
+def traced_for(trace: Any) -> str:
+    """What a trace makes a program for, such as "jit" or "scan"; the name of its class where it makes none."""
+    about = getattr(getattr(trace, "frame", None), "debug_info", None)
+    return type(trace).__name__ if about is None else about.traced_for
+
+
 def transform_of(tracer: Any) -> tuple[str, str]:
     """(the transform of JAX's that a tracer is of, the name of this package's); both are empty for an unknown one."""
     trace = trace_of(tracer)
-    about = getattr(getattr(trace, "frame", None), "debug_info", None)
-    kind = type(trace).__name__ if about is None else about.traced_for
+    kind = traced_for(trace)
     if kind == "LinearizeTrace" and not getattr(trace, "is_vjp", True):
         return "jax.linearize", "linearize"
     return _MAKES.get(kind, ("", ""))

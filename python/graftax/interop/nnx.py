@@ -24,6 +24,7 @@ from flax.nnx.module import Module
 from flax.nnx.pytreelib import Pytree, PytreeState
 from flax.nnx.statelib import FlatState, State
 from flax.nnx.tracers import TraceState
+from flax.nnx.transforms import compilation
 from flax.nnx.transforms.autodiff import DiffState
 from flax.nnx.transforms.iteration import Carry
 from flax.nnx.variablelib import HijaxVariable, Variable
@@ -41,6 +42,13 @@ _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatSt
 
 TreeState = getattr(extract, "TreeState", None)  # that of `nnx.prefix`, since Flax 0.12.9
 
+# Each is the key of its own notes on a call that runs, so a copy would not find them.
+_JITTED = tuple(
+    getattr(compilation, name)
+    for name in ("JitWrapped", "SimpleJitWrapped", "SimpleJitPartialWrapped")
+    if hasattr(compilation, name)
+)
+
 _List = getattr(helpers, "List", None)
 
 _VALUE = "_raw_value"  # the field of a Variable that holds its value
@@ -50,6 +58,8 @@ _DATA = frozenset({_VALUE})  # is data, a Python number too; metadata and attrib
 
 def describe(cls: type) -> Description | None:
     """How the core is to treat a class of NNX, or one derived from it. None for other classes."""
+    if issubclass(cls, _JITTED):
+        return Description("identity")
     if issubclass(cls, TraceState):
         return Description("context", reduce=cls)
     if issubclass(cls, HijaxVariable):  # JAX traces it as one value
