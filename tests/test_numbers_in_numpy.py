@@ -127,6 +127,17 @@ def test_whole_scalars_compile_once_and_comparisons_by_their_outcome():
         assert traces(f) == count
 
 
+def test_whole_numbers_in_math_compile_once():
+    def program(x: Any, n: Any) -> Any:
+        found = math.gcd(n, 12), math.lcm(4, n), math.comb(20, n), math.perm(n, 1), math.factorial(n), math.isqrt(n)
+        return found, x * math.gcd(n, 6), math.ulp(n), math.nextafter(n, 0)
+
+    f = graftax.jit(program)
+    for value in WHOLE:
+        assert same(f(x(), value), program(x(), value)), value
+    assert traces(f) == 2
+
+
 def test_a_scalar_is_written_to_the_callers_objects():
     class Trainer:
         def __init__(self) -> None:
@@ -188,3 +199,12 @@ def test_code_that_passes_a_class_of_numpy_on_has_the_class_itself():
         found = f(x(), value)
         expected = x().astype(np.float16) * value, np.float32(value), 32, np.float16(value), {np.int8: np.int8(1)}
         assert same(found[:4], expected[:4]) and list(found[4]) == [np.int8] and type(found[4][np.int8]) is np.int8
+
+
+def test_a_scalar_too_large_for_jax_is_what_jax_makes_of_it():
+    def program(x: Any, n: Any) -> Any:
+        return x * np.maximum(n, 2), jnp.full_like(x, np.maximum(n, 2)), jnp.asarray(np.maximum(n, 2)), np.maximum(n, 2)
+
+    f = graftax.jit(program)
+    for value in (1, 2, 3, 1 << 31, 1 << 40, 5):
+        assert same(f(x(), value), program(x(), value)), value

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ._host_program import total
-from ._symbols import is_symbol, operation
+from ._symbols import OF_INTEGERS, is_symbol, operation
 
 _FUNCTIONS = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "degrees"),
     *("erf", "erfc", "exp", "exp2", "expm1", "fabs", "floor", "fmod", "gamma", "hypot", "isfinite", "isinf", "isnan"),
     *("ldexp", "lgamma", "log", "log10", "log1p", "log2", "pow", "radians", "remainder", "sin", "sinh", "sqrt", "tan"),
-    *("tanh", "trunc"),
+    *("nextafter", "tanh", "trunc", "ulp", *OF_INTEGERS),
 )
 
 

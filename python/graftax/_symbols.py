@@ -54,6 +54,7 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 }
 _BINARY_OP = dis.opmap["BINARY_OP"]
 _ALIKE = frozenset({"shape", "ndim", "size", "itemsize", "nbytes"})  # of all NumPy scalars of a type
+OF_INTEGERS = frozenset({"comb", "factorial", "gcd", "isqrt", "lcm", "perm"})  # of `math`
 _OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
 
 
@@ -126,15 +127,13 @@ class SymbolTrace:
 
     def array(self, symbol: Symbol) -> Any:
         """What an array meets: an input of the program, with the weak type of a Python number."""
-        if self.is_pinned(symbol):
-            return jax.numpy.asarray(symbol._value)
         value: Any = symbol._value
         is_scalar = isinstance(value, np.generic)
         kind = int if isinstance(value, int | np.integer) else float
-        if kind is int and not fits(int(value)):
-            if is_scalar:  # JAX cuts it
-                return jax.numpy.asarray(self.value(symbol))
+        if kind is int and not fits(int(value)):  # of a scalar JAX takes some of the bits, or makes a float of it
             raise OverflowError(f"Python int {value} too large to convert to {_widest()}")
+        if self.is_pinned(symbol):
+            return jax.numpy.asarray(value)
         at = self.program.input(symbol._node, kind)
         if at >= len(self._vectors[kind]):
             self.lacks.add(kind)
@@ -402,7 +401,8 @@ class IntSymbol(Symbol):
     def __index__(self) -> int:
         if not self._trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
             raise TypeError("an index that may be another one in the next call")
-        return self._asked()
+        frame = sys._getframe(1)
+        return self._asked() if OF_INTEGERS.isdisjoint(frame.f_code.co_names) else self._trace.value_for(self, frame)
 
 
 class FloatSymbol(Symbol):
