@@ -168,7 +168,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
 }
 
 nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
-                        bool numbers) {
+                        bool numbers, bool share) {
   const Program& p = recording_->program();
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
     if (donated[i]) donated_.push_back(tracers_[i]);
@@ -222,8 +222,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (uint32_t i = 0; i < tracers_.size(); ++i)
     if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays, numbers};
-  // With `forward` an array that the function leaves in two places is one output: it comes back as one array.
-  RecordOptions options{nullptr, nullptr, &inputs, forward, false, nullptr};
+  RecordOptions options{nullptr, nullptr, &inputs, forward || share, false, nullptr};
   opened_.walk_again();
   options.opened = &opened_;
   Recorder recorder(options);
@@ -314,10 +313,10 @@ void bind_trace(nb::module_& m) {
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
       .def(
           "finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),
-          nb::arg("donated"), nb::arg("arrays") = false, nb::arg("numbers") = false,
+          nb::arg("donated"), nb::arg("arrays") = false, nb::arg("numbers") = false, nb::arg("share") = false,
           nb::sig(
               "def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = "
-              "False, numbers: bool = False) -> tuple[Outcome, list[Any], list[str], bool]"))
+              "False, numbers: bool = False, share: bool = False) -> tuple[Outcome, list[Any], list[str], bool]"))
       .def("restore", &Trace::restore)
       .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))
       .def("close", &Trace::close);

@@ -53,8 +53,9 @@ class Trace {
   // Without `forward`, an untouched input leaf in the result is an output like any other.
   // With `arrays`, a NumPy array that the function made is an output too, not a constant.
   // With `numbers`, so is what stands for a Python number.
+  // With `forward` or `share`, an array that the function leaves in two places is one output.
   nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
-                   bool numbers);
+                   bool numbers, bool share);
   // Puts handed-over nodes back to what they were.
   void restore();
   // Do the caller's own objects still look as they did when the trace began?

@@ -213,6 +213,36 @@ def test_lowered_and_exported_programs_have_them_too():
     assert specs(sharded) == [P("data", "model"), P()]
 
 
+@eight
+def test_what_is_written_keeps_its_sharding_where_it_is_returned_as_well():
+    @graftax.jit
+    def step(model: Any, x: Any) -> Any:
+        model.w = x.T @ x + model.w[0, 0]
+        return {"loss": x.sum(), "new": model.w}
+
+    model, x = graftax.shard(Model(), None, rules()), jax.device_put(jnp.ones((8, 8)), placed(P("model")))
+    for _ in range(2):
+        assert step(model, x)["new"] is model.w and model.w.sharding.spec == P("data", "model")
+    assert step.cache_info().traces == 1
+
+
+@eight
+@pytest.mark.parametrize("many", [False, True])
+def test_a_tie_of_arrays_lasts_under_in_shardings(many: bool):
+    def step(model: Any) -> None:
+        model["head"] = model["layers"][0] = model["head"] * 2
+        if many:
+            model["steps"] += 1  # a number that is symbolic from the second call on
+
+    w = jnp.ones((8, 8))
+    model = {"head": w, "layers": [w], "steps": 0}
+    f = graftax.jit(step, in_shardings={"model": placed(P("data"))})
+    for _ in range(3):
+        f(model)
+        assert model["layers"][0] is model["head"] and model["head"].sharding.spec == P("data")
+    assert model["head"][0, 0] == 8 and f.cache_info().traces == 2  # JAX traces anew for an array that is placed
+
+
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_eight_devices():
     run_again(__file__, 8)

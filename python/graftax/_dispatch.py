@@ -57,7 +57,8 @@ def build_entry(
         given_ones = [None if leaf in numbers.leaves else sharding for leaf, sharding in of_leaves]
         jit_options["in_shardings"] = (*given_ones, None, None)  # of what the host computes
     given.__signature__ = LeafNames(graphdef, recording.names, tupled)
-    if options.out_shardings is None and (options.by_value or not spread(leaves)):
+    placed = options.in_shardings is not None or spread(leaves)
+    if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = jax.jit(given, **jit_options)
     else:
         compiled = Placing(plan, layout, graphdef, given, jit_options, outcomes, tupled)

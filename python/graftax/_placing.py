@@ -144,9 +144,10 @@ class Placing:
         after = _After(self._graphdef, outcome, (*result, *written), leaves) if self._parts else None
         of_written = self._of_written(outcome, places[len(result) :], written, shardings, after)
         if after is None:
-            if not any(of_written):
+            wanted = self._spec if self._spec is not None else self._of_shared(outcome, result, shardings)
+            if not any(of_written) and wanted is self._spec:
                 return self._plain
-            return jax.jit(self._flat, **self._options, out_shardings=(self._spec, tuple(of_written), None))
+            return jax.jit(self._flat, **self._options, out_shardings=(wanted, tuple(of_written), None))
         spec = of_result(self._spec)
         if has_parts(spec):
             paths = [path for _, path in places[: len(result)]]
@@ -199,6 +200,25 @@ class Placing:
             kept = shardings[at] if at is not None else None
             out.append(wanted if wanted is not None else kept if kept is not None and _fits(kept, array) else None)
         return out
+
+    def _of_shared(
+        self, outcome: _core.Outcome, result: Sequence[Any], shardings: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """What arrays of the result have to keep where they are written as well; None where there are none."""
+        structure, before = Structure(outcome), Structure(self._graphdef)
+        numbers = {leaf for leaf, _ in outcome.numbers}
+        of_leaves = [i for i in range(outcome.num_leaves) if i not in numbers][: len(result)]
+        at = {leaf: i for i, leaf in enumerate(of_leaves)}
+        known = {before.place(row): row.leaf for row in before.leaves}
+        out: list[Any] = [None] * len(result)
+        for row in structure.leaves:
+            if row.root == 0 or row.leaf not in at:
+                continue
+            leaf = known.get(self._full(outcome, [structure.place(row)])[0])
+            kept = shardings[leaf] if leaf is not None else None
+            if kept is not None and _fits(kept, result[at[row.leaf]]):
+                out[at[row.leaf]] = kept
+        return tuple(out) if any(out) else None
 
     def _said(self, places: list[Place], after: _After | None) -> list[Any]:
         """What `out_shardings={"m": …, "return": …}` says of the written arrays."""

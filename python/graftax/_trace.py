@@ -152,8 +152,9 @@ def trace(
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return result
 
-    # A forwarded input would keep its own sharding, whatever the options say.
-    forward = options.in_shardings is None and options.out_shardings is None
+    # A forwarded input would keep its own sharding, whatever the options say; each place may have one of its own.
+    share = options.out_shardings is None
+    forward = share and options.in_shardings is None
     outcome, out, changed, lost = run_trace(
         plan.name,
         recording,
@@ -163,6 +164,7 @@ def trace(
         options.mutation,
         by_value=by_value,
         forward=forward,
+        share=share,
         donated=donated,
         numbers=numbers,
         graph=graph,
@@ -194,6 +196,7 @@ def run_trace(
     *,
     by_value: bool,
     forward: bool,
+    share: bool = False,
     donated: Sequence[bool] = (),
     arrays: bool = False,
     numbers: bool = False,
@@ -225,7 +228,7 @@ def run_trace(
                 if text:
                     raise MutationError(text)
             with keeping_made(keeps):
-                outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers)
+                outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers, share)
             refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
