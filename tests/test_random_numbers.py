@@ -45,6 +45,10 @@ def numbers(draw: Any, depth: int = 3) -> str:
                 "({a} if {a} > {b} else {b})",
                 "sum([{a}, {b}])",
                 "(2.0 ** min(max({a}, -8), 8))",
+                "np.tanh({a})",
+                "np.float32({a})",
+                "np.maximum({a}, {b})",
+                "np.clip({a}, -2, 5.5)",
             ]
         )
     )
@@ -113,7 +117,7 @@ def same_leaf(one: Any, other: Any) -> bool:
 @EXAMPLES
 @given(programs(), VALUES)
 def test_random_programs_with_numbers(text: str, values: Any):
-    scope: dict[str, Any] = {"jnp": jnp, "jax": jax, "math": math, "graftax": graftax, "__name__": __name__}
+    scope: dict[str, Any] = {"jnp": jnp, "jax": jax, "math": math, "np": np, "graftax": graftax, "__name__": __name__}
     exec(text, scope)
     plain = scope["f"]
     jitted = graftax.jit(plain, warn_impure=False)
