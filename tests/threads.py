@@ -118,25 +118,25 @@ def run(seconds: float, threads: int = THREADS) -> tuple[int, list[str]]:
 
     warnings.filterwarnings("ignore", category=graftax.RecompileWarning)
     workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(seconds + 300)
-        if worker.is_alive():
-            wrong.append("a thread does not end")
-            break
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads meet more often
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(seconds + 300)
+            if worker.is_alive():
+                wrong.append("a thread does not end")
+                break
+    finally:
+        sys.setswitchinterval(before)
     leftover = Model(1)
     STEP(leftover, 1.0)  # usable afterwards
     return sum(turns), wrong
 
 
 def main() -> int:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        turns, wrong = run(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0)
-    finally:
-        sys.setswitchinterval(before)
+    turns, wrong = run(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0)
     record("threads", "make threads", f"{turns:,} turns of {THREADS} threads", wrong)
     print(f"{turns:,} turns of {THREADS} threads; {len(wrong)} went wrong")
     print("\n".join(wrong[:3]))

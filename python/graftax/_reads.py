@@ -108,7 +108,7 @@ class ReadSet:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):
             return NewReads()
-        hosts = {name: content(cell) for cell, name in self._hosts.values()}
+        hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
         run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
         if code in self._inner:
             run |= self.hidden.intersection(code.co_freevars) - hosts.keys()
@@ -315,9 +315,9 @@ class ReadSet:
         if size == self._noted:
             return
         self._noted = size
-        modules = [vars(module) for module in self.modules.values() if is_users_scope(vars(module))]
+        modules = [vars(module) for module in list(self.modules.values()) if is_users_scope(vars(module))]
         for holder in [*self._classes, *modules]:
-            for name in self._stored_attributes:
+            for name in list(self._stored_attributes):
                 origin = Origin(holder, name, True)
                 if (isinstance(holder, type) or name in holder) and origin.key not in shown:
                     self._before.setdefault(origin.key, (origin, origin.value()))
@@ -330,7 +330,7 @@ class ReadSet:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         changed = [
             (origin, before)
-            for origin, before in self._before.values()
+            for origin, before in list(self._before.values())
             if origin.key not in self.left and origin.value() is not before
         ]
         self._shown, self._before, self._trace = None, {}, None
@@ -342,7 +342,7 @@ class ReadSet:
     def _look_up_in_class(self, cls: type) -> None:
         if self._reads_names:
             self._note_names(cls)
-        for name in self._attributes:
+        for name in list(self._attributes):
             holder, value = in_class(cls, name)
             note_cache(value)
             if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_bound_by(value):

@@ -107,16 +107,16 @@ class StoodIn:
         Not where it keeps `type` for something else, gives numbers to C code that asks by itself, or asks for what a
         number has not.
         """
-        return not self._asks_in_c and not any("type" in self._passed.get(i, ()) for i in self._of_types)
+        return not self._asks_in_c and not any("type" in self._passed.get(i, ()) for i in list(self._of_types))
 
     def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
-        for scope in self._of_types.values():
+        for scope in list(self._of_types.values()):
             yield scope, {"type": TYPE}
-        for i, scope in self._of_powers.items():
+        for i, scope in list(self._of_powers.items()):
             if "pow" not in self._passed.get(i, ()):
                 yield scope, {"pow": power}
-        for i, scope in self._of_numbers.items():
+        for i, scope in list(self._of_numbers.items()):
             yield scope, stand_ins(scope, {"float", "int", "sum"}, self._passed.get(i, frozenset()))
 
 

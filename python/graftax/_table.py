@@ -82,7 +82,7 @@ class FunctionTable(_core.Table):
 
     def entry_of(self, outcomes: list[_core.Outcome]) -> _core.Entry | None:
         """The entry that has these Outcomes."""
-        return next((entry for entry in self.entries.values() if entry.outcomes is outcomes), None)
+        return next((entry for entry in list(self.entries.values()) if entry.outcomes is outcomes), None)
 
     def shipped_of(
         self, recording: _core.Recording, context: Any, name: str, numbers: SymbolicNumbers | None = None
@@ -100,10 +100,12 @@ class FunctionTable(_core.Table):
         return next((o for o in those if o.host and o.host.leaves == numbers.leaves and o.host.serves(values)), None)
 
     def store(self, key: tuple[Any, ...], entry: _core.Entry) -> _core.Entry:
-        for dead in [k for k in self.entries if not k[0]._alive()]:
+        known = self.entries.copy()  # other threads add and drop meanwhile
+        for dead in [k for k in known if not k[0]._alive()]:
             self.drop(dead, SOMETHING_GONE)
-        while len(self.entries) >= self.maxsize:
-            oldest = min(self.entries, key=lambda k: self.entries[k].used)
+            del known[dead]
+        too_many = len(known) + 1 - self.maxsize
+        for oldest in sorted(known, key=lambda k: known[k].used)[:too_many] if too_many > 0 else ():
             self.drop(oldest, NO_ROOM.format(size=self.maxsize))
         return self.entries.setdefault(key, entry)
 

@@ -169,9 +169,9 @@ class Views:
                 Origin(self.scope(origin.holder), origin.name).put(value)
         if reads is not None:
             self._see_modules(reads, [origin for origin, _ in self._shown if isinstance(origin.holder, dict)])
-            for scope in reads.builtins.of_ids.values():
+            for scope in list(reads.builtins.of_ids.values()):
                 self.scope(scope)["id"] = self._rebuilt.id
-            for scope in reads.builtins.of_vars.values():
+            for scope in list(reads.builtins.of_vars.values()):
                 self.scope(scope)["vars"] = self.vars
             for scope, names in reads.builtins.seen_by_symbols() if self._rebuilt.symbolic else ():
                 self.scope(scope).update(names)

@@ -39,13 +39,13 @@ def bindings(reads: ReadSet | None) -> Seen:
                 out[Origin(holder, name).text()] = _seen(in_class(holder, name)[1])
         elif holder is not None and is_users_scope(holder):
             out[Origin(holder, name).text()] = _seen(holder.get(name, MISSING))
-    for function in reads._functions.values():  # pyright: ignore[reportPrivateUsage]
+    for function in list(reads._functions.values()):  # pyright: ignore[reportPrivateUsage]
         out[f"function {function.__qualname__}"] = _seen(function)
         if is_users_scope(function.__globals__):
             names = function.__code__.co_varnames[: function.__code__.co_argcount]
             for name, value in _aligned(names, function.__defaults__ or ()):
                 out[_default(name, function)] = _seen(value)
-    for cell, function in reads._cells.values():  # pyright: ignore[reportPrivateUsage]
+    for cell, function in list(reads._cells.values()):  # pyright: ignore[reportPrivateUsage]
         names = function.__code__.co_freevars
         for name, own in zip(names, function.__closure__ or (), strict=False):
             if own is cell:

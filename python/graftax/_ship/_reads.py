@@ -48,10 +48,10 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
     holder_of = functools.partial(_holder, name=name, bound=bound)
     cells = [
         (holder_of(function), _variable(function, cell))
-        for cell, function in reads._cells.values()  # pyright: ignore[reportPrivateUsage]
+        for cell, function in list(reads._cells.values())  # pyright: ignore[reportPrivateUsage]
         if _is_users(function)
     ]
-    functions = [f for f in reads._functions.values() if _is_users(f)]  # pyright: ignore[reportPrivateUsage]
+    functions = [f for f in list(reads._functions.values()) if _is_users(f)]  # pyright: ignore[reportPrivateUsage]
     packages = {module.__name__.partition(".")[0] for module in reads.modules.values()}
     return {
         "origins": [(holder_of(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
@@ -60,7 +60,7 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
         "cells": [(holder, key, binding_token(_cell(found(holder), key).cell_contents)) for holder, key in cells],
         "hidden": sorted(reads.hidden),
         "assigned": sorted(reads.assigned_own),
-        "classes": [holder_of(cls) for cls in reads._classes if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
+        "classes": [holder_of(cls) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
 
