@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls from several threads at once: first calls, many structures, many shapes."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -74,6 +75,34 @@ def test_each_thread_may_change_its_own_object_of_one_structure():
         assert int(counter["n"]) == i + 50
 
     together(8, work)
+
+
+class Board:
+    latest = None
+
+
+def test_two_traces_of_one_function_at_once_each_put_back_what_they_set():
+    meeting = threading.Barrier(2)
+
+    def meet():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)
+            meeting.reset()
+
+    @graftax.jit
+    def post(x, name):
+        meet()
+        Board.latest = {"of": name, "value": x * 2}
+        meet()
+        return x + 1
+
+    def work(i):
+        for turn in range(3):
+            assert float(post(jnp.asarray(float(i)), f"{i} {turn}")) == i + 1
+
+    together(2, work)
+    assert Board.latest["of"] in ("0 2", "1 2")
+    assert float(Board.latest["value"]) == 2 * int(Board.latest["of"][0])
 
 
 @pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")

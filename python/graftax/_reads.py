@@ -9,6 +9,7 @@ state): its value is one more root of every call.
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterable
@@ -51,6 +52,17 @@ def _stays(scope: dict[str, Any]) -> bool:
     return "__name__" in scope
 
 
+class _Now(threading.local):
+    """The trace that runs in this thread: others may trace the same function at once."""
+
+    def __init__(self) -> None:
+        self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt
+        self.before: dict[tuple[int, str | None], tuple[Origin, Any]] = {}  # what it may set, and held before
+        self.noted: tuple[int, int, int] = (0, 0, 0)
+        self.trace: Any = None  # that of JAX
+        self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
+
+
 class ReadSet:
     """What the code that ran under the traces of one function names."""
 
@@ -76,8 +88,7 @@ class ReadSet:
         self._shared: set[str] = set()  # those of them that other code reads in a trace
         self._was_refused = False
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
-        self._trace: Any = None  # that of JAX which the function runs in
-        self._touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
+        self._now = _Now()
         self._rooted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code that reads a root by its name
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
@@ -86,9 +97,6 @@ class ReadSet:
         self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
         self._attributes: set[str] = set()
         self._stored_attributes: set[str] = set()
-        self._shown: set[tuple[int, str | None]] | None = None  # while a trace runs, what it sees rebuilt
-        self._before: dict[tuple[int, str | None], tuple[Origin, Any]] = {}  # what it may set, and held before
-        self._noted = (0, 0, 0)
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
@@ -148,7 +156,7 @@ class ReadSet:
             return False
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
         if reads_root or any(origin.holder is function for origin in self.origins):
-            self.has_inner_jit = is_inside_jit(self._trace)
+            self.has_inner_jit = is_inside_jit(self._now.trace)
         return self.has_inner_jit
 
     @property
@@ -163,7 +171,7 @@ class ReadSet:
             return
         users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code)
         names = names_of(code)
-        self._touched.clear()
+        self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
         if not _stays(scope) and isinstance(function, types.FunctionType):
@@ -192,7 +200,8 @@ class ReadSet:
                 self._add_origin(Origin(function, None))
             else:
                 self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
-        if not self._touched.isdisjoint(self._own) or any(origin.key in self._touched for origin in self.origins):
+        touched = self._now.touched
+        if not touched.isdisjoint(self._own) or any(origin.key in touched for origin in self.origins):
             self._rooted.add(code)
 
     def _follow(
@@ -248,7 +257,7 @@ class ReadSet:
         return _core.has_watchers or code not in self._inner
 
     def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
-        self._touched.add((id(holder), name))
+        self._now.touched.add((id(holder), name))
         if (id(holder), name) in self._own:
             self._shared.add(name)
             self.hidden.discard(name)
@@ -299,28 +308,28 @@ class ReadSet:
                 self._looked[i] = count
                 for name in self._attributes & vars(module).keys():
                     self._note(vars(module), name, vars(module)[name], True)
-        if self._shown is not None:
-            self._note_before(self._shown)
+        if self._now.shown is not None:
+            self._note_before(self._now.shown)
 
     # ---- attributes of classes and modules that the code sets: known only once it has done it
 
     def begin(self, shown: set[tuple[int, str | None]]) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
-        self._shown, self._before, self._trace = shown, {}, current_trace()
-        self._noted = (0, 0, 0)
+        now = self._now
+        now.shown, now.before, now.trace, now.noted = shown, {}, current_trace(), (0, 0, 0)
         self._note_before(shown)
 
     def _note_before(self, shown: set[tuple[int, str | None]]) -> None:
         size = len(self._stored_attributes), len(self._classes), len(self.modules)
-        if size == self._noted:
+        if size == self._now.noted:
             return
-        self._noted = size
+        self._now.noted = size
         modules = [vars(module) for module in list(self.modules.values()) if is_users_scope(vars(module))]
         for holder in [*self._classes, *modules]:
             for name in list(self._stored_attributes):
                 origin = Origin(holder, name, True)
                 if (isinstance(holder, type) or name in holder) and origin.key not in shown:
-                    self._before.setdefault(origin.key, (origin, origin.value()))
+                    self._now.before.setdefault(origin.key, (origin, origin.value()))
 
     def sets(self, name: str | None) -> bool:
         """Has code of the trace set an attribute of this name?"""
@@ -330,10 +339,10 @@ class ReadSet:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
         changed = [
             (origin, before)
-            for origin, before in list(self._before.values())
+            for origin, before in list(self._now.before.values())
             if origin.key not in self.left and origin.value() is not before
         ]
-        self._shown, self._before, self._trace = None, {}, None
+        self._now.shown, self._now.before, self._now.trace = None, {}, None
         for origin, before in changed:
             origin.put(before)
             self.assign(origin)

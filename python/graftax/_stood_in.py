@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -41,14 +42,21 @@ class NewReads(BaseException):
     """
 
 
+class _Now(threading.local):
+    """The trace that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.originals: Scopes = {}  # by what its code sees of them
+        self.symbolic = False  # does it have symbols?
+
+
 class StoodIn:
     """In which globals they are, of the code that ran under the traces of one function."""
 
     def __init__(self) -> None:
         self.of_ids: Scopes = {}  # of code that calls id()
         self.of_vars: Scopes = {}  # of code that calls vars()
-        self.originals: Scopes = {}  # by what code of the trace that runs sees of them
-        self.symbolic = False  # does the trace that runs have symbols?
+        self.now = _Now()
         self._of_types: Scopes = {}  # of code that names type()
         self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
         self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
@@ -59,7 +67,7 @@ class StoodIn:
     def size(self) -> tuple[int, ...]:
         """Of what a trace has to begin anew for when it grows."""
         kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._asks_in_c
-        symbolic = kinds if self.symbolic else ()
+        symbolic = kinds if self.now.symbolic else ()
         return len(self.of_ids), len(self.of_vars), *symbolic
 
     def note(
@@ -92,7 +100,7 @@ class StoodIn:
         Raises:
             NewReads: where it is to find a function there that takes symbols.
         """
-        scope = self.originals.get(id(scope), scope)
+        scope = self.now.originals.get(id(scope), scope)
         if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
             return
         builtins = _FOR_SYMBOLS.intersection(names_of(code).loaded)

@@ -137,7 +137,7 @@ def trace(
     def call(values: list[Any]) -> Any:
         reads, since, heard = caller._table.reads, len(equations()), caller._table.heard
         if reads is not None:
-            reads.builtins.symbolic = numbers
+            reads.builtins.now.symbolic = numbers
         given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         alone = own_caches(reads is not None and reads.has_inner_jit)
         with alone, (reads or heard).impure.named(plan.name, options.warns_impure):
@@ -300,8 +300,13 @@ def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: in
 
 
 def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
-    """Puts the attributes of a jitted function back to what they were. True where the function has changed them."""
+    """Puts the attributes of a jitted function back to what they were. True where the function has changed them.
+
+    Its plan is our own: a call in another thread may have made a new one.
+    """
     now = vars(caller)
+    if "_plan" in attributes:
+        attributes["_plan"] = now["_plan"]
     if now.keys() == attributes.keys() and all(now[k] is v for k, v in attributes.items()):
         return False
     now.clear()

@@ -231,7 +231,7 @@ class Views:
         self._patch()
         try:
             scopes = list(self._scopes.values())
-            reads.builtins.originals = {id(seen): scope for scope, seen in scopes}
+            reads.builtins.now.originals = {id(seen): scope for scope, seen in scopes}
             result = _core.run_watched(function, enter, reads.known, scopes, self.functions, inner_frames())
         finally:
             replaced = self._unpatch(reads)
