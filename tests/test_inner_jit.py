@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function that JAX jits inside of a traced function, and that reads arrays by name: each caller has its own."""
 
+import gc
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -77,3 +79,17 @@ def test_what_reads_nothing_shares_jax_caches():
     for factor in (1, 2, 3):
         assert (graftax.jit(lambda x, factor=factor: doubled(x) * factor)(X) == 2 * factor).all()
     assert len(traced) <= 2
+
+
+def tracers():
+    gc.collect()
+    return sum(isinstance(x, jax.core.Tracer) for x in gc.get_objects())
+
+
+def test_no_trace_leaves_its_tracers_in_the_caches():
+    found, made = programs(jax.jit)
+    jitted = graftax.jit(lambda x, name: made["twice"](x) + len(name))
+    before = tracers()
+    for name in ("a", "bb", "ccc"):
+        jitted(X, name)
+    assert tracers() == before and found["w"][0] == 2

@@ -11,6 +11,7 @@ import logging
 import operator
 import re
 import sys
+import traceback
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -444,34 +445,17 @@ def _inner_frames() -> _core.InnerFrames | None:
     makes_calls: Any = getattr(getattr(_pjit, "_cpp_pjit", None), "__code__", None)
     inner = [code for code in getattr(makes_calls, "co_consts", ()) if getattr(code, "co_name", None) == "cache_miss"]
     apply = next((c for c in inner if c.co_varnames[:2] == ("args", "kwargs") and "fun" in c.co_freevars), None)
+    plain = bool, int, float, complex, str, type(None)
     return _core.InnerFrames(
         bind,
         apply,
         apply.co_freevars.index("fun") if apply is not None else 0,
         tuple(f.__code__ for f in (getattr(_ad, "backward_pass3", None), getattr(_pe, "dce_jaxpr", None)) if f),
         "jax.",
-        modules=(
-            "jax._src.numpy.",
-            "jax._src.lax.",
-            "jax._src.nn.",
-            "jax._src.scipy.",
-            "jax._src.random",
-            "jax._src.core",
-        ),
+        modules=tuple(f"jax._src.{name}" for name in ("numpy.", "lax.", "nn.", "scipy.", "random", "core")),
         jaxprs=(jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr),  # pyright: ignore[reportPrivateImportUsage]
         inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
-        leaves=(
-            ArrayImpl,
-            np.ndarray,
-            jax.core.ShapedArray,
-            bool,
-            int,
-            float,
-            complex,
-            str,
-            type(None),
-            *_subclasses(jax.core.Tracer),
-        ),
+        leaves=(ArrayImpl, np.ndarray, jax.core.ShapedArray, *plain, *_subclasses(jax.core.Tracer)),
         owns=lambda p: not _own_primitives().isdisjoint({p, getattr(p, "prim", None)}),  # a stand-in from 0.12 on
     )
 
@@ -480,6 +464,22 @@ def inner_frames() -> _core.InnerFrames | None:
     """JAX's own frames that run nobody else's code. None where another library takes part in what they do."""
     theirs = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
     return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
+
+
+# ---- functions that JAX jits inside of a trace
+
+
+def jitted_around() -> list[Any]:
+    """Those that JAX traces now in this thread, as its caches know them, the innermost first."""
+    code = getattr(getattr(_pjit, "_infer_params", None), "__code__", None)
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code is code]
+    return [frame.f_locals["fun"] for frame in frames if "fun" in frame.f_locals]
+
+
+def forget_traces(function: Any) -> None:
+    """Takes JAX's traces of such a function out of its caches; what it has compiled for plain code stays."""
+    for cache in (getattr(_pe, "trace_to_jaxpr", None), getattr(_pjit, "_infer_params_cached", None)):
+        getattr(cache, "evict_weakref", id)(function)
 
 
 # ---- functions on the host

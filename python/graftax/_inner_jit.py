@@ -9,26 +9,49 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Generator
 from typing import Any
 
 import jax
 
+from ._compat import forget_traces, jitted_around
 from ._tracers import live_traces, traced_for
 
 # Part of the key of JAX's caches. A JAX without it has one cache for all, and raises UnexpectedTracerError.
 _WHOSE = jax.make_user_context(None) if hasattr(jax, "make_user_context") else None
 
 
+class _Now(threading.local):
+    """The trace that has JAX's caches for itself, in this thread."""
+
+    def __init__(self) -> None:
+        self.jitted: dict[int, Any] = {}  # functions that JAX has traced in it
+
+
+_now = _Now()
+
+
 def is_inside_jit(outer: Any) -> bool:
     """Does JAX jit a function now, inside of this trace?"""
-    for trace in live_traces():
-        if trace is outer:
-            return False
-        if traced_for(trace) == "jit":
-            return True
-    return False
+    live = live_traces()
+    inner = live[: next((i for i, trace in enumerate(live) if trace is outer), 0)]
+    count = sum(traced_for(trace) == "jit" for trace in inner)
+    _now.jitted.update((id(function), function) for function in jitted_around()[:count])
+    return count > 0
 
 
-def own_caches(wanted: bool) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def own_caches(wanted: bool) -> Generator[None]:
     """While entered, JAX finds nothing that was traced before, and nothing of this is found afterwards."""
-    return _WHOSE(object()) if wanted and _WHOSE is not None else contextlib.nullcontext()
+    if not wanted or _WHOSE is None:
+        yield
+        return
+    around, _now.jitted = _now.jitted, {}
+    try:
+        with _WHOSE(object()):
+            yield
+    finally:
+        for function in _now.jitted.values():
+            forget_traces(function)
+        _now.jitted = around

@@ -152,12 +152,12 @@ class ReadSet:
 
     def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
         """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
-        if self.has_inner_jit:
-            return False
         reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
-        if reads_root or any(origin.holder is function for origin in self.origins):
-            self.has_inner_jit = is_inside_jit(self._now.trace)
-        return self.has_inner_jit
+        if not reads_root and not any(origin.holder is function for origin in self.origins):
+            return False
+        known, inside = self.has_inner_jit, is_inside_jit(self._now.trace)
+        self.has_inner_jit = known or inside
+        return inside and not known
 
     @property
     def _size(self) -> tuple[int, ...]:
