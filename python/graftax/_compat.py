@@ -32,7 +32,7 @@ from jax._src import tree_util as _tree_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax import lax as _lax
-from jax.tree_util import FlattenedIndexKey, PyTreeDef
+from jax.tree_util import FlattenedIndexKey, PyTreeDef, default_registry
 
 from . import _core
 
@@ -188,7 +188,7 @@ def _pickles_are_known() -> bool:
         counts = [(r[1], *r[-2:]) for r in records]
         leaf = (0, 1, 1)
         below = [leaf, (0, 0, 1), leaf, (1, 1, 2), (3, 2, 5), (0, 0, 1), leaf, (1, 1, 2), (1, 1, 3), (0, 0, 1)]
-        known = counts == [*below, (2, 1, 5), (3, 3, 12)] and registry is _tree_util.default_registry
+        known = counts == [*below, (2, 1, 5), (3, 3, 12)] and registry is default_registry
         return known and _unpickled(_records_to_pickle(_records_of_pickle(records))) == sample
     except Exception:
         return False
@@ -196,7 +196,7 @@ def _pickles_are_known() -> bool:
 
 def _unpickled(records: list[Any]) -> Any:
     treedef: Any = PyTreeDef.__new__(PyTreeDef)
-    treedef.__setstate__((_tree_util.default_registry, records))
+    treedef.__setstate__((default_registry, records))
     return treedef
 
 
@@ -240,7 +240,7 @@ def _records_to_pickle(records: Records) -> list[Any]:
         while open_ and left[-1] == 0:
             left.pop()
             data, arity, leaves_before, nodes_before = open_.pop()
-            alone = treedef_of_node(_tree_util.default_registry, data, [leaf] * arity).__getstate__()[1][-1]
+            alone = treedef_of_node(default_registry, data, [leaf] * arity).__getstate__()[1][-1]
             pickled.append((*alone[:-2], leaves - leaves_before, len(pickled) - nodes_before + 1))
     return pickled
 
@@ -290,7 +290,7 @@ def data_fields(flatten: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 
 # (pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on.
-one_level_with_keys: Any = getattr(_tree_util.default_registry, "flatten_one_level_with_keys", None)
+one_level_with_keys: Any = getattr(default_registry, "flatten_one_level_with_keys", None)
 
 
 def names_function(flatten: Any) -> Any:
@@ -359,7 +359,7 @@ def flatten_one_level_with_keys(tree: Any) -> tuple[Any, Any]:
 
 
 def _one_level(name: str, tree: Any) -> tuple[Any, Any]:
-    opened = getattr(_tree_util.default_registry, name)(tree)
+    opened = getattr(default_registry, name)(tree)
     if opened is None:
         raise ValueError(f"a leaf has no children: {type(tree).__qualname__}")
     return opened
