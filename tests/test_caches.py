@@ -154,3 +154,21 @@ def test_numbers_stay_cached():
     for _ in range(3):
         assert jitted(jnp.ones(5)).shape == (2,)
     assert width(1) == 2 and len(calls) <= 2
+
+
+def test_no_code_of_what_a_cache_keeps_runs():
+    class Touchy:
+        @property
+        def __class__(self):
+            raise RuntimeError("nobody asked")
+
+        def __getattribute__(self, name):
+            raise RuntimeError("nobody asked")
+
+    @functools.cache
+    def made(n):
+        return n, Touchy()
+
+    made(1)
+    assert graftax.jit(lambda x: x * made(2)[0])(jnp.ones(2))[0] == 2
+    assert made.cache_info().currsize == 2

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import functools
 import gc
+import types
 import weakref
 from typing import Any, cast
 
-from ._compat import current_trace
+from jax.core import Tracer
+
+from ._compat import array_class, current_trace
 from ._tracers import is_ended, live_traces, trace_of
 
 Cache = type(functools.lru_cache(len))  # the interpreter's own class, which has no public name
 
+# What leads away from what is kept: to code, or to all of JAX.
+_NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class())
 _MOST = 10_000  # values that are looked at in one cache
-_DEPTH = 3  # containers and objects within each other
+_DEPTH = 4  # containers and objects within each other
 
 _met: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -40,26 +45,16 @@ def clear_caches() -> None:
 
 
 def _goes(value: Any, ending: Any, live: list[Any]) -> bool:
-    trace = trace_of(value)
+    trace = trace_of(value) if issubclass(type(value), Tracer) else None
     return trace is not None and (trace is ending or is_ended(value, live))
 
 
 def _values(cache: Any) -> list[Any]:
-    """The arguments and results that a cache keeps, and what is in them."""
+    """The arguments and results that a cache keeps, and what is in them. No code of the user's runs for it."""
     found: list[Any] = []
-    level = gc.get_referents(cache)[:_MOST]
+    level = gc.get_referents(cache)
     for _ in range(_DEPTH + 1):
+        level = level[: _MOST - len(found)]
         found += level
-        level = [inner for value in level for inner in _parts(value)][: _MOST - len(found)]
+        level = gc.get_referents(*[value for value in level if not issubclass(type(value), _NO_HOLDERS)])
     return found
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        table = cast("dict[Any, Any]", value)
-        return [*table.keys(), *table.values()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return list(cast("list[Any]", value))
-    if isinstance(value, (type, type(len), type(_parts))):
-        return []
-    return list(getattr(value, "__dict__", {}).values())
