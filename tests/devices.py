@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sizes import QUICK
+
 
 def run_again(path: str, count: int) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", path]
+    sample = ["--quick"] if os.environ.get(QUICK) else []
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *sample, path]
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
     root = Path(__file__).parents[1]
     run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)

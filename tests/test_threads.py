@@ -142,7 +142,7 @@ print("main ends")
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread ends otherwise there")
 def test_the_process_ends_quietly_while_daemon_threads_walk():
-    for _ in range(3):
+    for _ in range(sized(3, 1)):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", DAEMONS], text=True, capture_output=True, timeout=120
         )

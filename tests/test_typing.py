@@ -56,7 +56,7 @@ def test_pyright_knows_what_the_file_says(path, tmp_path):
         assert [found for at, found in errors if at == line and text in found], f"{path}:{line}: no error with {text!r}"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)  # eight seconds a file; pyright reads the same files
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_mypy_knows_it_too(path, tmp_path):
     """It says errors in words of its own; and what it does not follow is marked `not mypy`."""

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import graftax
+from sizes import sized
 from zoo import Box
 
 pytest.importorskip("orbax.checkpoint")
@@ -198,7 +199,7 @@ def kill(tmp_path, kills, seed):
 
 
 def test_a_killed_training_goes_on_bit_for_bit(tmp_path):
-    kill(tmp_path, 2, seed=0)
+    kill(tmp_path, sized(2, 1), seed=0)
 
 
 @pytest.mark.quick(0)  # the one above runs instead

@@ -99,7 +99,7 @@ def test_deep_chains(kind, depth):
 
 @isolated()
 def test_a_linked_list_of_ten_thousand_objects_is_updated():
-    nodes = [Box(w=f32(1)) for _ in range(10)] + [Box(n=i) for i in range(9_990)]
+    nodes = [Box(w=f32(1)) for _ in range(10)] + [Box(n=i) for i in range(sized(9_990, 1_990))]
     for left, right in itertools.pairwise(nodes):
         left.next = right
     nodes[-1].next = nodes[0]
