@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import json
 import math
 import pickle
@@ -51,6 +52,14 @@ def same_leaf(one: Any, other: Any) -> bool:
 
 def arithmetic(x: Any, n: Any) -> Any:
     return n + 1, 2 - n, n * n, n / 3, n // 3, n % 3, -n, abs(-n), +n, n**2, 2**n, divmod(n, 4), divmod(9, n)
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 2, 5
+
+
+def with_members(x: Any, n: Any) -> Any:
+    return Level.HIGH * n, n + Level.LOW, Level.LOW - n, n == Level.HIGH + 100, x * (Level.LOW * n)
 
 
 def bits(x: Any, n: Any) -> Any:
@@ -161,6 +170,7 @@ def in_json(x: Any, n: Any) -> Any:
 
 PROGRAMS = [
     (arithmetic, 2, 2),
+    (with_members, 2, 2),
     (bits, 2, None),
     (rounded, 2, 2),
     (with_arrays, 2, 2),

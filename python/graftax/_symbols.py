@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dis
+import enum
+import functools
 import gc
 import math
 import numbers
@@ -52,6 +54,11 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_OF_INT = tuple(  # its arithmetic and comparisons
+    name
+    for name, method in vars(int).items()
+    if isinstance(method, types.WrapperDescriptorType) and name not in ("__repr__", "__hash__", "__getattribute__")
+)
 _BINARY_OP = dis.opmap["BINARY_OP"]
 _ALIKE = frozenset({"shape", "ndim", "size", "itemsize", "nbytes"})  # of all NumPy scalars of a type
 OF_INTEGERS = frozenset({"comb", "factorial", "gcd", "isqrt", "lcm", "perm"})  # of `math`
@@ -175,7 +182,15 @@ def _operand(value: Any) -> Any:
     if is_symbol(value):
         return value._value if value._trace.is_pinned(value) else value
     is_plain = type(value) in (int, float, bool, _ufuncs.Points) or _ufuncs.is_scalar(value)
-    return value if is_plain else NotImplemented
+    if is_plain:
+        return value
+    return int(value) if _computes_as_int(type(value)) else NotImplemented
+
+
+@functools.cache
+def _computes_as_int(cls: type) -> bool:
+    """Is it an `IntEnum`, with the arithmetic of its numbers?"""
+    return issubclass(cls, enum.IntEnum) and all(getattr(cls, name) is getattr(int, name) for name in _OF_INT)
 
 
 def _plain(value: Any) -> Any:
@@ -186,7 +201,7 @@ def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
     """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
     operands = [_operand(value) for value in given]
     if any(operand is NotImplemented for operand in operands):
-        if all(isinstance(value, numbers.Number) for value in given):  # a Decimal, a member of an IntEnum
+        if all(isinstance(value, numbers.Number) for value in given):  # a Decimal, a member of an IntFlag
             return f(*map(_asked, given))
         return NotImplemented
     symbols = [operand for operand in operands if is_symbol(operand)]
