@@ -154,7 +154,7 @@ bool Recorder::is_traced_symbol(const Kind& kind) const {
 bool Recorder::is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below) {
   if (!is_number(obj, kind) || below.in_static || options_.inputs) return false;
   if (below.in_dynamic) return true;
-  bool may_be_symbolic = options_.symbolic && (!below.in_function || (below.in_cell && root_has(CAPTURED_ROOT)));
+  bool may_be_symbolic = options_.symbolic && (!below.in_function || below.in_cell || !root_has(CAPTURED_ROOT));
   if (!may_be_symbolic && (!options_.dynamic || below.in_function)) return false;
   std::vector<Step> steps = open_steps();
   Owned place = place_of_steps(root_, steps);

@@ -2,6 +2,7 @@
 """Numbers that helpers read (globals, attributes of classes and modules, variables) compile twice at most."""
 
 import types
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -110,3 +111,66 @@ def test_with_static_numbers_each_value_is_known_again():
         set_global(value)
         assert f(x).tolist() == by_global(x).tolist()
     assert f.cache_info().traces <= 3
+
+
+# ---- functions that are arguments
+
+
+def with_a_variable(n: Any) -> Any:
+    return lambda x: x * n + n
+
+
+def with_a_default(n: Any) -> Any:
+    return lambda x, n=n: x * n + n
+
+
+def with_a_default_by_name(n: Any) -> Any:
+    return lambda x, *, n=n: x * n + n
+
+
+def with_an_attribute(n: Any) -> Any:
+    def g(x: Any) -> Any:
+        return x + 1
+
+    g.n = n
+    return g
+
+
+def with_a_function_in_it(n: Any) -> Any:
+    inner = with_a_variable(n)
+    return lambda x: inner(x) - n
+
+
+def with_its_own_counter(n: Any) -> Any:
+    def g(x: Any) -> Any:
+        nonlocal n
+        n += 1
+        return x * n
+
+    return g
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("make", [
+    with_a_variable, with_a_default, with_a_default_by_name, with_an_attribute, with_a_function_in_it,
+    with_its_own_counter,
+])  # fmt: skip
+def test_numbers_of_a_function_that_is_an_argument(make: Any):
+    def f(held: Any, x: Any) -> Any:
+        g = held["g"]
+        return g(x), g(x), getattr(g, "n", 0) * x
+
+    jitted, x = graftax.jit(f), jnp.arange(3.0)
+    for n in (2, 5, 3, 7):
+        for wanted, found in zip(f({"g": make(n)}, x), jitted({"g": make(n)}, x), strict=True):
+            assert wanted.tolist() == found.tolist()
+    assert jitted.cache_info().traces == 2
+
+
+def test_a_shape_from_a_functions_variable_is_a_program_for_each():
+    def make(n: int) -> Any:
+        return lambda x: x[:n]
+
+    jitted = graftax.jit(lambda g, x: g(x), warn_impure=False)
+    assert [jitted(make(n), jnp.arange(5.0)).shape for n in (1, 2, 3, 1)] == [(1,), (2,), (3,), (1,)]
+    assert jitted.cache_info().traces == 3
