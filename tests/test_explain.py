@@ -315,6 +315,15 @@ def test_eviction_is_named():
     assert kind == "evicted" and "cache_size=1" in text
 
 
+def test_an_object_that_counted_by_identity_and_is_gone_has_that_remedy():
+    f = graftax.jit(lambda g, x: g(x))
+    for _ in range(2):
+        f(graftax.jit(lambda x: x * 2), jnp.ones(2))
+    first = graftax.explain(f).variants[-1].causes[0]
+    assert (first.kind, first.path, first.before) == ("identity", "g", "a value that is gone")
+    assert "make it once" in first.remedy
+
+
 def test_cleared_caches_are_named():
     f = graftax.jit(lambda x: x * 2)
     f(jnp.ones(2))

@@ -320,6 +320,8 @@ def _same_value(a: Any, b: Any) -> bool:
 def _kind(expected: Any, given: Any) -> str:
     """What advice asks of two static values that differ."""
     both = {type(expected), type(given)}
+    if _Gone in both:
+        return "identity"  # only what counts by it is held weakly
     if len(both) > 1:
         alike = type(expected).__mro__[-2] is type(given).__mro__[-2]  # two dtypes, two paths
         return "number type" if both <= _NUMBERS else "value" if alike else "type"
