@@ -45,14 +45,15 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
             PyObject* const* in_nodes) {
   const Program& p = outcome.program;
   OwnedList made;
-  std::vector<PyObject*> with_refs;
-  if (!outcome.refs.empty()) {
-    with_refs.assign(out_leaves, out_leaves + p.leaves);
+  std::vector<PyObject*> shared;
+  if (!outcome.refs.empty() || !outcome.ties.empty()) {
+    shared.assign(out_leaves, out_leaves + p.leaves);
+    for (auto [leaf, first] : outcome.ties) shared[leaf] = out_leaves[first];
     for (auto [leaf, first] : outcome.refs) {
       if (leaf == first) made.push_stolen(hooks::new_ref(out_leaves[leaf]));
-      with_refs[leaf] = leaf == first ? made.back() : with_refs[first];
+      shared[leaf] = leaf == first ? made.back() : shared[first];
     }
-    out_leaves = with_refs.data();
+    out_leaves = shared.data();
   }
   if (outcome.writes.empty() && p.code.size() == 1) {  // one array: nothing to build
     if (p.code[0].op == Op::leaf) return Owned::borrow(out_leaves[0]);
@@ -122,8 +123,8 @@ nb::tuple outcome_state(const Outcome& o) {
     writes.append(nb::make_tuple(w.track, w.pc, w.raw, nb::cast(w.touched.items), nb::cast(w.touched.fields),
                                  nb::tuple(nb::cast(w.touched.children)), or_none(w.touched.dropped),
                                  or_none(w.touched.deleted)));
-  return nb::make_tuple(3, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves,
-                        nb::cast(o.refs));
+  return nb::make_tuple(4, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves,
+                        nb::cast(o.refs), nb::cast(o.ties));
 }
 
 [[noreturn]] void malformed(const char* what) {
@@ -180,15 +181,18 @@ Outcome outcome_from_state(nb::handle state) {
   uint32_t version = 0;
   Outcome out;
   if (!nb::try_cast(state, fields) || fields.size() == 0 || !nb::try_cast(fields[0], version) || version < 1 ||
-      version > 3 || fields.size() != (version < 3 ? 4u : 5u))
+      version > 4 || fields.size() != std::max(version + 2, 4u))
     malformed("unknown version");
-  if (version == 3 && !nb::try_cast(fields[4], out.refs)) malformed("refs");
+  if (version > 2 && !nb::try_cast(fields[4], out.refs)) malformed("refs");
+  if (version > 3 && !nb::try_cast(fields[5], out.ties)) malformed("ties");
   if (!nb::try_cast(fields[2], writes) || !nb::try_cast(fields[3], out.result_leaves)) malformed("fields");
   out.program = program_from_state(nb::object(fields[1]).ptr(), true);
   Program& p = out.program;
   if (p.roots != 1 + writes.size() || out.result_leaves > p.leaves) malformed("counts");
   for (auto [leaf, first] : out.refs)
     if (leaf >= p.leaves || first > leaf) malformed("refs");
+  for (auto [leaf, first] : out.ties)
+    if (leaf >= p.leaves || first >= leaf) malformed("ties");
   auto is_content = [&](uint32_t pc) {
     return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].kind) && p.code[pc].track == NONE;
   };
@@ -250,6 +254,12 @@ void bind_outcome(nb::module_& m) {
           nb::for_getter(nb::sig("def refs(self) -> list[tuple[int, int]]")),
           nb::for_setter(nb::sig("def refs(self, arg: list[tuple[int, int]], /) -> None")),
           "Output leaves that are the content of a new jax.Ref, in order: (the leaf, the first one of the same Ref).")
+      .def_prop_rw(
+          "ties", [](const Outcome& o) { return o.ties; },
+          [](Outcome& o, std::vector<std::pair<uint32_t, uint32_t>> ties) { o.ties = std::move(ties); },
+          nb::for_getter(nb::sig("def ties(self) -> list[tuple[int, int]]")),
+          nb::for_setter(nb::sig("def ties(self, arg: list[tuple[int, int]], /) -> None")),
+          "Output leaves that are one array, in order: (the leaf, the first one, which stands in the place of both).")
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
       .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
       .def(

@@ -29,6 +29,8 @@ struct Outcome {
   std::vector<std::pair<uint32_t, uint32_t>> numbers;
   // Output leaves that are the content of a new jax.Ref, in order: the leaf, and the first one of the same Ref.
   std::vector<std::pair<uint32_t, uint32_t>> refs;
+  // Output leaves that are one array, in order: the leaf, and the first one, which stands in the place of both.
+  std::vector<std::pair<uint32_t, uint32_t>> ties;
 };
 
 // Is the value at `pc` one that says where the program is running?

@@ -147,6 +147,7 @@ def test_a_damaged_outcome_never_crashes():
         return [Box(n=1), {"a": f32(1)}, Registered(f32(1), 1, "n"), {1}]
 
     outcome, leaves, found = outcome_of(small, nodes())
+    outcome.ties = [(1, 0)]
 
     def use(loaded):
         repr(loaded), loaded.leaf_places(), read(loaded), loaded._state()
@@ -181,3 +182,13 @@ def test_a_sentinel_does_not_survive_pickle_as_itself():
     graphdef = graftax.flatten([mark])[1]
     assert graphdef == graftax.flatten([mark])[1]
     assert pickle.loads(pickle.dumps(graphdef)) != graphdef
+
+
+def test_ties_are_part_of_an_outcome():
+    outcome, leaves, found = outcome_of(lambda x: [x[0] * 2, {"again": x[0] * 3}], [f32(1)])
+    outcome.ties = [(1, 0)]
+    for each in (outcome, pickle.loads(pickle.dumps(outcome))):
+        first, second = each.apply([f32(2), f32(3)], leaves, found)
+        assert each.ties == [(1, 0)] and second["again"] is first
+    with pytest.raises(ValueError, match="ties"):
+        _core.Outcome._from_state((*outcome._state()[:5], [(0, 1)]))

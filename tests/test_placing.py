@@ -243,6 +243,79 @@ def test_a_tie_of_arrays_lasts_under_in_shardings(many: bool):
     assert model["head"][0, 0] == 8 and f.cache_info().traces == 2  # JAX traces anew for an array that is placed
 
 
+def tied() -> Model:
+    model: Any = Model()
+    model.layers = [model.w]
+    return model
+
+
+def doubled(model: Any) -> Any:
+    model.w = model.layers[0] = model.w * 2
+    return {"w": model.w, "again": [model.w], "b": model.b}
+
+
+ROWS, COLUMNS = P("data"), P(None, "model")
+TIES = {
+    "one for all": (lambda: placed(ROWS), ROWS),
+    "the same for both": (lambda: {"w": placed(ROWS), "again": placed(ROWS), "b": None}, ROWS),
+    "nothing for one": (lambda: {"w": None, "again": [placed(ROWS)], "b": None}, ROWS),
+    "patterns": (lambda: {"b": placed(P()), "**": placed(ROWS)}, ROWS),
+    "two": (lambda: {"w": placed(ROWS), "again": placed(COLUMNS), "b": None}, COLUMNS),
+    "two, both replicated": (lambda: {"w": placed(P()), "again": placed(P(None, None)), "b": None}, P()),
+}
+
+
+@eight
+@pytest.mark.parametrize("donate", [None, "all"])
+@pytest.mark.parametrize(("options", "again"), TIES.values(), ids=TIES)
+def test_a_tie_of_arrays_lasts_under_out_shardings_where_both_places_ask_for_one(options: Any, again: Any, donate: Any):
+    model: Any = tied()
+    f = graftax.jit(doubled, out_shardings=options(), donate=donate)
+    for step in range(4):
+        if step == 3:
+            jax.clear_caches()  # what is traced again is tied again
+        out = f(model)
+        assert (out["w"] is out["again"][0]) is (again != COLUMNS)
+        assert out["again"][0].sharding.spec == again
+        assert out["w"].sharding.spec == (ROWS if again == COLUMNS else again)
+        assert model.w is model.layers[0] and model.w[0, 0] == 2.0 ** (step + 1)
+
+
+@eight
+def test_written_places_that_ask_for_two_shardings_have_two_arrays():
+    for of_layers in (ROWS, COLUMNS):
+        model: Any = tied()
+        spec = {"model.w": placed(ROWS), "model.layers": placed(of_layers), "return": None}
+        f = graftax.jit(lambda model: doubled(model) and None, out_shardings=spec)
+        for _ in range(3):
+            f(model)
+            assert (model.w is model.layers[0]) is (of_layers == ROWS)
+            assert model.w.sharding.spec == ROWS and model.layers[0].sharding.spec == of_layers
+
+
+@eight
+def test_a_written_array_that_keeps_its_place_is_another_than_the_one_returned_elsewhere():
+    model: Any = tied()
+    model.w = model.layers[0] = jax.device_put(model.w, placed(COLUMNS))
+    f = graftax.jit(doubled, out_shardings=placed(ROWS))
+    for _ in range(3):
+        out = f(model)
+        assert out["w"] is out["again"][0] and out["w"].sharding.spec == ROWS
+        assert model.w is model.layers[0] and model.w.sharding.spec == COLUMNS
+
+
+class Bare:
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)  # a trace that meets `vars` for the first time begins anew
+
+
+@eight
+def test_a_trace_that_begins_anew_runs_once_for_the_shapes_and_the_call():
+    f = graftax.jit(lambda w: Bare(w=w * 2), out_shardings=Bare(w=placed(ROWS)))
+    for _ in range(2):
+        assert f(jnp.ones((8, 8))).w.sharding.spec == ROWS and f.cache_info().traces == 1
+
+
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_eight_devices():
     run_again(__file__, 8)

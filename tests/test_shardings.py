@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import equinox as eqx
@@ -162,7 +163,7 @@ def test_errors_of_shardings_name_the_place():
     with pytest.raises(ValueError, match=r"key path result\['q'\]"):
         graftax.jit(lambda p: {"q": p * 2}, out_shardings={"q": ROWS})(jnp.ones(3))
     with pytest.raises(
-        ValueError, match=r"in_shardings has an entry for 'y' of p, where there is no such part: it has 'x'"
+        ValueError, match=r"in_shardings has an entry for p\['y'\], and there is no such part: p has \['x'\]"
     ):
         graftax.jit(lambda p: p["x"], in_shardings=({"x": ROWS, "y": ROWS},))({"x": jnp.ones(2)})
     with pytest.raises(ValueError, match=r"in_shardings is given for 2 arguments, and there is 1"):
@@ -171,3 +172,58 @@ def test_errors_of_shardings_name_the_place():
         graftax.jit(lambda p: p * 2, out_shardings={"q": ROWS, "return": ROWS})(jnp.ones(2))
     with pytest.raises(ValueError, match=r"for m\.bias, which is an array"):
         graftax.jit(lambda m: m.bias, in_shardings=({"m": {nnx.Param: ROWS}},))(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+
+
+@dataclasses.dataclass
+class Pair:
+    w: Any
+    b: Any = None
+    head: Any = None
+
+
+class Bare:
+    def __init__(self, **fields: Any):
+        vars(self).update(fields)
+
+
+class Layers(nnx.Module):
+    def __init__(self, count: int):
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(count)])
+
+
+def of_state(count: int) -> Any:
+    return jax.tree.map(lambda _: ROWS, nnx.state(Layers(count)))
+
+
+STRANGE = {
+    "an attribute": (lambda: Bare(w=ROWS, b=ALL), lambda: Bare(w=jnp.ones(2)), r"m\.b, .* m has \.w"),
+    "of another class": (lambda: Pair(ROWS, ALL), lambda: Bare(w=jnp.ones(2)), r"m\.b, .* m has \.w"),
+    "an item": (lambda: Bare(w=[ROWS, ALL]), lambda: Bare(w=[jnp.ones(2)]), r"m\.w\[1\], .* m\.w has \[0\]"),
+    "below another": (lambda: {"a": Bare(x=Bare(y=ROWS))}, lambda: {"a": Bare(x=3), "b": 1}, r"m\['a'\]\.x\.y"),
+    "of what has no arrays": (lambda: {"x": ROWS}, lambda: {}, r"m\['x'\], .* m has no parts"),
+    "in a state of nnx": (lambda: of_state(3), lambda: Layers(2), r"m\['layers'\]\[2\]"),
+}
+
+
+@two_devices
+@pytest.mark.parametrize(("spec", "model", "message"), STRANGE.values(), ids=STRANGE)
+def test_an_entry_for_what_is_not_there_is_an_error(spec: Any, model: Any, message: str):
+    with pytest.raises(ValueError, match=r"in_shardings has an entry for " + message):
+        graftax.jit(lambda m, x: x * 2, in_shardings=(spec(), ROWS))(model(), jnp.ones(2))
+    of_result = re.sub(r"\bm\b", r"the result\\[0\\]", message)
+    with pytest.raises(ValueError, match=r"out_shardings has an entry for " + of_result):
+        graftax.jit(lambda x: (model(), x), out_shardings=(spec(), ROWS))(jnp.ones(2))
+
+
+@two_devices
+def test_an_entry_that_says_nothing_may_be_for_what_is_not_there():
+    model = {"w": jnp.ones((4, 2)), "x": jnp.ones(2), "layers": Layers(2)}
+    for spec in (
+        {"w": ROWS, "**": ALL},  # a name beside a pattern
+        {"w": ROWS, "x": ALL, "layers": of_state(2)},
+        Bare(w=ROWS, x=ALL, layers=ALL, b=None, name="net", empty=[]),
+        Bare(w=ROWS, x=ALL, layers=Pair({nnx.Param: ALL}).w),
+    ):
+        w, x = graftax.jit(lambda m: (m["w"] * 2, m["x"] * 2), in_shardings=(spec,))(model)
+        assert w.sharding.spec == PartitionSpec("d") and x.sharding.spec == PartitionSpec()
+    assert graftax.jit(lambda m: m.w * 2, in_shardings=(Pair(ROWS, ALL, ALL),))(Pair(jnp.ones(2))).sharding == ROWS

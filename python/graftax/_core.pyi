@@ -362,6 +362,15 @@ class Outcome:
     def refs(self, arg: list[tuple[int, int]], /) -> None: ...
 
     @property
+    def ties(self) -> list[tuple[int, int]]:
+        """
+        Output leaves that are one array, in order: (the leaf, the first one, which stands in the place of both).
+        """
+
+    @ties.setter
+    def ties(self, arg: list[tuple[int, int]], /) -> None: ...
+
+    @property
     def num_leaves(self) -> int: ...
 
     @property

@@ -116,8 +116,9 @@ def leaf_options(
                 None if i is None else read.of_leaf((SequenceKey(i), *path), (*root_entries(names[root]), *path))
                 for i, (root, path) in zip(numbers, where, strict=True)
             )
+            given = {i: names[root] for i, root in of_argument.items() if i is not None}
+            read.check_arguments([given[i] for i in sorted(given)])
             read.check()
-            read.check_number(len([i for i in of_argument if i is not None]))
     if options.keep_unused:
         out["keep_unused"] = True
     if options.inline:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
 import jax.core
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import SequenceKey
 
 from . import _core
@@ -70,14 +71,19 @@ class Placing:
         self._flat, self._options, self._outcomes, self._tupled = flat, options, outcomes, tupled
         self._spec = plan.options.out_shardings
         self._parts = by_place(self._spec) is not None or has_parts(self._spec)
-        one: dict[str, Any] = {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
-        self._plain: Any = jax.jit(flat, **options, **one)
+        self._begin()
         self._known: dict[Any, Any] = {}
+
+    def _begin(self) -> None:
+        """With a function new to JAX: of one whose first trace has raised it keeps no trace, and makes two."""
+        self._flat = _copied(self._flat)
+        one: dict[str, Any] = {} if self._spec is None or self._parts else {"out_shardings": (self._spec, None, None)}
+        self._plain: Any = jax.jit(self._flat, **self._options, **one)
 
     def __call__(self, *given: Any) -> Any:
         run, given = self._run(given)
         try:
-            return run(*given)
+            return self._settled(run, given, run)
         except ValueError as error:
             self._name_outputs(error)
             raise
@@ -85,14 +91,23 @@ class Placing:
     def lower(self, *given: Any) -> Any:
         run, given = self._run(given)
         try:
-            return run.lower(*given)
+            return self._settled(run, given, run.lower)
         except ValueError as error:
             self._name_outputs(error)
             raise
 
     def trace(self, *given: Any) -> Any:
         run, given = self._run(given)
-        return run.trace(*given)
+        return self._settled(run, given, run.trace)
+
+    def _settled(self, run: Any, given: tuple[Any, ...], use: Callable[..., Any]) -> Any:
+        """Uses a `jax.jit` object. Where JAX has forgotten its trace, what the new one found is looked at as well."""
+        count = len(self._outcomes)
+        out = use(*given)
+        if len(self._outcomes) > count and run is not self._plain:
+            self._known.clear()
+            self._run(given)
+        return out
 
     def _name_outputs(self, error: ValueError) -> None:
         """The key paths of outputs in JAX's error about a sharding: the flat function returns results and writes."""
@@ -135,9 +150,12 @@ class Placing:
         return self._options.get("in_shardings") or (None,) * len(leaves)
 
     def _made(self, given: tuple[Any, ...], leaves: Sequence[Any], shardings: tuple[Any, ...]) -> Any:
-        result, written, code = (jax.jit(self._flat, **self._options) if self._parts else self._plain).eval_shape(
-            *given
-        )
+        try:
+            looked_at = jax.jit(self._flat, **self._options) if self._parts else self._plain
+            result, written, code = looked_at.eval_shape(*given)
+        except BaseException:
+            self._begin()
+            raise
         outcome = self._outcomes[_core.decode(code)]
         places = self._places(outcome)
         assert len(places) == len(result) + len(written)
@@ -147,7 +165,7 @@ class Placing:
             wanted = self._spec if self._spec is not None else self._of_shared(outcome, result, shardings)
             if not any(of_written) and wanted is self._spec:
                 return self._plain
-            return jax.jit(self._flat, **self._options, out_shardings=(wanted, tuple(of_written), None))
+            return self._placed(outcome, wanted, of_written, (*result, *written))
         spec = of_result(self._spec)
         if has_parts(spec):
             paths = [path for _, path in places[: len(result)]]
@@ -157,6 +175,18 @@ class Placing:
             self._refuse_misfits(paths, spec, result)
         elif isinstance(spec, Held):
             spec = spec.held
+        return self._placed(outcome, spec, of_written, (*result, *written))
+
+    def _placed(self, outcome: _core.Outcome, spec: Any, of_written: list[Any], out: tuple[Any, ...]) -> Any:
+        """The `jax.jit` object whose outputs go where they are asked to be.
+
+        An array in several places is one where all ask for the same, or for nothing. Of other places each has its own.
+        """
+        if outcome.ties:
+            count = len(out) - len(of_written)
+            asked = [*(spec if isinstance(spec, tuple) else [spec] * count), *of_written]
+            outcome.ties = _kept_ties(outcome, asked, out)
+            spec, of_written = tuple(asked[:count]), asked[count:]
         return jax.jit(self._flat, **self._options, out_shardings=(spec, tuple(of_written), None))
 
     def _refuse_misfits(self, paths: list[tuple[Any, ...]], wanted: tuple[Any, ...], arrays: Sequence[Any]) -> None:
@@ -206,9 +236,7 @@ class Placing:
     ) -> tuple[Any, ...] | None:
         """What arrays of the result have to keep where they are written as well; None where there are none."""
         structure, before = Structure(outcome), Structure(self._graphdef)
-        numbers = {leaf for leaf, _ in outcome.numbers}
-        of_leaves = [i for i in range(outcome.num_leaves) if i not in numbers][: len(result)]
-        at = {leaf: i for i, leaf in enumerate(of_leaves)}
+        at = {leaf: i for leaf, i in _outputs(outcome).items() if i < len(result)}
         known = {before.place(row): row.leaf for row in before.leaves}
         out: list[Any] = [None] * len(result)
         for row in structure.leaves:
@@ -264,6 +292,43 @@ class _After:
 
     def root(self, path: Sequence[Any]) -> Any:
         return Path(path[1:]).get(self._both[0][path[0].idx])
+
+
+def _copied(function: Any) -> Any:
+    out = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, function.__closure__)
+    vars(out).update(vars(function))
+    return out
+
+
+def _outputs(outcome: _core.Outcome) -> dict[int, int]:
+    """Which output each leaf of an Outcome is. Symbols are none."""
+    numbers = {leaf for leaf, _ in outcome.numbers}
+    return {leaf: i for i, leaf in enumerate(i for i in range(outcome.num_leaves) if i not in numbers)}
+
+
+def _kept_ties(outcome: _core.Outcome, asked: list[Any], out: Sequence[Any]) -> list[tuple[int, int]]:
+    """The ties of an Outcome whose places ask for one sharding. `asked`, of each output, is told for which."""
+    at, groups = _outputs(outcome), dict[int, list[int]]()
+    for leaf, first in outcome.ties:
+        groups.setdefault(first, [first]).append(leaf)
+    kept: list[tuple[int, int]] = []
+    for group in groups.values():
+        leaders: list[int] = []
+        for leaf in group:
+            wanted, ndim = asked[at[leaf]], out[at[leaf]].ndim
+            lead = next((one for one in leaders if _agree(asked[at[one]], wanted, ndim)), None)
+            if lead is None:
+                leaders.append(leaf)
+                continue
+            kept.append((leaf, lead))
+            asked[at[lead]] = wanted if asked[at[lead]] is None else asked[at[lead]]
+    return sorted(kept)
+
+
+def _agree(one: Any, other: Any, ndim: int) -> bool:
+    if one is None or other is None or one == other:
+        return True
+    return isinstance(one, Sharding) and isinstance(other, Sharding) and one.is_equivalent_to(other, ndim)
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:

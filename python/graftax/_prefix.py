@@ -31,11 +31,13 @@ def part_of(spec: Any, key: Any) -> Any:
     """The part of a prefix for the child at a key entry; ABSENT where it has none."""
     plain = plain_key(key)
     try:
-        if isinstance(spec, Mapping) and (plain in spec or not isinstance(key, GetAttrKey)):
-            return cast("Mapping[Any, Any]", spec)[plain]
+        # The items of an `nnx.List` are attributes, '0' and so on, and have numbers in an `nnx.State`.
+        if isinstance(spec, Mapping) and (plain in spec or not isinstance(key, GetAttrKey) or plain.isdigit()):
+            there = cast("Mapping[Any, Any]", spec)
+            return there[plain] if plain in there or not str(plain).isdigit() else there[int(plain)]
         if isinstance(spec, (tuple, list)) and (isinstance(plain, int) or plain not in getattr(spec, "_fields", ())):
             return cast("Sequence[Any]", spec)[plain]
-        return getattr(spec, plain)
+        return getattr(spec, str(plain))
     except (LookupError, AttributeError, TypeError):
         return ABSENT
 

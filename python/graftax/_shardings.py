@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-from jax.tree_util import DictKey, keystr
+from jax.sharding import PartitionSpec, Sharding
+from jax.tree_util import DictKey, SequenceKey, keystr
 
 from . import interop
 from ._errors import some
@@ -18,7 +19,7 @@ from ._prefix import ABSENT, part_of
 from ._rules import UNUSED as NO_USE
 from ._rules import Rules, refuse
 from ._structure import path_text, plain_key
-from .path import Graph, Path
+from .path import Graph, Path, open_node
 from .places import Shown
 
 NO_SHARDING = (
@@ -30,8 +31,10 @@ UNUSED = (
     "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
     "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
-NO_PART = "{name}: {option} has an entry for {keys} of {path}, where there is no such part: it has {there}."
+NO_PART = "{name}: {option} has an entry for {keys}, and there is no such part: {path} has {there}."
 TOO_MANY = "{name}: {option} is given for {given} arguments, and there {are}: one each that is not static."
+
+_SHARDINGS = (Sharding, PartitionSpec, jax.ShapeDtypeStruct)
 
 
 def has_parts(spec: Any) -> bool:
@@ -71,7 +74,7 @@ class Shardings:
         self._name, self._option, self._spec, self._of = name, option, spec, of
         self._about = {"name": name, "option": option}
         self._chosen: dict[tuple[int, Path], tuple[Graph, set[int]]] = {}
-        self._stepped: dict[tuple[int, Path], tuple[Mapping[Any, Any], str]] = {}  # dicts of entries by name
+        self._entered: dict[tuple[int, Path], tuple[Any, str]] = {}  # specs with parts, and where they are
         self._texts: dict[str, bool] = {}  # patterns: has one decided about a leaf?
         self._paths: list[str] = []
         self._part, self._by_argument = part, by_argument
@@ -89,7 +92,7 @@ class Shardings:
         Raises:
             ValueError: where there is none, or one for parts that it does not have.
         """
-        spec, whole = self._spec, tuple(path)
+        spec, whole, inside = self._spec, tuple(path), False
         self._paths.append(keystr(whole))
         for i, key in enumerate(whole):
             spec = spec.held if isinstance(spec, Held) else spec
@@ -109,9 +112,9 @@ class Shardings:
                     return self._one(part, named)
             elif part is not ABSENT and isinstance(plain_key(key), str):
                 self._texts[plain_key(key)] = True  # the name of a part is its pattern, too
-            if part is not ABSENT and isinstance(spec, dict) and isinstance(key, DictKey):
-                place = self._shown(named[: len(named) - len(whole) + i])
-                self._stepped[id(spec), Path(whole[:i])] = cast("dict[Any, Any]", spec), place
+            if not inside and i >= int(self._by_argument) and part is not ABSENT:
+                inside = True
+                self._enter(spec, whole[:i], named[: len(named) - len(whole) + i])
             if part is ABSENT:
                 if silent:
                     return ABSENT
@@ -122,6 +125,11 @@ class Shardings:
         if isinstance(spec, Rules):
             return self._by_rules(spec, whole, len(whole))
         return self._one(spec, named)
+
+    def _enter(self, spec: Any, path: tuple[Any, ...], named: Sequence[Any]) -> None:
+        at = id(spec), Path(path)
+        if at not in self._entered:
+            self._entered[at] = spec, self._shown(named)
 
     def _one(self, spec: Any, named: Sequence[Any]) -> Any:
         if has_parts(spec):
@@ -175,12 +183,16 @@ class Shardings:
         graph, chosen = found
         return graph.rows[graph.number(path[len(above) :])].target in chosen
 
-    def check_number(self, arguments: int) -> None:
-        """Raises ValueError where more arguments are spoken of than there are."""
+    def check_arguments(self, names: Sequence[str]) -> None:
+        """Raises ValueError where more arguments are spoken of than there are, or parts that one does not have."""
         spec: Any = self._spec
-        if type(spec) in (tuple, list) and len(spec) > arguments:
-            are = f"is {arguments}" if arguments == 1 else f"are {arguments}"
+        if type(spec) not in (tuple, list):
+            return
+        if len(spec) > len(names):
+            are = f"is {len(names)}" if len(names) == 1 else f"are {len(names)}"
             raise ValueError(TOO_MANY.format(given=len(spec), are=are, **self._about))
+        for i, (part, name) in enumerate(zip(spec, names, strict=False)):
+            self._enter(part, (SequenceKey(i),), (Root(name),))
 
     def check(self) -> None:
         """Raises ValueError for a pattern that decides about no array: spelt wrong, it would have no effect."""
@@ -188,13 +200,40 @@ class Shardings:
             if not used:
                 there = nearest(text, self._paths) or "no array"
                 raise ValueError(UNUSED.format(name=self._name, pattern=text, option=self._option, paths=there))
-        for (_, path), (spec, place) in self._stepped.items():
-            there = self._part(path) if path or not self._by_argument else None
-            if isinstance(there, Mapping) and (keys := [repr(key) for key in spec if key not in there]):
-                known = some(list(map(repr, cast("Mapping[Any, Any]", there))))
-                raise ValueError(NO_PART.format(keys=some(keys), path=place, there=known, **self._about))
+        for (_, path), (spec, place) in self._entered.items():
+            self._refuse_strange(spec, self._part(path), place, set())
         for unused in self._unused.values():
             refuse(f"{self._of} of {self._name}", [f"  the rule {rule} {NO_USE}" for rule in sorted(unused)])
+
+    def _refuse_strange(self, spec: Any, there: Any, place: str, seen: set[tuple[int, int]]) -> None:
+        """Raises ValueError where a specification speaks of a part that is not there."""
+        spec = spec.held if isinstance(spec, Held) else spec
+        at = id(spec), id(there)
+        if at in seen or isinstance(spec, Rules) or not has_parts(spec) or interop.choices(spec) is not None:
+            return
+        seen.add(at)
+        pairs = [(entry, value, part_of(there, entry)) for entry, value in _entries(spec)]
+        strange = [entry for entry, value, part in pairs if part is ABSENT and self._speaks(spec, entry, value)]
+        if strange:
+            names = [text for entry, _ in _entries(there) if not (text := path_text((entry,))).startswith("._")]
+            shown = some([f"{place}{path_text((entry,))}" for entry in strange])
+            raise ValueError(NO_PART.format(keys=shown, path=place, there=some(names) or "no parts", **self._about))
+        for entry, value, part in pairs:
+            if part is not ABSENT:
+                self._refuse_strange(value, part, f"{place}{path_text((entry,))}", seen)
+
+    def _speaks(self, spec: Any, entry: Any, value: Any) -> bool:
+        """Is this entry, of a part that is not there, more than nothing, and no pattern or filter that decided?"""
+        if isinstance(spec, dict) and (self._texts.get(entry.key) or filter_of(entry.key) is not None):
+            return False
+        return any(isinstance(row.value, _SHARDINGS) for row in Graph(value).rows)
+
+
+def _entries(node: Any) -> list[tuple[Any, Any]]:
+    """(key entry, child) of what is in a specification, or in what it is for."""
+    if isinstance(node, Mapping):
+        return [(DictKey(key), value) for key, value in cast("Mapping[Any, Any]", node).items()]
+    return open_node(node)
 
 
 def _choices(spec: Any) -> list[tuple[Any, Any]] | None:

@@ -177,6 +177,8 @@ def trace(
         written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
         give_own(before, graph, written)
     _read_new_refs(plan.name, recording, outcome, leaves, out)
+    if not share:
+        outcome.ties = _ties(outcome, out)
     # Ids that only tell the objects of one trace apart, as in a walk, are nothing to keep.
     if graph.asked and (recording.holds_ids or outcome.holds_ids):
         caller._table.asked[id(outcome)] = graph.asked
@@ -287,6 +289,14 @@ def _read_new_refs(
         outcome.refs = refs
         for i, _ in refs:
             out[i] = out[i][...]
+
+
+def _ties(outcome: _core.Outcome, out: Sequence[Any]) -> list[tuple[int, int]]:
+    """Output leaves that are one array, each with the first of them."""
+    first: dict[int, int] = {}
+    numbers = {leaf for leaf, _ in outcome.numbers}
+    arrays = [i for i, leaf in enumerate(out) if isinstance(leaf, jax.Array) and i not in numbers]
+    return [(i, first[id(out[i])]) for i in arrays if first.setdefault(id(out[i]), i) != i]
 
 
 def note_copy(changes: Callable[[], str]) -> None:
