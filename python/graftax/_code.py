@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -274,37 +273,6 @@ def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
         if not at.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
             return False
     return False
-
-
-def only_in(code: types.CodeType, hosts: set[types.CodeType]) -> set[str]:
-    """The variables and globals of a function that are read or assigned by these functions in it alone."""
-    own: set[str] = set()
-    theirs: set[str] = set()
-    todo = [(code, False)]
-    while todo:
-        part, in_host = todo.pop()
-        in_host |= part in hosts
-        (theirs if in_host else own).update(names_of(part).variables)
-        todo += [(constant, in_host) for constant in part.co_consts if isinstance(constant, types.CodeType)]
-    return theirs - own
-
-
-def passed_hosts(function: types.FunctionType, hosts: set[types.CodeType]) -> Iterator[tuple[types.CellType, str]]:
-    """The variables of a function that hold one of these functions, which it names only to pass it on."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    filled = {name: cell for name, cell in cells if not is_empty(cell)}
-    asked, todo = set[str](), [function.__code__]
-    while todo:
-        code = todo.pop()
-        names = names_of(code)
-        asked |= {chain[0] for chain in names.chains if len(chain) > 1} | names.assigned
-        todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    for name, cell in filled.items():
-        host = cell.cell_contents
-        if isinstance(host, types.FunctionType) and host.__code__ in hosts and not vars(host) and name not in asked:
-            theirs = {id(inner.cell_contents) for inner in host.__closure__ or () if not is_empty(inner)}
-            if not any(id(other.cell_contents) in theirs for other in filled.values() if other is not cell):
-                yield cell, name
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)

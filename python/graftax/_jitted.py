@@ -251,10 +251,11 @@ class Jitted(Stageable[P, R]):
         reads, signature = self._table.reads, self._plan.signature
         if reads is None:
             return
+        grown = reads.see_receivers(self._function)  # before its own code is noted, which would make them roots
         reads.has(recording.functions)
         code = self._function.__code__
         self._note_own_code()
-        grown = reads.refresh() | reads.see_named(recording.named)
+        grown |= reads.refresh() | reads.see_named(recording.named)
         places = [[place.what for place in places] for places in (signature.origins, reads.origins)]
         as_known = places[0] == places[1] and signature.hidden == reads.hidden
         if grown or not as_known or signature.code is not code:

@@ -34,11 +34,11 @@ from ._code import (
     is_users_code,
     is_users_scope,
     names_of,
-    only_in,
+    nested_codes,
     own_value,
-    passed_hosts,
 )
 from ._compat import current_trace
+from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
 from ._origin import Origin
@@ -83,6 +83,8 @@ class ReadSet:
         self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
         self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
         self._hosts: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host alone
+        self._receivers: set[str] = set()  # those of `hidden` of which methods are given to callbacks
+        self._receiving: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # the code that gives them
         self._scope: dict[str, Any] | None = None  # that of the function itself
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._shared: set[str] = set()  # those of them that other code reads in a trace
@@ -188,6 +190,8 @@ class ReadSet:
             for name in names.stored:
                 self.assign(Origin(scope, name, True))
         for chain in names.chains:
+            if chain[0] in self._receivers and code in self._receiving:
+                continue
             if not users and chain[0] in names.stored:  # a library's own counter
                 continue
             if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
@@ -416,6 +420,23 @@ class ReadSet:
                 new = True
         return new
 
+    def see_receivers(self, function: types.FunctionType) -> bool:
+        """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
+        new = False
+        for cell, name, value in receivers(function):
+            if name in self.hidden or name in self._shared or name in self.assigned_own:
+                continue
+            self.hidden.add(name)
+            self._receivers.add(name)
+            self._receiving.update(nested_codes(function.__code__))
+            self._add_class(type(value))
+            if cell is not None:
+                self._hosts[id(cell)] = cell, name
+            else:
+                self._bindings.append((self._guards.get(id(function.__globals__), function.__globals__), name))
+            self._reads, new = None, True
+        return new
+
     def _hide(self, code: types.CodeType, inside: set[types.CodeType]) -> bool:
         new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
         self.hidden |= new
@@ -485,6 +506,8 @@ class ReadSet:
             if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
                 self._looked.pop(id(holder), None)
                 continue
+            if holder is self._scope and name in self._receivers & self.hidden:
+                continue
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             changes = type(value) is int or type(value) is float  # by assignment, as a counter does
@@ -497,8 +520,9 @@ class ReadSet:
                 if changes:
                     self.changing.add((id(owner or holder), name))
         for cell in self._reads[1].changed_cells():
-            if id(cell) in self._hosts:  # another function: it may run elsewhere too
-                self.hidden.discard(self._hosts.pop(id(cell))[1])
+            if id(cell) in self._hosts:
+                if self._hosts[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
+                    self.hidden.discard(self._hosts.pop(id(cell))[1])
                 self._reads = None
                 return True
             self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
@@ -540,3 +564,6 @@ class OfSymbols(ReadSet):
 def _is_bound_by(value: Any) -> bool:
     """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
     return hasattr(type(value), "__get__") and not is_users_class(type(value))
+
+    def see_receivers(self, function: types.FunctionType) -> bool:
+        return False
