@@ -39,6 +39,32 @@ void build_written(Builder& builder, const Program& p, const Write& w, PyObject*
   }
 }
 
+// Puts the first of those outputs of each group that were made of the same arrays in the place of the others.
+void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObject*>& out_leaves) {
+  for (const auto& group : outcome.alike) {
+    IdLease first;
+    for (uint32_t i = 0; i < group.size(); ++i) {
+      const auto& inputs = group[i].second;
+      if (first->insert(in_leaves[inputs[0]], i)) continue;
+      auto is_same = [&](uint32_t one, uint32_t other) { return in_leaves[one] == in_leaves[other]; };
+      auto is_one = [&](const auto& other) {
+        return std::equal(inputs.begin(), inputs.end(), other.second.begin(), other.second.end(), is_same);
+      };
+      auto end = group.begin() + i;
+      auto found = std::find_if(group.begin() + *first->find(in_leaves[inputs[0]]), end, is_one);
+      if (found != end) out_leaves[group[i].first] = out_leaves[found->first];
+    }
+    if (Py_TYPE(out_leaves[group[0].first]) == runtime.array_type) continue;
+    nb::list made;  // inside of a trace, whose own call will tell
+    for (const auto& [leaf, inputs] : group) {
+      nb::list operands;
+      for (uint32_t input : inputs) operands.append(nb::borrow(in_leaves[input]));
+      made.append(nb::make_tuple(nb::tuple(operands), nb::borrow(out_leaves[leaf])));
+    }
+    hooks::note_made(made.ptr());
+  }
+}
+
 }  // namespace
 
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
@@ -46,9 +72,10 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   const Program& p = outcome.program;
   OwnedList made;
   std::vector<PyObject*> shared;
-  if (!outcome.refs.empty() || !outcome.ties.empty()) {
+  if (!outcome.refs.empty() || !outcome.ties.empty() || !outcome.alike.empty()) {
     shared.assign(out_leaves, out_leaves + p.leaves);
     for (auto [leaf, first] : outcome.ties) shared[leaf] = out_leaves[first];
+    tie(outcome, in_leaves, shared);
     for (auto [leaf, first] : outcome.refs) {
       if (leaf == first) made.push_stolen(hooks::new_ref(out_leaves[leaf]));
       shared[leaf] = leaf == first ? made.back() : shared[first];
@@ -123,8 +150,8 @@ nb::tuple outcome_state(const Outcome& o) {
     writes.append(nb::make_tuple(w.track, w.pc, w.raw, nb::cast(w.touched.items), nb::cast(w.touched.fields),
                                  nb::tuple(nb::cast(w.touched.children)), or_none(w.touched.dropped),
                                  or_none(w.touched.deleted)));
-  return nb::make_tuple(4, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves,
-                        nb::cast(o.refs), nb::cast(o.ties));
+  return nb::make_tuple(5, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves,
+                        nb::cast(o.refs), nb::cast(o.ties), nb::cast(o.alike));
 }
 
 [[noreturn]] void malformed(const char* what) {
@@ -181,10 +208,11 @@ Outcome outcome_from_state(nb::handle state) {
   uint32_t version = 0;
   Outcome out;
   if (!nb::try_cast(state, fields) || fields.size() == 0 || !nb::try_cast(fields[0], version) || version < 1 ||
-      version > 4 || fields.size() != std::max(version + 2, 4u))
+      version > 5 || fields.size() != std::max(version + 2, 4u))
     malformed("unknown version");
   if (version > 2 && !nb::try_cast(fields[4], out.refs)) malformed("refs");
   if (version > 3 && !nb::try_cast(fields[5], out.ties)) malformed("ties");
+  if (version > 4 && !nb::try_cast(fields[6], out.alike)) malformed("ties");
   if (!nb::try_cast(fields[2], writes) || !nb::try_cast(fields[3], out.result_leaves)) malformed("fields");
   out.program = program_from_state(nb::object(fields[1]).ptr(), true);
   Program& p = out.program;
@@ -193,6 +221,11 @@ Outcome outcome_from_state(nb::handle state) {
     if (leaf >= p.leaves || first > leaf) malformed("refs");
   for (auto [leaf, first] : out.ties)
     if (leaf >= p.leaves || first >= leaf) malformed("ties");
+  for (const auto& group : out.alike) {
+    if (group.empty()) malformed("ties");
+    for (const auto& [leaf, inputs] : group)
+      if (leaf >= p.leaves || inputs.empty()) malformed("ties");
+  }
   auto is_content = [&](uint32_t pc) {
     return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].kind) && p.code[pc].track == NONE;
   };
@@ -260,6 +293,15 @@ void bind_outcome(nb::module_& m) {
           nb::for_getter(nb::sig("def ties(self) -> list[tuple[int, int]]")),
           nb::for_setter(nb::sig("def ties(self, arg: list[tuple[int, int]], /) -> None")),
           "Output leaves that are one array, in order: (the leaf, the first one, which stands in the place of both).")
+      .def_prop_rw(
+          "alike", [](const Outcome& o) { return o.alike; },
+          [](Outcome& o, std::vector<std::vector<std::pair<uint32_t, std::vector<uint32_t>>>> alike) {
+            o.alike = std::move(alike);
+          },
+          nb::for_getter(nb::sig("def alike(self) -> list[list[tuple[int, list[int]]]]")),
+          nb::for_setter(nb::sig("def alike(self, arg: list[list[tuple[int, list[int]]]], /) -> None")),
+          "Output leaves that are one array where the input leaves that they were made of are: groups of (output, "
+          "inputs).")
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
       .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
       .def(
@@ -280,6 +322,9 @@ void bind_outcome(nb::module_& m) {
             for (const Static& s : o.program.statics)
               if (s.how == How::input) node_count = std::max(node_count, s.first + 1);
             for (const Write& w : o.writes) node_count = std::max(node_count, w.track + 1);
+            for (const auto& group : o.alike)
+              for (const auto& [_, inputs] : group)
+                leaf_count = std::max(leaf_count, *std::max_element(inputs.begin(), inputs.end()) + 1);
             if (a.size() != o.program.leaves || b.size() < leaf_count || c.size() < node_count)
               raise_error(PyExc_ValueError, "wrong number of leaves or nodes");
             check_nodes(o, c);

@@ -31,6 +31,8 @@ struct Outcome {
   std::vector<std::pair<uint32_t, uint32_t>> refs;
   // Output leaves that are one array, in order: the leaf, and the first one, which stands in the place of both.
   std::vector<std::pair<uint32_t, uint32_t>> ties;
+  // Output leaves that are one array where the input leaves that they were made of are: groups of (output, inputs).
+  std::vector<std::vector<std::pair<uint32_t, std::vector<uint32_t>>>> alike;
 };
 
 // Is the value at `pc` one that says where the program is running?

@@ -123,6 +123,14 @@ def test_ema_keeps_dtypes_ties_and_what_is_shared_with_the_model():
         graftax.ema(target, {"a": 1, "b": 2, "frozen": frozen}, 0.5)
 
 
+@pytest.mark.parametrize("other", [jnp.ones(()), jnp.ones((3, 2)), 2.0])
+def test_ema_does_not_broadcast(other: Any):
+    target, model = Box(deep=[jnp.zeros(2)]), Box(deep=[other])
+    with pytest.raises(graftax.StructureError, match=r"ema: obj\.deep\[0\] has the shape \(2,\) in the target, and \("):
+        graftax.ema(target, model, 0.5)
+    assert target.deep[0].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
 def test_cast_is_of_floating_arrays_and_comes_back(build: Any):
     x = build()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -304,3 +305,32 @@ def test_gradients_of_one_argument_in_a_tuple_are_those_of_the_model():
     graftax.optimizer(optax.sgd(0.5), model, wrt="head").update(model, by_list)
     graftax.optimizer(optax.sgd(0.5), twin, wrt="head").update(twin, graftax.grad(loss)(twin))
     assert graftax.equal(model, twin)
+
+
+def test_an_optimizer_that_is_made_in_a_trace_tells_of_tied_arrays():
+    """Each place of the array is a parameter there, and the two are trained apart."""
+
+    def train(model: Any) -> None:
+        opt = graftax.optimizer(optax.sgd(0.1), model)
+        opt.update(model, graftax.grad(lambda m: (3 * m.a + 2 * m.b).sum())(model))
+
+    w = f32(1, 2)
+    tied, apart = Box(a=w, b=w, n=jnp.asarray(0.0), m=jnp.asarray(0.0)), Box(a=f32(1, 2), b=f32(1, 2), n=w[0], m=w[0])
+    with pytest.warns(graftax.UntiedWarning, match=r"made inside .* obj\.a and obj\.b are two parameters") as found:
+        graftax.jit(train)(tied)
+    assert len(found) == 1 and found[0].filename == __file__
+    assert tied.a is not tied.b and tied.a[0] != tied.b[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graftax.jit(train)(apart)
+        layer = Box(w=f32(1))
+        graftax.jit(lambda model: graftax.optimizer(optax.sgd(0.1), model))(Box(a=layer, b=layer))
+        graftax.optimizer(optax.sgd(0.1), Box(a=w, b=w))
+
+    def inner(x: Any) -> Any:  # deeper inside: what is outside of all traces counts
+        graftax.grad(lambda x: train(graftax.copy(model)) or x)(x)
+        return x
+
+    model = Box(a=w, b=w)
+    with pytest.warns(graftax.UntiedWarning, match=r"obj\.a and obj\.b"):
+        graftax.jit(graftax.vmap(inner))(f32(1, 2))

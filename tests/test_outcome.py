@@ -191,4 +191,4 @@ def test_ties_are_part_of_an_outcome():
         first, second = each.apply([f32(2), f32(3)], leaves, found)
         assert each.ties == [(1, 0)] and second["again"] is first
     with pytest.raises(ValueError, match="ties"):
-        _core.Outcome._from_state((*outcome._state()[:5], [(0, 1)]))
+        _core.Outcome._from_state((*outcome._state()[:5], [(0, 1)], []))

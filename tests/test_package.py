@@ -50,6 +50,7 @@ LAYERS = [
         "_caches",
         "_inner_jit",
         "_ended",
+        "_ties",
         "_tracers",
         "_reads",
         "_origin",

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 import warnings
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 from . import _core
 from ._errors import CapturedArrayWarning
 from ._structure import Op, Structure, place_name
-from ._tracebacks import INSIDE
+from ._tracebacks import caller_level
 
 BIG_CAPTURED = (
     "{name} captures the NumPy array {path} ({size} MB), which is copied on every call, so that changing it is seen. "
@@ -22,21 +20,6 @@ BIG_CAPTURED = (
 
 _BIG = 1 << 20  # bytes
 _BY_VALUE = (int, float, complex, str, bytes, type(None))
-
-
-def caller_level() -> int:
-    """The `stacklevel` with which a warning names the first frame that is neither JAX's nor of this package."""
-    level = 1
-    while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(INSIDE):
-        level += 1
-    return level
-
-
-def _frame(depth: int) -> types.FrameType | None:
-    try:
-        return sys._getframe(depth + 1)
-    except ValueError:
-        return None
 
 
 class Advice:

@@ -371,6 +371,15 @@ class Outcome:
     def ties(self, arg: list[tuple[int, int]], /) -> None: ...
 
     @property
+    def alike(self) -> list[list[tuple[int, list[int]]]]:
+        """
+        Output leaves that are one array where the input leaves that they were made of are: groups of (output, inputs).
+        """
+
+    @alike.setter
+    def alike(self, arg: list[list[tuple[int, list[int]]]], /) -> None: ...
+
+    @property
     def num_leaves(self) -> int: ...
 
     @property

@@ -19,6 +19,7 @@ from ._opaque import check_opaque, is_module_level
 from ._pickle import reduce_graphdef, reduce_outcome
 from ._room import with_room
 from ._statics import remade, text_array, write_text_array
+from ._ties import note_made
 from ._trees import (
     Mark,
     deserialize_using_proto,
@@ -56,6 +57,7 @@ __all__ = [
     "named_function",
     "named_scope",
     "new_ref",
+    "note_made",
     "numpy_role",
     "one_level_treedef",
     "open_first",

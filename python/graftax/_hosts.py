@@ -14,10 +14,10 @@ from typing import Any
 import jax.extend.core
 
 from . import _core
-from ._advice import caller_level
 from ._compat import called_by, equations, inner_frames
 from ._errors import GraftaxError, LostChangeWarning
 from ._signature import global_names, resolve
+from ._tracebacks import caller_level
 from ._views import Rebuilt
 
 COPY_CHANGED = (

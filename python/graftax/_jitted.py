@@ -22,7 +22,7 @@ import jax
 import jax.core
 
 from . import _core, _ship
-from ._advice import caller_level, note_comparison
+from ._advice import note_comparison
 from ._aot import Stageable
 from ._compat import has_this_sharding, is_of_a_deleted_array, is_of_another_sharding, is_of_shardings, lacks_symbols
 from ._dispatch import build_entry
@@ -39,7 +39,7 @@ from ._signature import Signature, global_names, refuse_generators, resolve
 from ._stood_in import NewReads
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
-from ._tracebacks import boundary
+from ._tracebacks import boundary, caller_level
 from ._tree_function import is_tree
 from .interop import own_error, refuse_around
 

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from ._errors import StructureError, at_path
+from ._ties import note_made
 from .path import Graph
 from .surgery import selection, side_by_side
 
+OTHER_SHAPE = "ema: {path!r} has the shape {expected} in the target, and {given} in the model."
 NO_SUCH_ARRAY = "{name}: {where!r} means no {what} of this {cls}."
 
 T = TypeVar("T")
@@ -46,7 +49,7 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
         other = Graph(source)
         pairs = side_by_side("map_leaves", first, other)
         beside.append({number: other.rows[there].value for number, there in pairs})
-    made: dict[tuple[int, ...], Any] = {}
+    made: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
     for number in array_numbers(first):
         values = (first.rows[number].value, *(found.get(number) for found in beside))
@@ -54,10 +57,11 @@ def map_leaves(function: Callable[..., Any], graph: T, *graphs: Any, with_path: 
         if which not in made:
             path = (first.path(number),) if with_path else ()
             try:
-                made[which] = function(*path, *values)
+                made[which] = values, function(*path, *values)
             except Exception as error:
                 raise at_path(error, repr(first.path(number)))  # noqa: B904 - it is the same one
-        changes[number] = made[which]
+        changes[number] = made[which][1]
+    note_made(made.values())
     return first.core.build(changes, all=True)
 
 
@@ -76,7 +80,7 @@ def ema(target: T, model: Any, decay: Any) -> T:
         `target`, or a new one where no mutable object holds its arrays (tuples, Equinox modules).
 
     Raises:
-        StructureError: where the structures differ, at the path.
+        StructureError: where the structures or the shapes differ, at the path.
 
     Example:
         >>> model = {"w": jnp.full(2, 4.0)}
@@ -87,16 +91,19 @@ def ema(target: T, model: Any, decay: Any) -> T:
     """
     graph, other = Graph(target), Graph(model)
     arrays = set(array_numbers(graph))
-    made: dict[tuple[int, int], Any] = {}
+    made: dict[tuple[int, int], tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
     for number, there in side_by_side("ema", graph, other):
         old, new = graph.rows[number].value, other.rows[there].value
         if number not in arrays or new is None or new is old:
             continue
+        if np.shape(new) != old.shape:
+            raise StructureError(OTHER_SHAPE.format(path=graph.path(number), expected=old.shape, given=np.shape(new)))
         which = (id(old), id(new))
         if which not in made:
-            made[which] = _average(old, new, decay)
-        changes[number] = made[which]
+            made[which] = (old, new), _average(old, new, decay)
+        changes[number] = made[which][1]
+    note_made((values, average) for values, average in made.values() if average is not values[1])
     return graph.put(changes)
 
 
@@ -124,13 +131,14 @@ def cast(model: T, dtype: Any, where: Any = None) -> T:
         {'w': Array([1, 1], dtype=bfloat16), 'steps': Array(3, dtype=int32...)}
     """
     graph = Graph(model)
-    made: dict[int, Any] = {}
+    made: dict[int, tuple[tuple[Any, ...], Any]] = {}
     changes: dict[int, Any] = {}
     for number in _chosen("cast", "floating array", graph, where, is_floating):
         value = graph.rows[number].value
         if id(value) not in made:
-            made[id(value)] = value.astype(dtype)
-        changes[number] = made[id(value)]
+            made[id(value)] = (value,), value.astype(dtype)
+        changes[number] = made[id(value)][1]
+    note_made((values, other) for values, other in made.values() if other is not values[0])
     return graph.core.build(changes, all=True)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from . import _direct
-from ._advice import caller_level
 from ._errors import StructureError, some
+from ._tracebacks import caller_level
 
 DIFFER = (
     "{what}: the hosts differ. {difference}\nEvery host has to call the same functions in the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
@@ -12,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._compat import as_weak
-from ._errors import StructureError, some, type_name
+from ._errors import StructureError, UntiedWarning, some, type_name
 from ._fields import register_static
 from ._gradients import gradients_in, other_shape, require_shapes
 from ._handles import is_handle, run_inside
 from ._labels import seen_by_labels
 from ._leaves import array_numbers, is_inexact
 from ._patterns import nearest
+from ._ties import outside
+from ._tracebacks import caller_level
 from ._transformation import transformation_text
 from .path import Graph, Path
 from .surgery import selection
@@ -36,6 +39,11 @@ GONE = (
     "new optimizer after a change of the structure."
 )
 OTHER_NAMES = "Optimizer: the names of the parameters do not fit: {differ}. opt.parameters(model) has them all."
+TIED_OUTSIDE = (
+    "graftax.optimizer is made inside of a traced function, where {first} and {second} are two parameters, and outside "
+    "they are one array. They will be trained apart. Make the optimizer before the call and pass it, or tie objects: "
+    "one object in both places is one parameter anywhere."
+)
 NO_FORM = (
     "graftax.optimizer: params= makes, of the dict of parameters, what has `fast` and `slow`, such as "
     "optax.LookaheadParams.init_synced, and returned {found}."
@@ -279,6 +287,7 @@ def _named(graph: Graph, wrt: Any) -> Names:
         where = "this model" if wrt is None else f"what wrt={wrt!r} means"
         arrays = nearest("", (_name(graph.path(number)) for number in array_numbers(graph)))
         raise TypeError(NO_PARAMETERS.format(where=where, arrays=arrays or "no array at all"))
+    _warn_of_ties(graph, [graph.number(paths[0]) for paths in at.values()])
     named: dict[str, tuple[Path, ...]] = {}
     for paths in at.values():
         name = _name(paths[0])
@@ -286,6 +295,16 @@ def _named(graph: Graph, wrt: Any) -> Names:
             name += "'"
         named[name] = tuple(paths)
     return Names(dict(sorted(named.items())))  # as JAX sorts a dict
+
+
+def _warn_of_ties(graph: Graph, numbers: list[int]) -> None:
+    """In a trace an array that stands in two places is two."""
+    seen: dict[int, int] = {}
+    for number, value in zip(numbers, outside([graph.rows[number].value for number in numbers]), strict=True):
+        if value.ndim > 0 and seen.setdefault(id(value), number) != number:  # scalars are shared for no reason
+            first, second = (repr(graph.path(at)) for at in (seen[id(value)], number))
+            warnings.warn(TIED_OUTSIDE.format(first=first, second=second), UntiedWarning, caller_level())
+            return
 
 
 def _name(path: Path) -> str:

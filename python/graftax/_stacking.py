@@ -14,6 +14,7 @@ from . import _core, interop
 from ._compat import tree_functions
 from ._difference import differences_text
 from ._errors import StructureError
+from ._ties import note_made
 from .module import Module
 
 NOTHING = "graftax.stack takes at least one object."
@@ -77,13 +78,14 @@ def mismatch(name: str, flat: list[Flat]) -> str | None:
 def stacked_flat(flat: list[Flat]) -> Any:
     """One object of objects that are alike, which are given flattened."""
     graphdef = flat[0][1]
-    made: dict[tuple[int, ...], Any] = {}
+    made: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
     leaves: list[Any] = []
     for rows in zip(*(leaves for leaves, _ in flat), strict=True):
         which = tuple(map(id, rows))  # an array that stands in two places stays one
         if which not in made:
-            made[which] = jnp.stack(rows)
-        leaves.append(made[which])
+            made[which] = rows, jnp.stack(rows)
+        leaves.append(made[which][1])
+    note_made(made.values())
     return _core.unflatten(graphdef, leaves)
 
 
@@ -105,7 +107,13 @@ def unstack(obj: T) -> list[T]:
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0] or count == "no rows":
             raise StructureError(NO_ROWS.format(path=path, given=count, first=paths[0], length=counts[0]))
-    return [_core.unflatten(graphdef, [leaf[i] for leaf in leaves]) for i in range(np.shape(leaves[0])[0])]
+    once = {id(leaf): leaf for leaf in leaves}
+    objects: list[T] = []
+    for i in range(np.shape(leaves[0])[0]):
+        rows = {which: leaf[i] for which, leaf in once.items()}
+        note_made(((leaf,), rows[which]) for which, leaf in once.items())
+        objects.append(_core.unflatten(graphdef, [rows[id(leaf)] for leaf in leaves]))
+    return objects
 
 
 class Each(Generic[T]):

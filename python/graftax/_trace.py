@@ -36,6 +36,7 @@ from ._opaque import keeping_made
 from ._plan import Layout, Plan
 from ._signature import GlobalAssigned
 from ._stood_in import NewReads
+from ._ties import groups, noting
 from ._tracebacks import name_operands
 from ._untied import output_path, tell_untied
 from ._views import Rebuilt
@@ -155,21 +156,24 @@ def trace(
     # A forwarded input would keep its own sharding, whatever the options say; each place may have one of its own.
     share = options.out_shardings is None
     forward = share and options.in_shardings is None
-    outcome, out, changed, lost = run_trace(
-        plan.name,
-        recording,
-        roots,
-        leaves,
-        call,
-        options.mutation,
-        by_value=by_value,
-        forward=forward,
-        share=share,
-        donated=donated,
-        numbers=numbers,
-        graph=graph,
-        keeps=not options.captured,
-    )
+    with noting(recording.leaves, leaves) as ties:
+        outcome, out, changed, lost = run_trace(
+            plan.name,
+            recording,
+            roots,
+            leaves,
+            call,
+            options.mutation,
+            by_value=by_value,
+            forward=forward,
+            share=share,
+            donated=donated,
+            numbers=numbers,
+            graph=graph,
+            keeps=not options.captured,
+        )
+        if share:
+            outcome.alike = groups(ties.sources(out))
     if have_errors() and any(map(raises_its_own, host_functions(before, pure=True))):
         caller._table.waiting.add(id(outcome))
         hush_failed_callbacks()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,21 @@ INSIDE = tuple(str(folder) + os.sep for folder in _FOLDERS)
 _FULL = os.environ.get("GRAFTAX_TRACEBACK", "") == "full"
 _MOST = 4  # operands that are named
 _DEEP = 64  # errors in a chain of causes
+
+
+def caller_level() -> int:
+    """The `stacklevel` with which a warning names the first frame that is neither JAX's nor of this package."""
+    level = 1
+    while (frame := _frame(level)) is not None and frame.f_code.co_filename.startswith(INSIDE):
+        level += 1
+    return level
+
+
+def _frame(depth: int) -> types.FrameType | None:
+    try:
+        return sys._getframe(depth + 1)
+    except ValueError:
+        return None
 
 
 def call_site() -> tuple[str, int]:

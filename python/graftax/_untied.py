@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from . import _core
-from ._advice import caller_level
 from ._errors import UntiedWarning
 from ._same_step import same_step
 from ._structure import Op, Place, Row, Structure, place_name
+from ._tracebacks import caller_level
 
 UNTIED = (
     "{name}: {first} and {second} are {what}, and the call makes two of it: {one} and {other}, which then change "
@@ -64,6 +64,7 @@ def tell_untied(
     ties = list(itertools.islice(_ties(recording), _MOST))
     if not ties:
         return False
+    together = _kept(outcome, recording.leaves)
     places = outcome.leaf_places()
     ending: dict[Any, list[int]] = defaultdict(list)
     at: dict[tuple[int, tuple[Any, ...]], int] = {}
@@ -79,12 +80,18 @@ def tell_untied(
             if path[len(above) :] != first or (write and not above):  # an object that is written stays itself
                 continue
             other = at.get((write, (*above, *second)))
-            if other is None or out[one] is out[other]:
+            if other is None or out[one] is out[other] or (one in together and together[one] == together.get(other)):
                 continue
             if same_step(out[one], out[other], leaves[tie.leaves[0]], leaves[tie.leaves[1]]):
                 _warn(name, recording, outcome, tie, (places[one], places[other]))
                 return True
     return False
+
+
+def _kept(outcome: _core.Outcome, leaves: Sequence[Any]) -> dict[int, Any]:
+    """Output leaves that the call makes one array of, by what tells them apart from others."""
+    groups = enumerate(outcome.alike)
+    return {out: (i, *(id(leaves[at]) for at in inputs)) for i, group in groups for out, inputs in group}
 
 
 def _warn(name: str, recording: _core.Recording, outcome: _core.Outcome, tie: Tie, new: Sequence[Place]) -> None:

@@ -15,6 +15,7 @@ from ._errors import StructureError, a_type, at_path, some
 from ._filters import Filter, Seen, filter_of
 from ._patterns import is_pattern, nearest
 from ._structure import plain_key
+from ._ties import note_made
 from ._tracebacks import boundary
 from .path import Graph, GraphRow, Path
 
@@ -148,16 +149,17 @@ class Places(Generic[T]):
         rows = self._graph.rows
         numbers = list(dict.fromkeys(number for group in self._written for number in group))
         self._graph.refuse_nested(dict.fromkeys(numbers))
-        made: dict[int, Any] = {}
+        made: dict[int, tuple[tuple[Any, ...], Any]] = {}
         changes: dict[int, Any] = {}
         for number in numbers:
             target = id(rows[number].value) if rows[number].what == "array" else rows[number].target
             if target not in made:
                 try:
-                    made[target] = function(rows[number].value)
+                    made[target] = (rows[number].value,), function(rows[number].value)
                 except Exception as error:
                     raise at_path(error, repr(self._graph.path(number)))  # noqa: B904 - it is the same one
-            changes[number] = made[target]
+            changes[number] = made[target][1]
+        note_made(made.values())
         return self._inside(changes)
 
     def _inside(self, changes: dict[int, Any]) -> dict[int, Any]:

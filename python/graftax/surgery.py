@@ -16,6 +16,7 @@ from . import _core, _prefix
 from ._difference import Way, lockstep, short_text
 from ._errors import StructureError, a_type, some
 from ._filters import filter_of
+from ._ties import note_made
 from ._tracebacks import boundary
 from .compare import leaf_difference, node_difference
 from .path import Graph, Path
@@ -55,8 +56,9 @@ def copy(obj: T, *, arrays: bool = False) -> T:
     """
     leaves, graphdef = _core.flatten(obj)
     if arrays:
-        made = {id(leaf): _copied(leaf) for leaf in leaves}
-        leaves = [made[id(leaf)] for leaf in leaves]
+        made = {id(leaf): ((leaf,), _copied(leaf)) for leaf in leaves}
+        note_made(made.values())
+        leaves = [made[id(leaf)][1] for leaf in leaves]
     return _core.unflatten(graphdef, leaves)
 
 

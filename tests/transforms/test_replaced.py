@@ -240,3 +240,20 @@ def test_a_branch_in_a_loop_replaces():
     plain.step()
     plain.step()
     same(trainer, plain)
+
+
+def test_an_order_of_keys_is_no_reason_for_an_error(run):
+    """It may be any, so that a message does not name it beside what is wrong."""
+    box = Box(d={"v": jnp.ones(2), "u": jnp.zeros(2)})
+    box.other = box.d
+
+    def replace(box):
+        box.d = {"u": box.d["u"] + 1, "v": box.d["v"] * 2}
+
+    for choose in (
+        lambda box: graftax.cond(box.d["v"].sum() > 0, lambda: replace(box), lambda: None),
+        lambda box: graftax.fori_loop(0, 2, lambda _, __: replace(box), None),
+    ):
+        with pytest.raises(graftax.StructureError, match=r"box\.d and .*box\.other: expected") as found:
+            run(choose)(box)
+        assert "the order" not in str(found.value)

@@ -7,8 +7,8 @@ import warnings
 from collections import Counter, deque
 
 from .. import _core
-from .._advice import caller_level
 from .._errors import RecompileWarning
+from .._tracebacks import caller_level
 from . import _log
 from ._cause import Cause
 from ._variant import Variant, nearest

@@ -18,12 +18,12 @@ import jax
 import numpy as np
 
 from .. import _core, _direct
-from .._advice import caller_level
 from .._bar import Bar, Tell
 from .._errors import GraftaxError, RecompileWarning
 from .._explain import Look, Variant, looks
 from .._host_program import HostProgram
 from .._structure import place_name
+from .._tracebacks import caller_level
 from ._at_once import place_at_once
 from ._digest import PackedError, code_digest, digest
 from ._programs import Program, look_token, settings_tokens

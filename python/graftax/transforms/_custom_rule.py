@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from .._advice import caller_level
 from .._errors import MutationError
+from .._tracebacks import caller_level
 from ._custom_call import CustomCall
 from ._lift import LATER, Make, name_of
 from ._program import NO_SUCH_OPERAND, NOT_CALLABLE, Program

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -15,6 +15,7 @@ from .. import _core
 from .._compat import ref_types
 from .._difference import differences, differences_text
 from .._errors import MutationError, StructureError, rename_leaves
+from .._ties import Source
 from ._fixpoint import Fixpoint, Retrace
 from ._program import Program
 from ._slices import Slices
@@ -156,6 +157,8 @@ class Steps:
         ]
         self.first = [self.program.leaves[i] for i in self.at]
         self._last: Sequence[Any] = self.first
+        # Of the last trace: leaves carried that are one where others are, how they are made, and of which leaves.
+        self._made: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
         self._one: list[int] = []  # of the last trace: the first leaf carried that a step makes one with this
         # Of the last trace: for each output leaf the number of the leaf that it is, and the Outcome.
         self._left: tuple[list[int], _core.Outcome] | None = None
@@ -207,6 +210,8 @@ class Steps:
         values = [after.values[i] for i in self.at]
         number: dict[int, int] = {}
         self._one = [number.setdefault(id(value), i) for i, value in enumerate(values)]
+        made = dict(zip(map(id, out), program.sources, strict=True))
+        self._made = {i: found for i, at in enumerate(self.at) if (found := _made_of(at, made, after, leaves))}
         return values
 
     def end(self, last: Sequence[Any], ran: bool) -> None:
@@ -215,7 +220,10 @@ class Steps:
         Where a step puts one array into several places, it is one afterwards: if there was a step (`ran`), or if it was
         one before.
         """
-        first = self.first
+        first, made = self.first, {i: found for i, found in self._made.items() if self._one[i] == i}
+        if not ran:
+            made = {i: (way, (self.at[i], *inputs)) for i, (way, inputs) in made.items()}
+        last = self.program.with_ties(last, made)
         self._last = [last[one if ran or first[i] is first[one] else i] for i, one in enumerate(self._one)]
 
     def _check(self, after: StateAfter, leaves: list[Any]) -> None:
@@ -247,7 +255,7 @@ class Steps:
             if changed - loop.dynamic:
                 loop.dynamic |= changed
                 raise Retrace
-        text = differences_text(before, after, program.names)
+        text = differences_text(before, after, program.names, orders=False)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
     def _moved(self, after: StateAfter, moved: list[tuple[int, int]]) -> None:
@@ -282,6 +290,30 @@ class Steps:
             self.loop.slices.check(self.program, outcome)
         leaves = self._leaves(self._last)
         return self.program.finish([leaves[number] for number in numbers], outcome)
+
+
+def _made_of(
+    leaf: int, made: dict[int, Source | None], after: StateAfter, leaves: list[Any]
+) -> tuple[Hashable, tuple[int, ...]] | None:
+    """How the steps make a leaf, and of which leaves: two that are made in one way are one in each step, if these are.
+
+    What a step makes it of another step has made before. So all of that belongs to the way.
+    """
+    met: dict[int, int] = {}
+
+    def way(at: int) -> Hashable:
+        value = after.values[at]
+        if at in met:
+            return "again", met[at]
+        met[at] = len(met)
+        return "same" if value is leaves[at] else made_of(value) or ("to", id(value))
+
+    def made_of(value: Any) -> Hashable:
+        source = made.get(id(value))
+        return None if source is None else (source.way, *map(way, source.inputs))
+
+    found = made_of(after.values[leaf])
+    return None if found is None else (found, tuple(met))
 
 
 def call_pure(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:

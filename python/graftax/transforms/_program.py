@@ -7,20 +7,21 @@ import copy
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
-from .._advice import caller_level
 from .._difference import differences
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._signature import Signature, call_opaque, refuse_generators, resolve
 from .._structure import place_name
 from .._symbols import NUMBERS
+from .._ties import Source, noting, together
 from .._trace import definition_of, run_trace
+from .._tracebacks import caller_level
 from .._views import seen
 
 CHANGED_WHILE = (
@@ -97,6 +98,7 @@ class Program:
         self.outcome: _core.Outcome | None = None
         self.changed: list[str] = []  # the paths that the last trace has changed
         self.untouched: dict[int, int] = {}
+        self.sources: list[Source | None] = []  # of the last trace: what its output leaves were made of
 
     def private(self) -> Program:
         """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
@@ -199,7 +201,9 @@ class Program:
         )
         given = (self.name, recording, self.roots, before, call, mutation)
         # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
-        outcome, out, changed, lost = _core.run_active(None, self.roots, [], None, run, *given)
+        with noting(self.leaves, before) as ties:
+            outcome, out, changed, lost = _core.run_active(None, self.roots, [], None, run, *given)
+            self.sources = ties.sources(out)
         if lost:
             paths = ", ".join(changed)
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
@@ -249,6 +253,18 @@ class Program:
                 values[output] = walked[0][leaf]
             results.append(outcome.apply(values, self.leaves, nodes(at, walked[1]) if nodes else walked[1]))
         return results
+
+    def with_ties(self, values: Iterable[Any], made: Mapping[int, tuple[Hashable, tuple[int, ...]]]) -> list[Any]:
+        """The values, with one array for those that are made (in which way, of which leaves) of the same arrays."""
+        values = list(values)
+        rows = [(way, tuple(self.leaves[at] for at in inputs), values[i]) for i, (way, inputs) in made.items()]
+        for i, value in zip(made, together(rows), strict=True):
+            values[i] = value
+        return values
+
+    def tied(self, out: Iterable[Any]) -> list[Any]:
+        """The output leaves of the last trace, where all places of an array were given the same."""
+        return self.with_ties(out, {i: (made.way, made.inputs) for i, made in enumerate(self.sources) if made})
 
     def with_leaves(self, at: Sequence[int], values: Iterable[Any]) -> list[Any]:
         """The leaves, with others in these places."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -16,6 +16,7 @@ from .._difference import only_order
 from .._errors import StructureError
 from .._structure import Place, Structure, place_name
 from .._symbols import NUMBERS
+from .._ties import Source
 from ._program import Program
 
 UNSEEN = (
@@ -190,6 +191,14 @@ class EndedTracer(NamedTuple):
     aval: Any
     source: int | None  # the input leaf that it is
     one: int  # the first place that it stands in
+    made: Source | None  # what it was made of
+
+    @property
+    def way(self) -> tuple[Hashable, tuple[int, ...]]:
+        """How it was made, and of which input leaves: those of one way are one where these are."""
+        if self.made is not None:
+            return self.made.way, self.made.inputs
+        return (self.one, ()) if self.source is None else ("input", (self.source,))
 
 
 def type_of(leaf: Any) -> Any:

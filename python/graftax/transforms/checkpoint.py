@@ -73,7 +73,7 @@ def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -
     @wraps(fun, "checkpoint")
     def run(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
-        return program.finish(jax.checkpoint(flat_of(program), **options)(*program.leaves))
+        return program.finish(program.tied(jax.checkpoint(flat_of(program), **options)(*program.leaves)))
 
     return run
 

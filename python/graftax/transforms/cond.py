@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import jax
@@ -222,7 +222,11 @@ class Branches:
             after = after.aligned(first.after) or after
             own, values = {id(leaf): i for i, leaf in enumerate(leaves)}, after.values
             place: dict[int, int] = {}
-            ended = [EndedTracer(type_of(x), own.get(id(x)), place.setdefault(id(x), i)) for i, x in enumerate(values)]
+            made = dict(zip(map(id, out), program.sources, strict=True))
+            ended = [
+                EndedTracer(type_of(x), own.get(id(x)), place.setdefault(id(x), i), made.get(id(x)))
+                for i, x in enumerate(values)
+            ]
             self.seen[number] = after._replace(values=ended)
             if len(self.seen) == len(self.branches):
                 self._compare()
@@ -280,7 +284,7 @@ class Branches:
         self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str, names: Sequence[str] | None = None
     ) -> NoReturn:
         """An error, unless it may be mended by tracing the Python numbers in the operands."""
-        text = differences_text(one, other, names or self._names())
+        text = differences_text(one, other, names or self._names(), orders=False)
         error = StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
         if self.error is not None:
             raise self.error
@@ -367,6 +371,7 @@ class Branches:
         one: dict[tuple[int, ...], Any] = {}  # what every branch makes one array is one
         for leaf, value in chosen.items():
             chosen[leaf] = one.setdefault(tuple(after.values[leaf].one for after in self.seen.values()), value)
+        chosen = dict(zip(chosen, self.program.with_ties(chosen.values(), self._ways(chosen)), strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
         order = list(reversed(range(len(self.branches))))
         for number in order:
@@ -380,6 +385,16 @@ class Branches:
         if self.copied:
             self._note_copies(result)
         return result
+
+    def _ways(self, chosen: Iterable[int]) -> dict[int, tuple[Hashable, tuple[int, ...]]]:
+        """Of leaves that a branch makes so that they may be one: how the branches make them, and of which leaves."""
+        found: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
+        for i, leaf in enumerate(chosen):
+            values = [after.values[leaf] for after in self.seen.values()]
+            if any(value.made for value in values):
+                ways, inputs = zip(*(value.way for value in values), strict=True)
+                found[i] = ways, tuple(at for part in inputs for at in part)
+        return found
 
     def _writing(self, order: list[int]) -> Callable[[int, list[Any]], list[Any]] | None:
         """Which objects each Outcome is given; None where all are given those that were there."""

@@ -273,7 +273,7 @@ def with_gradient(
         with in_reverse():
             (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
         grads = chosen.graphs(gradients)
-        return program.finish(out, untouched=program.untouched), grads
+        return program.finish(program.tied(out), untouched=program.untouched), grads
 
     return value_and_gradient
 

@@ -186,6 +186,12 @@ def vmap_by(
             spmd_axis_name=spmd_axis_name,
         )
         found = run(*given)
+        made = {
+            i: ((source.way, outputs[i].spec, *(axes[at] for at in source.inputs)), source.inputs)
+            for i, source in enumerate(program.sources)
+            if source is not None
+        }
+        found = program.with_ties(found, made)
         return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None})
 
     return mapped
