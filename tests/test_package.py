@@ -53,6 +53,7 @@ LAYERS = [
         "_ties",
         "_tracers",
         "_reads",
+        "_host_names",
         "_origin",
         "_views",
         "_host_program",
