@@ -327,6 +327,31 @@ def test_a_list_of_objects_that_cannot_be_sliced_says_what_goes_over_them():
             graftax.scan(lambda x, layer: (x, None), 0.0, layers)
 
 
+class OtherLayer(Layer):
+    pass
+
+
+def test_layers_of_several_classes_are_named_in_a_note():
+    with pytest.raises(Exception) as info:
+        graftax.scan(run, jnp.ones(3), [Layer(0), Layer(1), OtherLayer(2)])
+    assert re.search(r"number 2 differs from the first:\n  obj: expected Layer, given OtherLayer", notes(info.value))
+
+
+def notes(error: BaseException) -> str:
+    return "".join(getattr(error, "__notes__", []))
+
+
+@pytest.mark.parametrize("layers", [[Layer(0), Layer(1)], [Layer(0), OtherLayer(1)]])
+def test_a_vmap_over_a_plain_list_of_models_tells_of_each(layers: Any):
+    with pytest.raises((ValueError, TypeError)) as info:
+        graftax.vmap(lambda layer, x: layer(x), in_axes=(0, None))(layers, jnp.ones(3))
+    assert f"argument 0 is a list of 2 {type(layers[0]).__name__}" in notes(info.value)
+    assert "graftax.each" in notes(info.value)
+    with pytest.raises(TypeError) as info:
+        graftax.vmap(lambda x, y: x + None)(jnp.ones(3), [jnp.ones(3)])
+    assert "graftax.each" not in notes(info.value)
+
+
 class Counted:
     def __init__(self, w: float) -> None:
         self.w, self.calls = f32(w), f32(0.0)

@@ -52,6 +52,10 @@ ONE = (
     "{name}: xs is a list of one {cls}, which is sliced as in JAX: each step is given the list, with rows in place of "
     "arrays. For a step with the object, however many there are: graftax.each(xs)."
 )
+LISTED = (
+    "{name}: argument {number} is a list of {count} {cls}, which is sliced as in JAX: the function is given a list, "
+    "with rows in place of arrays. For a call with each of the objects, pass graftax.each(...) of the list."
+)
 
 
 class Spec(NamedTuple):
@@ -184,16 +188,25 @@ def layers_in(name: str, xs: Any) -> Layers | str | None:
     """The objects that a list means: two or more modules, or objects of a class that is unknown to JAX, all alike.
 
     Returns:
-        why not, where it is one object, or they are of one class and differ; None where the list holds something else.
+        why not, where it is one object, or they differ; None where the list holds something else.
     """
     objects: Any = xs if type(xs) is list else interop.items(xs)
-    if not objects or not is_layer(objects[0]) or len(set(map(type, objects))) > 1:
+    if not objects or not all(map(is_layer, objects)):
         return None
     if len(objects) < 2:
         return ONE.format(name=name, cls=type_name(objects[0]))
     flat = [_core.flatten(obj) for obj in cast("list[Any]", objects)]
     text = mismatch(name, flat)
     return Layers(name, list(objects), flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
+
+
+def note_lists(name: str, args: Sequence[Any], error: Exception) -> None:
+    """Adds to an error of a `vmap` that lists of layers among its arguments are sliced."""
+    for number, arg in enumerate(args):
+        objects: Any = arg if type(arg) is list else interop.items(arg)
+        if objects and all(map(is_layer, objects)):
+            text = LISTED.format(name=name, number=number, count=len(objects), cls=type_name(objects[0]))
+            error.add_note(text)
 
 
 def require_structure(name: str, before: _core.GraphDef, after: _core.GraphDef) -> None:

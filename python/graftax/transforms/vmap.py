@@ -23,7 +23,7 @@ from .._stacking import Each
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
 from .._tree_function import of_trees
-from ._layers import with_objects
+from ._layers import note_lists, with_objects
 from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
 from ._program import NO_SUCH_OPERAND, Program
@@ -151,50 +151,67 @@ def vmap_by(
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
         if any(isinstance(arg, Each) for arg in args):
             return with_objects(name_of(fun, title), mapped, args, kwargs)
-        program = make(name_of(fun, title), [fun], args, kwargs)
-        inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
-        broadcast = broadcast_of(program, inputs, in_axes, 0)
-        for i in itertools.chain.from_iterable(map(broadcast.inside, alone)):
-            broadcast.leaf_specs[i] = None
-        size = size_of(program, broadcast, axis_size)
-        axes = list(broadcast.leaf_specs)
-        at = [i for i, axis in enumerate(axes) if axis is not None]
-        given = [program.leaves[i] for i in at]
-        in_axes_flat = [axes[i] for i in at]
-        probe = next((k for k, x in enumerate(given) if not isinstance(x, ref_types)), None)
-        if probe is None:  # something that is mapped in any case
-            probe = len(given)
-            given.append(np.zeros(size, np.bool_))
-            in_axes_flat.append(0)
-        out: list[Any] = []  # jax.vmap reads it when the function has run
-        outputs: list[OutputLeaf] = []
-
-        def flat(*values: Any) -> list[Any]:
-            leaves = program.with_leaves(at, values[: len(at)])
-            results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-            outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, call)
-            _refuse_misfits(program.name, outputs, values[probe])
-            out[:] = [o.spec for o in outputs]
-            return [o.leaf for o in outputs]
-
-        run = jax.vmap(
-            named(flat, program),
-            in_axes=tuple(in_axes_flat),
-            out_axes=out,
-            axis_name=axis_name,
-            axis_size=size,
-            spmd_axis_name=spmd_axis_name,
-        )
-        found = run(*given)
-        made = {
-            i: ((source.way, outputs[i].spec, *(axes[at] for at in source.inputs)), source.inputs)
-            for i, source in enumerate(program.sources)
-            if source is not None
-        }
-        found = program.with_ties(found, made)
-        return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None})
+        axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
+        try:
+            program = make(name_of(fun, title), [fun], args, kwargs)
+            return _run(program, in_axes, out_axes, axis_size, axis, alone, call)
+        except (ValueError, TypeError, AttributeError) as error:
+            note_lists(name_of(fun, title), args, error)
+            raise
 
     return mapped
+
+
+def _run(
+    program: Program,
+    in_axes: Any,
+    out_axes: Any,
+    axis_size: int | None,
+    axis: dict[str, Any],
+    alone: Sequence[type],
+    call: Call,
+) -> Any:
+    """The result of the mapped program, with what it changes written back. `axis`: what `jax.vmap` is told besides."""
+    inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
+    broadcast = broadcast_of(program, inputs, in_axes, 0)
+    for i in itertools.chain.from_iterable(map(broadcast.inside, alone)):
+        broadcast.leaf_specs[i] = None
+    size = size_of(program, broadcast, axis_size)
+    axes = list(broadcast.leaf_specs)
+    at = [i for i, axis in enumerate(axes) if axis is not None]
+    given = [program.leaves[i] for i in at]
+    in_axes_flat = [axes[i] for i in at]
+    probe = next((k for k, x in enumerate(given) if not isinstance(x, ref_types)), None)
+    if probe is None:  # something that is mapped in any case
+        probe = len(given)
+        given.append(np.zeros(size, np.bool_))
+        in_axes_flat.append(0)
+    out: list[Any] = []  # jax.vmap reads it when the function has run
+    outputs: list[OutputLeaf] = []
+
+    def flat(*values: Any) -> list[Any]:
+        leaves = program.with_leaves(at, values[: len(at)])
+        results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
+        outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, call)
+        _refuse_misfits(program.name, outputs, values[probe])
+        out[:] = [o.spec for o in outputs]
+        return [o.leaf for o in outputs]
+
+    run = jax.vmap(
+        named(flat, program),
+        in_axes=tuple(in_axes_flat),
+        out_axes=out,
+        axis_size=size,
+        **axis,
+    )
+    found = run(*given)
+    made = {
+        i: ((source.way, outputs[i].spec, *(axes[at] for at in source.inputs)), source.inputs)
+        for i, source in enumerate(program.sources)
+        if source is not None
+    }
+    found = program.with_ties(found, made)
+    return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None})
 
 
 @overload
