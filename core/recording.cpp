@@ -138,6 +138,14 @@ void bind_recording(nb::module_& m) {
           },
           nb::sig("def named(self) -> set[Any]"), "The classes of its nodes, and the classes and modules in it.")
       .def_prop_ro(
+          "nodes",
+          [](const Recording& r) {
+            nb::list out;
+            for (uint32_t pc : r.program().track_pc) out.append(nb::borrow(r.live[pc]));
+            return out;
+          },
+          nb::sig("def nodes(self) -> list[Any]"), "The tracked nodes, by their index.")
+      .def_prop_ro(
           "functions",
           [](const Recording& r) {
             nb::list out;

@@ -29,6 +29,13 @@ nb::dict Trace::identities() const {
   return out;
 }
 
+nb::object Trace::original(nb::handle rebuilt) const {
+  const Program& p = recording_->program();
+  for (uint32_t pc : p.track_pc)
+    if (expected(pc) == rebuilt.ptr() && recording_->live[pc] != rebuilt.ptr()) return nb::borrow(recording_->live[pc]);
+  return nb::none();
+}
+
 nb::list Trace::functions() const {
   const Program& p = recording_->program();
   nb::list out;
@@ -308,6 +315,8 @@ void bind_trace(nb::module_& m) {
       .def("leaf_names", &Trace::leaf_names, nb::sig("def leaf_names(self) -> list[str]"))
       .def("identities", &Trace::identities, nb::sig("def identities(self) -> dict[int, tuple[int, int]]"),
            "Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).")
+      .def("original", &Trace::original, nb::sig("def original(self, rebuilt: object, /) -> Any"),
+           "The caller's object that a rebuilt one stands for; None of anything else.")
       .def("functions", &Trace::functions, nb::sig("def functions(self) -> list[Any]"),
            "The functions of the graph as the traced function sees them.")
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))

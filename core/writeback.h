@@ -50,6 +50,8 @@ class Trace {
   nb::list rebuild(nb::sequence leaves);
   // Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
   nb::dict identities() const;
+  // The caller's object that a rebuilt one stands for; none of anything else.
+  nb::object original(nb::handle rebuilt) const;
   // The functions among the rebuilt nodes.
   nb::list functions() const;
   // Compares, records the Outcome, restores handed-over nodes. Returns (outcome, output leaves, changed paths,

@@ -227,6 +227,10 @@ class Recording:
         """The classes of its nodes, and the classes and modules in it."""
 
     @property
+    def nodes(self) -> list[Any]:
+        """The tracked nodes, by their index."""
+
+    @property
     def functions(self) -> list[Any]:
         """The functions among its nodes."""
 
@@ -428,6 +432,11 @@ class Trace:
     def identities(self) -> dict[int, tuple[int, int]]:
         """
         Of each node with an identity: id of the rebuilt one -> (tracked index, id of the caller's).
+        """
+
+    def original(self, rebuilt: object, /) -> Any:
+        """
+        The caller's object that a rebuilt one stands for; None of anything else.
         """
 
     def functions(self) -> list[Any]:

@@ -66,7 +66,7 @@ GIVEN_REF = (
 )
 
 _NUMBERING = threading.Lock()
-_INNER = threading.local()  # .traces: of each trace that runs, the outermost first: those inside, copies
+_INNER = threading.local()  # .traces: the Running of each trace that runs, the outermost first
 
 Flat = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 
@@ -221,7 +221,7 @@ def run_trace(
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
     """
     tracing = _core.Trace(recording)
-    inner, copies = _enter_trace()
+    running = _enter_trace(tracing)
     try:
         values = tracing.rebuild(leaves)
         if graph is not None:
@@ -229,13 +229,13 @@ def run_trace(
         since = len(equations())
         try:
             result = _core.run_rebuilt(call, values)
-            for changes in copies:
+            for changes in running.copies:
                 text = changes()
                 if text:
                     raise MutationError(text)
             with keeping_made(keeps):
                 outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers, share)
-            refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), inner)
+            refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), running.inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
@@ -262,20 +262,39 @@ def run_trace(
         return outcome, out, changed, lost
     finally:
         clear_caches()
-        _INNER.traces = _INNER.traces[:-1]
+        _INNER.traces, running.trace = _INNER.traces[:-1], None
         if graph is not None:
             graph.end()
         tracing.close()
 
 
-def _enter_trace() -> tuple[list[weakref.ref[Any]], list[Callable[[], str]]]:
-    """Begins a trace, and tells the one around it. Gives what will be the traces inside of this one, and its copies."""
-    around, inner = getattr(_INNER, "traces", ()), (list[weakref.ref[Any]](), list[Callable[[], str]]())
-    trace = current_trace()
+class Running:
+    """A trace, as long as it runs; the traces that began inside of it, and what says how its copies have changed."""
+
+    def __init__(self, trace: _core.Trace) -> None:
+        self.trace: _core.Trace | None = trace
+        self.inner: list[weakref.ref[Any]] = []
+        self.copies: list[Callable[[], str]] = []
+
+
+def _enter_trace(tracing: _core.Trace) -> Running:
+    """Begins a trace, and tells the one around it."""
+    around, running, trace = getattr(_INNER, "traces", ()), Running(tracing), current_trace()
     if around and trace is not None:
-        around[-1][0].append(weakref.ref(trace))
-    _INNER.traces = (*around, inner)
-    return inner
+        around[-1].inner.append(weakref.ref(trace))
+    _INNER.traces = (*around, running)
+    return running
+
+
+def owners(rebuilt: Any) -> list[tuple[Running, Any]]:
+    """Whom an object stands for: what each running trace that has rebuilt it was given, of the innermost first."""
+    out: list[tuple[Running, Any]] = []
+    for running in reversed(getattr(_INNER, "traces", ())):
+        own = running.trace.original(rebuilt) if running.trace is not None else None
+        if own is not None:
+            out.append((running, own))
+            rebuilt = own
+    return out
 
 
 def _read_new_refs(
@@ -306,7 +325,7 @@ def _ties(outcome: _core.Outcome, out: Sequence[Any]) -> list[tuple[int, int]]:
 def note_copy(changes: Callable[[], str]) -> None:
     """`changes()` says what was changed since in a copy that a part of the running trace has made; that is an error."""
     if getattr(_INNER, "traces", ()):
-        _INNER.traces[-1][1].append(changes)
+        _INNER.traces[-1].copies.append(changes)
 
 
 def _path_of_output(recording: _core.Recording, outcome: _core.Outcome, leaf: int) -> str:

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
+from jax.tree_util import register_pytree_node
+
 from .. import _core
 from .._compat import is_of_reverse_loop
 from .._structure import path_text
@@ -52,6 +54,34 @@ def traced_output(program: Program, leaves: Sequence[Any], has_aux: bool) -> tup
 
     _, out = program.trace(leaves, body)
     return found[0], out
+
+
+class Once:
+    """A function that is called once, and let go of then."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._functions = [function]
+
+    def __call__(self, out: Sequence[Any]) -> Any:
+        return self._functions.pop()(list(out))
+
+
+class Arriving:
+    """Output leaves that `then` is called with when JAX has their values: between the forward and the backward pass.
+
+    What `then` returns stands in their place from there on. A rule of `custom_vjp` runs in the backward pass, and finds
+    the caller's objects as the function left them.
+    """
+
+    def __init__(self, out: Sequence[Any], then: Callable[[list[Any]], Any]) -> None:
+        self.out, self.then = tuple(out), Once(then)
+
+
+def _arrive(then: Any, out: Any) -> Any:
+    return then(out)
+
+
+register_pytree_node(Arriving, lambda given: (given.out, given.then), _arrive)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,11 +22,16 @@ from .._ties import Source, noting, together
 from .._trace import definition_of, run_trace
 from .._tracebacks import caller_level
 from .._views import seen
+from ._standing import rules_run
 
 CHANGED_WHILE = (
     "{name} ran, and meanwhile {paths} was changed from outside of the copy that the function is given: by another "
     "thread, by a host function, or by a derivative rule that reaches it through its own closure. Pass it to the "
     "function as an argument; let only the host function name what the host function changes."
+)
+CHANGED_BY_RULE = (
+    "{name}: a derivative rule, which runs when the trace of {name} has ended, has changed {paths}, and {name} changes "
+    "what that is in as well. Let the rule keep what it counts in an object of its own, which nothing else changes."
 )
 NO_SUCH_OPERAND = (
     "{name} is given no argument {which!r}; it is given {operands}. A number counts positional arguments; wrt= takes "
@@ -99,12 +103,14 @@ class Program:
         self.changed: list[str] = []  # the paths that the last trace has changed
         self.untouched: dict[int, int] = {}
         self.sources: list[Source | None] = []  # of the last trace: what its output leaves were made of
+        self._recording: _core.Recording | None = None  # of the last trace
+        self._rules_run = rules_run()
 
     def private(self) -> Program:
         """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
         twin = copy.copy(self)
         twin.roots = _core.unflatten_roots(self.graphdef, [np.zeros(()) for _ in self.leaves])
-        twin.leaves = []
+        twin.leaves, twin._recording = [], None
         # Each captured value counts as another one than the function would find, so that all are put into a copy of it.
         twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
         return twin
@@ -207,7 +213,7 @@ class Program:
         if lost:
             paths = ", ".join(changed)
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
-        self.outcome, self.changed = outcome, changed
+        self.outcome, self.changed, self._recording = outcome, changed, recording
         numbers = {id(leaf): i for i, leaf in enumerate(before)}
         self.untouched = {k: numbers[id(leaf)] for k, leaf in enumerate(out) if id(leaf) in numbers}
         return outcome, out
@@ -241,11 +247,7 @@ class Program:
 
         `nodes` says of each Outcome, by its number, which objects its input nodes are by then.
         """
-        walked = _core.walk(self.graphdef, self.roots)
-        if walked is None:
-            now = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
-            paths = ", ".join(d.path for d in itertools.islice(differences(self.graphdef, now, self.names), 4))
-            raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths or "an argument"))
+        walked = _core.walk(self.graphdef, self.roots) or self._changed([outcome for _, outcome in pairs])
         results: list[Any] = []
         for at, (out, outcome) in enumerate(pairs):
             values = list(out)
@@ -265,6 +267,26 @@ class Program:
     def tied(self, out: Iterable[Any]) -> list[Any]:
         """The output leaves of the last trace, where all places of an array were given the same."""
         return self.with_ties(out, {i: (made.way, made.inputs) for i, made in enumerate(self.sources) if made})
+
+    def _changed(self, outcomes: Sequence[_core.Outcome]) -> tuple[Sequence[Any], list[Any]]:
+        """The leaves and nodes as they were, where a derivative rule of this thread has changed some of them since.
+
+        JAX takes the derivative of a part of a program after the trace of the part. What a rule does then stays, and
+        must not be where something is written.
+
+        Raises:
+            ConcurrentChangeError: where it is, and where anything else has changed them.
+        """
+        now = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
+        found = [d.path for d in differences(self.graphdef, now, self.names)]
+        paths = ", ".join(found[:4]) or "an argument"
+        if self._recording is None or rules_run() == self._rules_run or not found:
+            raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths))
+        nodes = {track for outcome in outcomes for track in outcome.inputs()[2]}
+        written = [place_name(self.graphdef._node_place(track), self.names) for track in nodes]  # pyright: ignore[reportPrivateUsage]
+        if any(path.startswith(node) for path in found for node in written):
+            raise ConcurrentChangeError(CHANGED_BY_RULE.format(name=self.name, paths=paths))
+        return self._recording.leaves, self._recording.nodes
 
     def with_leaves(self, at: Sequence[int], values: Iterable[Any]) -> list[Any]:
         """The leaves, with others in these places."""

@@ -13,6 +13,7 @@ from ._custom_call import CustomCall, Saved
 from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, refuse_changes, with_zeros
 from ._lift import LATER, by_value
 from ._snapshot import Snapshot
+from ._standing import Standing
 from ._state import type_text
 
 P = ParamSpec("P")
@@ -90,18 +91,19 @@ class custom_vjp(CustomRule[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._rules is None:
             raise self._no_rule("defvjp")
-        call, (fwd, bwd), symbolic = self._call(args, kwargs), self._rules, self._symbolic
-        updates = _takes_updates(bwd)
+        call, symbolic = self._call(args, kwargs), self._symbolic
+        fwd, bwd = map(Standing, self._rules)
+        updates = _takes_updates(self._rules[1])
 
         def forward(operands: list[Any], perturbed: list[bool]) -> Any:
-            value, residuals = pair(call.name, "fwd", "(value, residuals)", fwd(*operands))
+            value, residuals = pair(call.name, "fwd", "(value, residuals)", fwd.now(*operands))
             return value, residuals
 
         def backward(kept: Saved, cotangent: Any) -> tuple[Any, ...]:
             nondiff, diff = call.split(kept.operands)
             given = (*nondiff, kept.residuals, cotangent)
             before = Snapshot.of(given, tuple(f"argument {i} of bwd" for i in range(len(given))))
-            cotangents = bwd(*given, **({"updates_g": interop.none_for_empty(kept.updates)} if updates else {}))
+            cotangents = bwd.now(*given, **({"updates_g": interop.none_for_empty(kept.updates)} if updates else {}))
             refuse_changes(call.name, before)
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
                 found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)

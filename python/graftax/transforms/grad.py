@@ -11,7 +11,7 @@ import jax
 
 from .._tracebacks import boundary
 from .._tree_function import of_trees
-from ._derivative import arrays_only, first_given, in_reverse, split_aux
+from ._derivative import Arriving, arrays_only, first_given, in_reverse, split_aux
 from ._lift import LATER, Make, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
 from ._wrt import OfArrays, Wrt, choose, chosen_by, program_by
@@ -256,7 +256,10 @@ def with_gradient(
         program = program_by(make, fun, title, args, kwargs, by, allow_int)
         chosen = choose(program, argnums, wrt, allow_int, make is not Program)
 
-        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        def finish(out: list[Any]) -> Any:
+            return program.finish(program.tied(out), untouched=program.untouched)
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, Arriving]:
             value: list[Any] = []
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
@@ -267,13 +270,12 @@ def with_gradient(
                 return result
 
             _, out = program.trace(program.with_leaves(chosen.leaves, by), body)
-            return value[0], out
+            return value[0], Arriving(out, finish)
 
         run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
         with in_reverse():
-            (_, out), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
-        grads = chosen.graphs(gradients)
-        return program.finish(program.tied(out), untouched=program.untouched), grads
+            (_, result), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
+        return result, chosen.graphs(gradients)
 
     return value_and_gradient
 

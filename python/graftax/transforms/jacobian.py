@@ -10,7 +10,7 @@ import jax
 
 from .._tracebacks import boundary
 from .._tree_function import of_trees
-from ._derivative import arrays_only, first_given, in_reverse, traced_output
+from ._derivative import Arriving, arrays_only, first_given, in_reverse, traced_output
 from ._lift import LATER, Make, Output, by_value, decorator, made, name_of, named, wraps
 from ._program import Program
 from ._wrt import OfArrays, Wrt, choose, chosen_by, program_by
@@ -216,21 +216,25 @@ def jacobian_by(
         chosen = choose(program, argnums, wrt, allow_int, make is not Program)
         output: list[Output] = []
 
-        def flat(by: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        def finish(out: list[Any]) -> Any:
+            return program.finish(out, untouched=program.untouched)
+
+        def flat(by: tuple[Any, ...]) -> tuple[Any, Any]:
             found, out = traced_output(program, program.with_leaves(chosen.leaves, by), has_aux)
             output.append(found)
-            return tuple(found.leaves), out
+            return tuple(found.leaves), Arriving(out, finish) if transform is jax.jacrev else out
 
         run = transform(named(flat, program), has_aux=True, **options)
         with in_reverse():
-            by_output, out = run(tuple(program.leaves[i] for i in chosen.leaves))
+            by_output, result = run(tuple(program.leaves[i] for i in chosen.leaves))
 
         def nested(values: Any, depth: int) -> Any:
             inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
             return chosen.graphs(inner)
 
         whole = output[-1].rebuilt([nested(row, order) for row in by_output])
-        result = program.finish(out, untouched=program.untouched)
+        if transform is not jax.jacrev:
+            result = finish(result)
         return (whole, result[1]) if has_aux else whole
 
     return jacobian
