@@ -3,6 +3,7 @@
 
 import pickle
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -73,6 +74,40 @@ def test_a_graph_with_a_jitted_function_that_has_no_name_equals_its_pickle(jit):
     assert pickle.loads(pickle.dumps(fast)) is fast
     checked = graftax.jit(_slow, check=True)
     assert type(pickle.loads(pickle.dumps(checked))) is type(checked)
+
+
+@eqx.filter_jit
+def _filtered(x):
+    return jnp.tanh(x)
+
+
+@eqx.filter_vmap
+def _mapped(x):
+    return jnp.tanh(x)
+
+
+@eqx.filter_custom_vjp
+def _ruled(x):
+    return jnp.tanh(x)
+
+
+_checkpointed = eqx.filter_checkpoint(_filtered)
+
+
+@pytest.mark.parametrize("wrapped", [_filtered, _mapped, _ruled, _checkpointed], ids=lambda f: type(f).__name__)
+def test_a_function_of_equinox_goes_by_its_name(wrapped):
+    graphdef = graftax.flatten({"f": wrapped, "w": jnp.ones(1)})[1]
+    again = pickle.loads(pickle.dumps(graphdef))
+    assert again == graphdef and again.fingerprint() == graphdef.fingerprint()
+    assert type(graftax.unflatten(again, [jnp.ones(1)])["f"]) is type(wrapped)
+
+
+def test_a_graph_with_a_function_of_equinox_is_exported():
+    exported = graftax.export(lambda model, x: model["f"](x * model["w"]))(
+        {"f": _filtered, "w": jnp.ones(1)}, jnp.ones(1)
+    )
+    again = graftax.Exported.deserialize(exported.serialize())
+    assert again({"f": _filtered, "w": jnp.ones(1)}, jnp.ones(1)) == jnp.tanh(1.0)
 
 
 def test_a_mesh_without_devices_has_the_same_in_every_process():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import io
 import pickle
 import sys
@@ -21,6 +22,7 @@ from ._structure import Structure
 
 CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
 
+_MOST_WRAPPERS = 8  # around one function
 _NAMELESS = (
     types.FunctionType,
     types.CellType,
@@ -109,6 +111,10 @@ def named(value: Any, sentinels: Sentinels | None = None) -> Any:
         return _Imported(value.__name__)
     if type(value) is object:  # a sentinel, which pickle would make another one of
         return (sentinels or Sentinels()).name(value)
+    if isinstance(value, types.FunctionType):
+        return _in_wrapper(value) or value
+    if isinstance(value, inspect.Signature):
+        return _in_object(value)
     if isinstance(value, (type, *_NAMELESS)) or not isinstance(getattr(value, "__dict__", None), dict):
         return value  # pickle does it itself
     module = getattr(value, "__module__", None)
@@ -119,10 +125,40 @@ def named(value: Any, sentinels: Sentinels | None = None) -> Any:
         if _find(module, name) is value:
             return ByName(module, name)
     except (ImportError, AttributeError):
-        return value
+        return _in_object(value)
     # `fast = jax.jit(slow)` goes by the name of what it wraps, and stands beside it.
     variables = vars(sys.modules[module]).items() if isinstance(value, JITTED) else ()
-    return next((ByName(module, name) for name, held in variables if held is value), value)
+    return next((ByName(module, name) for name, held in variables if held is value), _in_object(value))
+
+
+def _in_object(value: Any) -> Any:
+    """What leads to a part of an object in a module, as a function of `equinox.filter_jit` is one; else the value."""
+    if isinstance(value, (JITTED, inspect.Signature)):
+        for module, prefix, scope in _scopes():
+            for key, held in list(scope.items()):
+                inside = None if isinstance(held, (type, types.ModuleType)) else getattr(held, "__dict__", None)
+                for attribute, part in inside.items() if type(inside) is dict else ():
+                    if part is value:
+                        return ByName(module, f"{prefix}{key}.{attribute}")
+    return value
+
+
+def _in_wrapper(function: types.FunctionType) -> ByName | None:
+    """What leads to a function in a wrapper that goes by its name, as a decorator of Equinox leaves one."""
+    module, name = function.__module__, function.__qualname__
+    try:
+        found = _find(module, name)
+    except (ImportError, AttributeError, TypeError):  # a local one
+        return None
+    for _ in range(_MOST_WRAPPERS):
+        if found is function or isinstance(found, (type, types.ModuleType)):
+            return None
+        inside = getattr(found, "__dict__", {})
+        for attribute in ("__wrapped__", *inside):
+            if inside.get(attribute, None if attribute in inside else getattr(found, attribute, None)) is function:
+                return ByName(module, f"{name}.{attribute}")
+        found, name = getattr(found, "__wrapped__", None), f"{name}.__wrapped__"
+    return None
 
 
 class Sentinels:
