@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan fuzz soak threads scale mutants names matrix tested bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan fuzz soak threads sessions scale mutants names matrix tested bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -78,12 +78,16 @@ fuzz: $(VENV)/.test ## damaged input for all that reads: a minute for each reade
 soak: $(VENV)/.test ## a million calls in one process: memory has to stay as it was
 	$(BIN)/python tests/soak.py $(SOAK)
 
-# THREADS= is seconds; PART= divides the sizes; MUTANTS= is how many of them run.
+# THREADS= is seconds; SESSIONS= is how many; PART= divides the sizes; MUTANTS= is how many of them run.
 THREADS ?= 60
+SESSIONS ?= 1000
 PART ?= 1
 MUTANTS ?= 10000
 threads: $(VENV)/.test ## sixteen threads that share functions and objects: a minute
 	$(BIN)/python tests/threads.py $(THREADS)
+
+sessions: $(VENV)/.test ## random sessions of a user beside plain Python: a thousand, ten minutes and more
+	$(BIN)/python tests/sessions.py $(SESSIONS)
 
 scale: $(VENV)/.test ## how time and memory of each operation grow with a graph, up to a million leaves
 	$(BIN)/python tests/scale.py --part $(PART) $(ARGS)

@@ -80,12 +80,15 @@ void unwatch_function(PyObject* f) {
   if (it != watched_functions().end() && --it->second == 0) watched_functions().erase(it);
 }
 
-// A type tells of one change, and of the next only once it has a version again.
-void arm(const Read& b) {
-  if (PyType_Check(b.holder)) PyUnstable_Type_AssignVersionTag(reinterpret_cast<PyTypeObject*>(b.holder));
+// A type tells of one change, and of the next only once it has a version again. One that was changed too often (a
+// thousand times, in 3.13) gets none, and tells nothing any more: false.
+bool arm(const Read& b) {
+  if (!PyType_Check(b.holder)) return true;
+  auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
+  return type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE || PyUnstable_Type_AssignVersionTag(type);
 }
 
-bool unchanged(Reads& r) { return r.stamp == epoch && same_contents(r); }
+bool unchanged(Reads& r) { return r.stamp == epoch && r.is_told && same_contents(r); }
 void note_versions(Reads&) {}
 
 void init_watchers() {
@@ -107,9 +110,10 @@ uint64_t version(PyObject* holder) {
   return reinterpret_cast<PyTypeObject*>(holder)->tp_version_tag;  // 0: it has changed, or never had one
 }
 
-// A type gets a version when something is looked up in it.
-void arm(const Read& b) {
+// A type gets a version when something is looked up in it. One without is seen by `unchanged`.
+bool arm(const Read& b) {
   if (PyType_Check(b.holder)) _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
+  return true;
 }
 
 bool unchanged(Reads& r) {
@@ -292,11 +296,11 @@ Reads::~Reads() { let_go(*this); }
 
 bool reads_hold(Reads& r) {
   if (unchanged(r)) return r.held;
-  bool held = true;
+  bool held = true, is_told = true;
   uint64_t now = epoch;
   for (size_t i = 0; i < r.bindings.size(); ++i) {
     const Read b = r.bindings[i];
-    if (!b.is_gone()) arm(b);
+    if (!b.is_gone() && !arm(b)) is_told = false;
     held = held && holds(b);
   }
   for (FunctionRead& f : r.functions) held = function_holds(f) && held;
@@ -308,6 +312,7 @@ bool reads_hold(Reads& r) {
   }
   note_versions(r);
   r.stamp = now;
+  r.is_told = is_told;
   return r.held = held;
 }
 

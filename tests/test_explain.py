@@ -485,6 +485,14 @@ def test_calls_in_between_do_not_matter_where_one_value_changes():
     assert "v keeps changing (last values: (1,), (2,), (3,))" in message
 
 
+def test_what_is_dropped_again_and_again_is_told_as_that():
+    f = graftax.jit(lambda x: x * 2)
+    with pytest.warns(graftax.RecompileWarning, match=r"4 times: it was compiled before, and JAX has dropped it since"):
+        for _ in range(4):
+            f(jnp.ones(2))
+            jax.clear_caches()
+
+
 def test_each_cause_is_warned_of_once():
     f = graftax.jit(lambda v, w: None)
     first = warned(lambda i: f(jnp.ones(i), "a"))

@@ -10,10 +10,11 @@ from .. import _core
 from .._errors import RecompileWarning
 from .._tracebacks import caller_level
 from . import _log
-from ._cause import Cause
+from ._cause import SAID, Cause
 from ._variant import Variant, nearest
 
 KEEPS_COMPILING = "{name} was compiled {count} times because {path} keeps changing (last values: {values}). {remedy}"
+KEEPS_BEING_DROPPED = "{name} was compiled {count} times: {cause}. {remedy}"
 COMPILES_ON_MOST_CALLS = (
     "{name} compiles anew on most calls: {count} times in a row, each time for another structure. Between the last "
     "two:\n{causes}\n{remedies}"
@@ -155,14 +156,11 @@ class History:
     def _warning(self, variant: Variant, due: list[Cause]) -> str:
         if len(due) == 1 and due[0].kind in _SINGLE:
             cause = due[0]
-            values = ", ".join(self._values[cause.place])
-            return KEEPS_COMPILING.format(
-                name=variant.name,
-                path=cause.path,
-                count=self._counts[cause.place] + 1,
-                values=values,
-                remedy=cause.remedy,
-            )
+            count, values = self._counts[cause.place] + 1, ", ".join(self._values[cause.place])
+            said = {"name": variant.name, "count": count, "remedy": cause.remedy}
+            if cause.kind in SAID:
+                return KEEPS_BEING_DROPPED.format(cause=cause, **said)
+            return KEEPS_COMPILING.format(path=cause.path, values=values, **said)
         lines = "\n".join(f"  {cause}" for cause in variant.causes[:_SHOWN])
         remedies = "\n".join(dict.fromkeys(cause.remedy for cause in due[:_SHOWN]))
         return COMPILES_ON_MOST_CALLS.format(name=variant.name, count=_PATIENCE + 1, causes=lines, remedies=remedies)
