@@ -37,7 +37,7 @@ struct Reads {
   std::vector<PyObject*> cells, contents;  // strong, side by side: compared on every call
   uint64_t stamp = 0;                      // the epoch in which they were seen to hold, or not
   bool held = false;
-  bool is_told = true;                     // false: the values are compared on every call
+  bool is_told = true;                                   // false: the values are compared on every call
   std::vector<std::pair<PyObject*, uint64_t>> versions;  // before 3.12: of holders, borrowed from `bindings`
 };
 
