@@ -518,8 +518,8 @@ def test_replicated_arrays_are_packed_where_they_are_and_sharded_ones_stand_apar
             mesh = jax.make_mesh((8,), ("x",))
             everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
             state = {
-                "a": [jax.device_put(jnp.ones(4), everywhere)] * 3,
-                "b": [jax.device_put(jnp.ones(8), split)] * 3,
+                "a": [jax.device_put(jnp.ones(4), everywhere) for _ in range(3)],
+                "b": [jax.device_put(jnp.ones(8), split) for _ in range(3)],
             }
             handle = graftax.pack(state)
             assert len(jax.tree.leaves(handle)) == 4, handle

@@ -288,7 +288,12 @@ def pack(obj: T, *, max_bytes: int = _MAX_BYTES, donate: bool = True, copy: bool
 def _flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
     if type(obj) is Packed:
         raise TypeError(PACK_OF_PACK)
-    return _core.flatten(obj)
+    return _walked(obj)
+
+
+def _walked(obj: object) -> tuple[list[Any], _core.GraphDef]:
+    """The leaves and the structure, of which the ties of arrays are a part: buffers have no place twice."""
+    return _core.record((obj,), aliases=True)
 
 
 # ---- leaves to buffers and back
@@ -347,7 +352,7 @@ def _open(values: Sequence[Any]) -> tuple[list[Any], list[_Open]]:
             handle = cast("Packed[Any]", value)
             if id(handle) not in opened:
                 inside = handle.unpack()
-                opened[id(handle)] = _Open(handle, inside, *_core.flatten(inside), _held(handle))
+                opened[id(handle)] = _Open(handle, inside, *_walked(inside), _held(handle))
             out[i] = opened[id(handle)].value
     return out, list(opened.values())
 
@@ -361,7 +366,7 @@ def _close(opened: Iterable[_Open], result: object, name: str, uses_up: bool) ->
     unchanged: list[Packed[Any]] = []
     closing: list[tuple[Packed[Any], tuple[Any, ...]]] = []
     for was in opened:
-        leaves, graphdef = _core.flatten(was.value)
+        leaves, graphdef = _walked(was.value)
         now = _held(was.handle)
         untouched = len(now) == len(was.held) and all(a is b for a, b in zip(now, was.held, strict=True))
         if graphdef == was.graphdef and _are_unchanged(leaves, was):
@@ -446,9 +451,9 @@ def _handles_in(result: object) -> list[Packed[Any]]:
 
 def _run_inside(name: str, handle: Packed[Any], run: Callable[[Any], Any]) -> Any:
     held, obj = handle._arrays, handle.unpack()
-    before = _core.flatten(obj)
+    before = _walked(obj)
     result = run(obj)
-    after = _core.flatten(obj)
+    after = _walked(obj)
     if before[1] != after[1] or any(one is not other for one, other in zip(before[0], after[0], strict=True)):
         if handle._arrays is not held:
             raise StructureError(PACK_CHANGED_TWICE.format(name=name))
