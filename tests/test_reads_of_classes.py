@@ -104,3 +104,26 @@ def test_vars_without_arguments_are_the_local_variables():
         return vars()["z"]
 
     assert f(1.0) == 2 and f(1.0) == 2
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_class_that_has_changed_too_often_to_have_versions_is_still_seen(inherited):
+    class Base:
+        rate = 0.0
+
+        def of(self, x):
+            return x * self.rate
+
+    class Model(Base):
+        pass
+
+    f = graftax.jit(lambda model, x: model.of(x))
+    model, x = Model() if inherited else Base(), jnp.ones(2)
+    for i in range(3_000):  # the interpreter gives a class a thousand versions, and tells of no change after them
+        Base.other = i
+        model.of(x)
+    for rate in (0.0, 1.0, 2.0, 2.0, 1.0):
+        Base.rate = rate
+        assert f(model, x).tolist() == model.of(x).tolist()
+    Base.of = lambda self, x: x + 7
+    assert f(model, x).tolist() == model.of(x).tolist()
