@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 
 import equinox as eqx
 import jax
@@ -392,3 +394,35 @@ def test_the_parameters_are_those_of_equinox(name):
         for library in (graftax, eqx)
     )
     assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        graftax.filter_grad,
+        graftax.filter_value_and_grad,
+        graftax.filter_vmap,
+        graftax.filter_checkpoint,
+        graftax.filter_jacrev,
+    ],
+    ids=lambda transform: transform.__name__,
+)
+def test_what_is_made_again_of_a_function_is_compiled_once_by_others(transform):
+    runs = 0
+
+    def square(x):
+        nonlocal runs
+        runs += 1
+        return (x**2).sum()
+
+    for _ in range(3):
+        eqx.filter_jit(transform(square))(jnp.ones(3))
+    assert runs == 1
+    named = transform(square)
+    named.tag = "mine"
+    assert transform(square) is not named and not hasattr(transform(square), "tag")
+    gone = weakref.ref(square)
+    del square, named
+    jax.clear_caches()
+    gc.collect()
+    assert gone() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -57,6 +58,9 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
 W = TypeVar("W")
 
 
+_NAMES = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
+
+
 class _Arrays:
     def __repr__(self) -> str:
         return "0 for arrays"
@@ -65,11 +69,36 @@ class _Arrays:
 ARRAYS: Any = _Arrays()  # an axis that was not given: what is no array has none
 
 
+# Of functions, what was made of them by which options, as long as somebody has it.
+_MADE: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+
 def made(wrapper: W, fun: Any, *by: Any) -> W:
-    """What a transform by value returns: made again of the same function with these options, it does the same."""
-    if isinstance(wrapper, types.FunctionType) and _is_plain(by):
-        note_made(wrapper, fun, *by)
+    """What a transform by value returns: made again of the same function with these options, it does the same.
+
+    It is the same one where that is still there: JAX, and Equinox's own `filter_jit`, compile a function once.
+    """
+    if not isinstance(wrapper, types.FunctionType) or not _is_plain(by):
+        return wrapper
+    if isinstance(fun, types.FunctionType):
+        known, key = _MADE.setdefault(fun, {}), tuple((type(option), option) for option in by)
+        there = known.get(key, _nothing)()
+        if there is not None and _looks_like(there, wrapper):
+            return there
+        known[key] = weakref.ref(wrapper)
+    note_made(wrapper, fun, *by)
     return wrapper
+
+
+def _nothing() -> None:
+    pass
+
+
+def _looks_like(one: types.FunctionType, other: types.FunctionType) -> bool:
+    """Has nobody set attributes of one of them, or of the function that they are made of since?"""
+    of_one, of_other = ({**vars(f), **{name: getattr(f, name) for name in _NAMES}} for f in (one, other))
+    without_table(of_one)  # notes of ours
+    return of_one.keys() == of_other.keys() and all(of_one[name] is of_other[name] for name in of_one)
 
 
 def _is_plain(option: Any) -> bool:
