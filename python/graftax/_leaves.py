@@ -153,6 +153,8 @@ class Count(NamedTuple):
 def count(model: Any, where: Any = None) -> Count:
     """How many parameters a model has: numbers in floating arrays, each array once, however often it is reached.
 
+    Within `graftax.jit` arrays have no identity: there one array in two places counts twice; one object counts once.
+
     Args:
         model: any object, with arrays or `jax.ShapeDtypeStruct`s.
         where: what is counted: a pattern, a type or a predicate, as in `graftax.partition`; integers and keys, too.
