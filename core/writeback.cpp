@@ -175,7 +175,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
 }
 
 nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
-                        bool numbers, bool share) {
+                        bool numbers, bool share, bool numpy) {
   const Program& p = recording_->program();
   for (size_t i = 0; i < donated.size() && i < tracers_.size(); ++i)
     if (donated[i]) donated_.push_back(tracers_[i]);
@@ -227,7 +227,9 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
-    if (forward && !std::binary_search(donated_.begin(), donated_.end(), tracers_[i])) leaves->insert(tracers_[i], i);
+    if (forward && (numpy || kind_of(recording_->leaves[i]).leaf != Leaf::numpy) &&
+        !std::binary_search(donated_.begin(), donated_.end(), tracers_[i]))
+      leaves->insert(tracers_[i], i);
   Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays, numbers};
   RecordOptions options{nullptr, nullptr, &inputs, forward || share, false, nullptr};
   opened_.walk_again();
@@ -320,12 +322,12 @@ void bind_trace(nb::module_& m) {
       .def("functions", &Trace::functions, nb::sig("def functions(self) -> list[Any]"),
            "The functions of the graph as the traced function sees them.")
       .def("rebuild", &Trace::rebuild, nb::sig("def rebuild(self, leaves: Sequence[object], /) -> list[Any]"))
-      .def(
-          "finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),
-          nb::arg("donated"), nb::arg("arrays") = false, nb::arg("numbers") = false, nb::arg("share") = false,
-          nb::sig(
-              "def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: bool = "
-              "False, numbers: bool = False, share: bool = False) -> tuple[Outcome, list[Any], list[str], bool]"))
+      .def("finish", &Trace::finish, nb::arg("result").none(), nb::arg("by_value"), nb::arg("forward"),
+           nb::arg("donated"), nb::arg("arrays") = false, nb::arg("numbers") = false, nb::arg("share") = false,
+           nb::arg("numpy") = true,
+           nb::sig("def finish(self, result: object, by_value: bool, forward: bool, donated: Sequence[bool], arrays: "
+                   "bool = False, numbers: bool = False, share: bool = False, numpy: bool = True) -> tuple[Outcome, "
+                   "list[Any], list[str], bool]"))
       .def("restore", &Trace::restore)
       .def("verify", &Trace::verify, nb::sig("def verify(self, roots: tuple[object, ...], /) -> bool"))
       .def("close", &Trace::close);

@@ -215,7 +215,8 @@ def run_trace(
 
     With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants; with `numbers`, symbols are.
     `graph` is told of the trace that `call` runs in.
-    With `keeps`, an `object()` that `call` makes is one object for as long as the trace is used, as in Equinox.
+    With `keeps`, an `object()` that `call` makes is one object for as long as the trace is used, and a NumPy leaf that
+    it returns is an array of JAX, as in Equinox.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
@@ -234,7 +235,8 @@ def run_trace(
                 if text:
                     raise MutationError(text)
             with keeping_made(keeps):
-                outcome, out, changed, lost = tracing.finish(result, by_value, forward, donated, arrays, numbers, share)
+                given = by_value, forward, donated, arrays, numbers, share, not keeps
+                outcome, out, changed, lost = tracing.finish(result, *given)
             refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), running.inner)
             refuse_tracers_in_classes(name, outcome)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
