@@ -421,8 +421,16 @@ def test_what_is_made_again_of_a_function_is_compiled_once_by_others(transform):
     named = transform(square)
     named.tag = "mine"
     assert transform(square) is not named and not hasattr(transform(square), "tag")
+
+
+def test_what_is_made_of_a_function_does_not_keep_it():
+    def square(x):
+        return (x**2).sum()
+
+    made = [graftax.filter_grad(square), graftax.filter_vmap(square)]
+    made[0](jnp.ones(3))
     gone = weakref.ref(square)
-    del square, named
+    del square, made
     jax.clear_caches()
     gc.collect()
     assert gone() is None
