@@ -161,8 +161,8 @@ void bind_binding(nb::module_& m) {
             if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) ||
                 positional_only > positional || (global_names.size() && !nb::isinstance<nb::dict>(globals)))
               raise_error(PyExc_ValueError, "inconsistent binding");
-            new (self) Binding{names,        defaults, missing,    given,           cells,          globals,
-                               global_names, origins,  positional, positional_only, var_positional, var_keyword};
+            new (self) Binding{names,   defaults,   missing,         given,          cells,       globals, global_names,
+                               origins, positional, positional_only, var_positional, var_keyword, 0};
           },
           nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"),
           nb::arg("positional_only"), nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"),
@@ -172,6 +172,7 @@ void bind_binding(nb::module_& m) {
                   "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
                   "globals: dict[str, Any] | None, global_names: tuple[str, ...], "
                   "origins: tuple[tuple[Any, str | None, bool], ...] = ()) -> None"))
+      .def_rw("generation", &Binding::generation, "Which roots it gives: those of a table in its generation.")
       .def_prop_ro(
           "given", [](const Binding& b) { return b.given; }, nb::sig("def given(self) -> tuple[Any, ...] | None"),
           "The function's __defaults__ when this was read.")

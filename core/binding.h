@@ -20,6 +20,7 @@ struct Binding {
   nb::object origins;
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;
+  uint64_t generation = 0;  // the table's when this was read: entries of another one have other roots
 };
 
 struct Roots {

@@ -157,8 +157,8 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
 }
 
 // The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
-Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObject* context, Walk& walk,
-                     Owned& recording, Owned& host) {
+Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, const Roots& roots, PyObject* context,
+                     Walk& walk, Owned& recording, Owned& host) {
   Opened opened;
   walk.opened = &opened;
   walk.in_order = true;
@@ -187,12 +187,13 @@ Owned find_or_record(CallerObject* self, Table& table, const Roots& roots, PyObj
   walk.opened = nullptr;
   nb::object asked = nb::cast(std::move(opened));
   Owned all = tuple_of(roots.values);
-  Owned found = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::entry, "OOOO", all.get(),
-                                        roots.layout.get(), context, asked.ptr()));
+  Owned found = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::entry, "OOOOO", all.get(),
+                                        roots.layout.get(), context, asked.ptr(), nb::find(binding).ptr()));
   if (!PyTuple_Check(found.get()) || PyTuple_GET_SIZE(found.get()) != 2 ||
       !nb::isinstance<Entry>(nb::handle(PyTuple_GET_ITEM(found.get(), 0))) ||
       !nb::isinstance<Recording>(nb::handle(PyTuple_GET_ITEM(found.get(), 1))))
     raise_error(PyExc_TypeError, "_entry() must return an Entry and a Recording");
+  if (binding.generation != table.generation) begin_anew();  // other roots: another thread's trace has met more
   Owned entry = Owned::borrow(PyTuple_GET_ITEM(found.get(), 0));
   recording = Owned::borrow(PyTuple_GET_ITEM(found.get(), 1));
   nb::inst_ptr<Recording>(recording.get())->walk(walk);
@@ -261,6 +262,8 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
   const Binding& binding = *nb::inst_ptr<Binding>(kept.get());
+  Owned table = Owned::borrow(self->table);
+  if (binding.generation != nb::inst_ptr<Table>(table.get())->generation) begin_anew();
   Roots roots;
   if (!bind(self->prefix, binding, args, nargs, kwnames, roots)) {
     // The function's own TypeError, raised before its body runs.
@@ -269,11 +272,10 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
     return nullptr;
   }
   std::shared_ptr<const SettingsNow> now = settings_now();
-  Owned table = Owned::borrow(self->table);
   Walk walk;
   Owned recording, host;
-  Owned held =
-      find_or_record(self, *nb::inst_ptr<Table>(table.get()), roots, now->context.get(), walk, recording, host);
+  Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), binding, roots, now->context.get(), walk,
+                              recording, host);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
   std::shared_ptr<Direct> direct, seen;

@@ -45,7 +45,8 @@ std::unique_ptr<Ring> Ring::of(PyObject* description) {
 
 void Ring::lose(const std::shared_ptr<Slot>& slot) {
   if (!witnesses_.empty() && slot->result == witnesses_[0]) witnesses_.erase(witnesses_.begin());
-  slots_.erase(std::find(slots_.begin(), slots_.end(), slot));
+  auto found = std::find(slots_.begin(), slots_.end(), slot);  // the caller holds it: nothing is released here
+  if (found != slots_.end()) slots_.erase(found);
 }
 
 std::shared_ptr<Ring::Slot> Ring::claim() {
@@ -61,10 +62,10 @@ std::shared_ptr<Ring::Slot> Ring::claim() {
       lose(slot);
       return nullptr;
     }
-    is_free = ready.get() == Py_True;
+    is_free = ready.get() == Py_True && !slot->busy;  // another thread may have claimed it meanwhile
   }
   if (!is_free) {
-    if (used_ == slots_.size()) return nullptr;
+    if (used_ >= slots_.size()) return nullptr;
     slot = slots_[used_++];
   }
   slot->busy = true;

@@ -67,6 +67,9 @@ constexpr size_t max_directs = 16;
 constexpr int patience = 64;  // calls that found none, less those that found one
 constexpr int pause_calls = 1024;
 
+// Empty before the first of them is released: that may let another thread in.
+void forget_directs(Entry& entry) { auto gone = std::exchange(entry.directs, {}); }
+
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
 std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* host_values,
                                        const TraceContext& trace_context) {
@@ -75,7 +78,7 @@ std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, Py
   Owned compiled = entry.compiled;
   Owned cached = own(PyObject_CallMethodNoArgs(compiled.get(), cache_size));
   if (PyObject_Not(cached.get())) {  // jax.clear_caches() was called
-    entry.directs.clear();
+    forget_directs(entry);
     return nullptr;
   }
   for (size_t i = 0; i < entry.directs.size(); ++i) {
@@ -146,13 +149,17 @@ std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* ho
     pause = pause_calls;
     seen = nullptr;
   }
-  if (refused || pause > 0) directs.clear();
+  if (refused || pause > 0) forget_directs(*this);
   if (out && !out->ready()) out = nullptr;
   return out;
 }
 
 void Entry::remember(std::shared_ptr<Direct> direct) {
-  if (directs.size() >= max_directs) directs.pop_back();
+  std::shared_ptr<Direct> last;
+  if (directs.size() >= max_directs) {
+    last = std::move(directs.back());
+    directs.pop_back();
+  }
   directs.insert(directs.begin(), std::move(direct));
 }
 
@@ -266,6 +273,7 @@ void bind_table(nb::module_& m) {
       .def(nb::init<>())
       .def_ro("hits", &Table::hits)
       .def_rw("as_plain", &Table::as_plain)
+      .def_rw("generation", &Table::generation)
       .def(
           "_promote",
           [](Table& t, nb::handle entry) {

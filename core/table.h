@@ -54,7 +54,8 @@ struct Table {
   std::vector<Owned> recent;  // the entries used last, first the newest
   uint64_t hits = 0;
   uint64_t clock = 0;
-  bool as_plain = false;  // inside of a trace the plain function is called
+  bool as_plain = false;    // inside of a trace the plain function is called
+  uint64_t generation = 0;  // counts changes of which roots its entries have
 
   // Makes this entry the newest.
   void promote(PyObject* entry);

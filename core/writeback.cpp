@@ -48,7 +48,7 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   const Program& p = recording_->program();
   for (nb::handle leaf : leaves) tracers_.push(leaf.ptr());
   if (tracers_.size() != p.leaves)
-    raise_graftax("StructureError", "the arguments changed between the call and its trace");
+    raise_graftax("ConcurrentChangeError", "the arguments changed between the call and its trace");
   OwnedList stand_ins;
   std::vector<PyObject*> replaced;  // by instruction, borrowed from `stand_ins`; empty where there is none
   for (uint32_t pc : p.track_pc) {

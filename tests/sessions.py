@@ -101,7 +101,7 @@ def walk(o: Any) -> Any:
     while o is not None and all(o is not other for other in seen):
         seen.append(o)
         o = o.next
-    seen[0].w = sum((part.w for part in seen), 0.0) * 0.125
+    seen[0].w = seen[0].w * 0.5 + sum((part.w[0] for part in seen), 0.0) * 0.125
     return len(seen)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -147,3 +148,41 @@ def test_the_process_ends_quietly_while_daemon_threads_walk():
             [sys.executable, "-W", "ignore", "-c", DAEMONS], text=True, capture_output=True, timeout=120
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "main ends\n", "")
+
+
+class Gained:
+    gain = 1.0
+
+    def total(self, x):
+        return x.sum() * self.gain + len(SEEN)
+
+
+SEEN: list[int] = []
+
+
+def test_threads_that_meet_at_once_what_a_helper_reads():
+    """Each round its class has another attribute, and the function or JAX may have forgotten what they knew."""
+    f, x = graftax.jit(lambda model, x: model.total(x)), jnp.ones(2)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for turn in range(sized(60, 12)):
+            Gained.gain, SEEN[:] = float(turn), range(turn % 3)
+            wanted, found = float(Gained().total(x)), [[] for _ in range(6)]
+
+            def call(mine):
+                for _ in range(3):
+                    mine.append(float(f(Gained(), x)))
+
+            threads = [threading.Thread(target=call, args=(mine,)) for mine in found]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert found == [[wanted] * 3] * 6
+            if turn % 3 == 0:
+                jax.clear_caches()
+            elif turn % 3 == 1:
+                f.clear_cache()
+    finally:
+        sys.setswitchinterval(interval)

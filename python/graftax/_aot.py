@@ -131,12 +131,12 @@ class Stageable(_core.Caller, Generic[P, R]):
         """Reads the function's signature anew: its `__defaults__` were replaced."""
         raise NotImplementedError
 
-    def _look_at(self, recording: _core.Recording) -> None:
+    def _look_at(self, recording: _core.Recording, plan: Plan) -> None:
         """Raises NewReads where what the function reads has changed since its signature was read."""
         raise NotImplementedError
 
     def _shared_entry(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
+        self, plan: Plan, roots: tuple[Any, ...], layout: tuple[Any, ...], recording: _core.Recording, context: Any
     ) -> _core.Entry:
         """The entry that a call with these roots runs, made where there is none."""
         raise NotImplementedError
@@ -181,8 +181,11 @@ class Stageable(_core.Caller, Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], _core.Recording]:
         roots, layout = self._bound(args, kwargs)
-        recording = self._plan.record(roots, layout, shapes=True)
-        self._look_at(recording)
+        plan = self._plan
+        if plan.signature.binding is not self._binding:
+            raise NewReads  # another thread is about to read the signature anew
+        recording = plan.record(roots, layout, shapes=True)
+        self._look_at(recording, plan)
         return roots, layout, recording
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording:
@@ -227,7 +230,7 @@ class Stageable(_core.Caller, Generic[P, R]):
     def _staged(self, stage: str, args: Any, kwargs: Any) -> tuple[Staging, Any]:
         plan = self._plan
         roots, layout, recording = self._prepare(args, kwargs)
-        entry = self._shared_entry(roots, layout, recording, _core.settings_now()[0])
+        entry = self._shared_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
         run, leaves = getattr(entry.compiled, stage), recording.leaves
         given = (tuple(leaves),) if entry.tupled else leaves
         staged = _core.run_active(self, roots, entry.outcomes, recording, run, *given)
@@ -253,7 +256,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         is handed over as itself, or there may be no such trace."""
         if self._table.frozen:
             return None
-        entry = self._shared_entry(roots, layout, recording, _core.settings_now()[0])
+        entry = self._shared_entry(self._plan, roots, layout, recording, _core.settings_now()[0])
         run = getattr(entry.compiled, "eval_shape", None)
         if run is None:
             return None

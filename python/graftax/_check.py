@@ -77,8 +77,9 @@ class Checked(Jitted[P, R]):
         What it reads is found as in a trace, so that helpers run on copies too.
         """
         roots, layout = self._bound(args, kwargs)
-        recording = self._plan.record(roots, layout)
-        self._look_at(recording)
+        plan = self._plan
+        recording = plan.record(roots, layout)
+        self._look_at(recording, plan)
         leaves, graphdef = recording.leaves, recording.graphdef
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return None, (), roots, layout

@@ -667,6 +667,13 @@ class Binding:
     def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...], origins: tuple[tuple[Any, str | None, bool], ...] = ()) -> None: ...
 
     @property
+    def generation(self) -> int:
+        """Which roots it gives: those of a table in its generation."""
+
+    @generation.setter
+    def generation(self, arg: int, /) -> None: ...
+
+    @property
     def given(self) -> tuple[Any, ...] | None:
         """The function's __defaults__ when this was read."""
 
@@ -753,6 +760,12 @@ class Table:
 
     @as_plain.setter
     def as_plain(self, arg: bool, /) -> None: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @generation.setter
+    def generation(self, arg: int, /) -> None: ...
 
     def _promote(self, entry: Entry) -> None:
         """Makes this entry the newest."""

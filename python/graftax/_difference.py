@@ -211,6 +211,7 @@ class Comparison:
         one, other = self._what(self.left, e), self._what(self.right, g)
         if e is not None and g is not None and one == other and e.type is not None and g.type is not None:
             one, other = f"{e.type.__module__}.{one}", f"another class named {g.type.__module__}.{other}"
+            return Difference(self.text(way), one, other, "class")
         kind = "added" if e is None else "removed" if g is None else "type"
         return Difference(self.text(way), one, other, kind)
 

@@ -108,7 +108,9 @@ class Jitted(Stageable[P, R]):
         if options.captured:
             reads.own(plain.__globals__, *global_names(plain))
         hidden, assigned = frozenset(reads.hidden), frozenset(reads.assigned_own)
-        return Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
+        signature = Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
+        signature.binding.generation = table.generation
+        return signature
 
     def _rebind(self) -> None:
         """Reads the function's signature anew: its `__defaults__` were replaced, or there are more roots."""
@@ -127,25 +129,33 @@ class Jitted(Stageable[P, R]):
 
     @boundary
     def _entry(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        context: Any,
+        opened: _core.Opened,
+        binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
-        table = self._table
-        refuse_around(self._plan.name)
+        table, plan = self._table, self._plan
+        if plan.signature.binding is not binding:
+            raise NewReads  # another thread has read the signature anew since these roots were bound
+        refuse_around(plan.name)
         if table.unbound and bind_unbound(table, roots, layout, context):
             raise NewReads
         try:
-            recording = self._plan.record(roots, layout, opened=opened)
+            recording = plan.record(roots, layout, opened=opened)
         except UnsupportedValueError:
             if table.reads is not None and table.reads.hide_inner(self._function.__code__):
                 raise NewReads from None
             raise
-        self._look_at(recording)
-        numbers, symbolic = self._with_symbols(roots, layout, recording, context, opened)
+        self._look_at(recording, plan)
+        numbers, symbolic = self._with_symbols(plan, roots, layout, recording, context, opened)
         recording = symbolic or recording
-        return self._shared_entry(roots, layout, recording, context, numbers), recording
+        return self._shared_entry(plan, roots, layout, recording, context, numbers), recording
 
     def _shared_entry(
         self,
+        plan: Plan,
         roots: tuple[Any, ...],
         layout: tuple[Any, ...],
         recording: _core.Recording,
@@ -166,14 +176,14 @@ class Jitted(Stageable[P, R]):
             table.found += 1
             return entry
         table.misses += 1
-        shipped = table.shipped_of(recording, context, self._plan.name, numbers)
+        shipped = table.shipped_of(recording, context, plan.name, numbers)
         if table.frozen and shipped is None:
-            _frozen.refuse(table, self._plan.name, recording)
+            _frozen.refuse(table, plan.name, recording)
         _compiling.listen()
-        self._advise(recording, self._plan.signature.arguments(layout))
-        entry = self._build(roots, layout, recording, context, numbers)
+        self._advise(recording, plan.signature.arguments(layout))
+        entry = self._build(plan, roots, layout, recording, context, numbers)
         if shipped is not None:
-            arguments = self._plan.signature.arguments(layout)
+            arguments = plan.signature.arguments(layout)
             entry = shipped_entry(entry, graphdef, context, arguments, shipped, numbers)
         key = (_core.weaken(graphdef), *key[1:])
         if numbers is not None:
@@ -181,7 +191,7 @@ class Jitted(Stageable[P, R]):
         entry = table.store(key, entry)
         given = recording.leaves if numbers is None else numbers.given(recording.leaves)
         if shipped is not None and entry.compiled.stage_for(given) is not None:
-            _compiling.loaded(table, entry, self._plan.name, recording)
+            _compiling.loaded(table, entry, plan.name, recording)
         return entry
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
@@ -192,16 +202,18 @@ class Jitted(Stageable[P, R]):
 
     def _build(
         self,
+        plan: Plan,
         roots: tuple[Any, ...],
         layout: tuple[Any, ...],
         recording: _core.Recording,
         context: Any,
         numbers: SymbolicNumbers | None,
     ) -> _core.Entry:
-        return build_entry(self._plan, self, roots, layout, recording, context, numbers=numbers)
+        return build_entry(plan, self, roots, layout, recording, context, numbers=numbers)
 
     def _with_symbols(
         self,
+        plan: Plan,
         roots: tuple[Any, ...],
         layout: tuple[Any, ...],
         static: _core.Recording,
@@ -212,14 +224,14 @@ class Jitted(Stageable[P, R]):
         table = self._table
         if not self._takes_symbols or table.knows(static, context):
             return None, None
-        if table.numbers.expects and table.shipped_of(static, context, self._plan.name) is not None:
+        if table.numbers.expects and table.shipped_of(static, context, plan.name) is not None:
             return None, None
-        places, reads = self._plan.signature.origins, table.reads
+        places, reads = plan.signature.origins, table.reads
         known = reads.changing if reads is not None else ()
         changing = {i for i, place in enumerate(places, len(roots) - len(places)) if place.key in known}
         while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
             try:
-                recording = self._plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
+                recording = plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
             except GraftaxError:
                 numbers.refuse()
                 continue
@@ -244,11 +256,11 @@ class Jitted(Stageable[P, R]):
         except GraftaxError:
             return None
 
-    def _look_at(self, recording: _core.Recording) -> None:
+    def _look_at(self, recording: _core.Recording, plan: Plan) -> None:
         """Begins anew where what the function reads, or what its code is, has changed since its signature was read."""
         if self._table.reads is not None and self._table.reads.is_large:
             self._table.clear()
-        reads, signature = self._table.reads, self._plan.signature
+        reads, signature = self._table.reads, plan.signature
         if reads is None:
             return
         grown = reads.see_receivers(self._function)  # before its own code is noted, which would make them roots
@@ -256,9 +268,7 @@ class Jitted(Stageable[P, R]):
         code = self._function.__code__
         self._note_own_code()
         grown |= reads.refresh() | reads.see_named(recording.named)
-        places = [[place.what for place in places] for places in (signature.origins, reads.origins)]
-        as_known = places[0] == places[1] and signature.hidden == reads.hidden
-        if grown or not as_known or signature.code is not code:
+        if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 
     def _reads(self, entry: _core.Entry) -> _core.Reads | None:

@@ -31,12 +31,17 @@ class Reported(Jitted[P, R]):
     """A jitted function that says what a call does which compiles."""
 
     def _entry(
-        self, roots: tuple[Any, ...], layout: tuple[Any, ...], context: Any, opened: _core.Opened
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        context: Any,
+        opened: _core.Opened,
+        binding: _core.Binding,
     ) -> tuple[_core.Entry, _core.Recording]:
         misses, begin = self._table.misses, time.perf_counter()
         progress = self._options.progress
         report = _Report(self._plan.name, progress if callable(progress) else _Printed(self._plan.name))
-        entry, recording = super()._entry(roots, layout, context, opened)
+        entry, recording = super()._entry(roots, layout, context, opened, binding)
         if self._table.misses != misses:  # else it is known, and compiled
             report.wait()
             report.done("recorded", time.perf_counter() - begin)

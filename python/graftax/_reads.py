@@ -8,12 +8,13 @@ state): its value is one more root of every call.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from . import _core
 from ._caches import note_cache
@@ -46,6 +47,20 @@ from ._stood_in import NewReads, StoodIn
 
 _MOST_BINDINGS = 50_000
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _alone(method: Callable[Concatenate[ReadSet, P], R]) -> Callable[Concatenate[ReadSet, P], R]:
+    """One thread at a time."""
+
+    @functools.wraps(method)
+    def waiting(self: ReadSet, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return waiting
+
 
 def _stays(scope: dict[str, Any]) -> bool:
     """Is this the dict of a module? Another one goes with its functions."""
@@ -67,6 +82,7 @@ class ReadSet:
     """What the code that ran under the traces of one function names."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # several threads may trace the function at once
         self.origins: list[Origin] = []
         self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
@@ -127,6 +143,11 @@ class ReadSet:
             return NewReads()
         if code in self.known:
             return False
+        with self._lock:
+            return self._meet(present, code, scope, function, first)
+
+    def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+        """Notes what code names that is not known, as `enter` says."""
         made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
         known_scope = _stays(scope) or id(scope) in self._guards
         if not known_scope and (made or code.co_name == "<module>" or not _core.has_watchers):
@@ -389,6 +410,7 @@ class ReadSet:
                 shows = bool(self.builtins.of_vars) and base not in self._laid_open
                 self._note(base, name, value, shows and not _is_bound_by(value))
 
+    @_alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
         new = {origin.key for origin in origins} - self.left
@@ -406,6 +428,7 @@ class ReadSet:
         self._was_refused = True
         return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
 
+    @_alone
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         """Notes what only host functions read, which run after the trace: no root. True where that is new.
 
@@ -420,6 +443,7 @@ class ReadSet:
                 new = True
         return new
 
+    @_alone
     def see_receivers(self, function: types.FunctionType) -> bool:
         """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
         new = False
@@ -444,6 +468,7 @@ class ReadSet:
         self.origins = [p for p in self.origins if not p.assigned or p.name not in new or p.holder is not self._scope]
         return bool(new)
 
+    @_alone
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
         """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
         before = self._size
@@ -462,6 +487,7 @@ class ReadSet:
         """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
         return len(self._bindings) > _MOST_BINDINGS
 
+    @_alone
     def has(self, functions: Iterable[types.FunctionType]) -> None:
         """The state of these functions is part of the roots already."""
         for function in functions:
@@ -470,6 +496,7 @@ class ReadSet:
                 self._of_graph.add(code)
                 self.add(code, function.__globals__, function, False)
 
+    @_alone
     def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
         """These globals are roots of their own; those that the function stores are assigned ones."""
         self._scope = scope
@@ -480,6 +507,7 @@ class ReadSet:
         self._own |= own
         self._seen |= own
 
+    @_alone
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
         size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts)
@@ -495,6 +523,7 @@ class ReadSet:
             )
         return self._reads[1]
 
+    @_alone
     def refresh(self) -> bool:
         """Makes roots of bindings that hold something else by now. True where there are any."""
         if self._reads is None or self._reads[1].holds():
@@ -554,6 +583,9 @@ class OfSymbols(ReadSet):
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         return False
 
+    def see_receivers(self, function: types.FunctionType) -> bool:
+        return False
+
     def hide_inner(self, code: types.CodeType) -> bool:
         return False
 
@@ -564,6 +596,3 @@ class OfSymbols(ReadSet):
 def _is_bound_by(value: Any) -> bool:
     """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
     return hasattr(type(value), "__get__") and not is_users_class(type(value))
-
-    def see_receivers(self, function: types.FunctionType) -> bool:
-        return False

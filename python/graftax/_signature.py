@@ -161,6 +161,11 @@ class Signature:
             binding,
         )
 
+    def has_roots_of(self, reads: ReadSet) -> bool:
+        """Has it the roots that are known by now?"""
+        known = [origin.what for origin in reads.origins]
+        return known == [origin.what for origin in self.origins] and self.hidden == frozenset(reads.hidden)
+
     @staticmethod
     def of_parameters(signature: inspect.Signature) -> Signature:
         """That of a function of which only the parameters are known."""

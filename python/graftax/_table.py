@@ -72,6 +72,7 @@ class FunctionTable(_core.Table):
         roots = *(origin.what for origin in self.reads.origins), len(self.reads.hidden)
         if self._roots != roots:
             self._roots = roots
+            self.generation += 1
             self.clear_entries()
         return self.reads.origins
 

@@ -147,8 +147,10 @@ def trace(
             else:
                 run = functools.partial(signature.call, *given)
                 result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
-        if reads is not None and reads.see_hosts(caller._function, host_codes(since)):
-            raise NewReads
+        if reads is not None and (
+            reads.see_hosts(caller._function, host_codes(since)) or not signature.has_roots_of(reads)
+        ):
+            raise NewReads  # a thread beside this one may have met what this trace took for known
         if options.captured and keep_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return result
@@ -340,10 +342,9 @@ def keep_attributes(caller: _core.Caller, attributes: dict[str, Any]) -> bool:
     Its plan is our own: a call in another thread may have made a new one.
     """
     now = vars(caller)
-    if "_plan" in attributes:
-        attributes["_plan"] = now["_plan"]
-    if now.keys() == attributes.keys() and all(now[k] is v for k, v in attributes.items()):
+    if now.keys() == attributes.keys() and all(now[k] is v for k, v in attributes.items() if k != "_plan"):
         return False
+    attributes = {k: now[k] if k == "_plan" and k in now else v for k, v in attributes.items()}
     now.clear()
     now.update(attributes)
     return True

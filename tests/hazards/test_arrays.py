@@ -323,7 +323,10 @@ def test_an_unusual_array_gives_what_plain_python_gives(jit, make, wrap):
     for _ in range(2):
         given = make()
         expected, got = plain(wrap(given)), f(wrap(given))
-        assert got[0] is given
+        if jit is graftax.filter_jit and not isinstance(given, jax.Array):  # an array of JAX, as in Equinox
+            assert isinstance(got[0], jax.Array) and np.array_equal(got[0], given)
+        else:
+            assert got[0] is given
         assert oracle.difference(expected[1:], got[1:]) is None
     assert f.cache_info().traces == 1
 

@@ -84,6 +84,7 @@ REMEDIES = {
     ),
     "number type": "1, 1.0 and True are three values: give it one type from the start.",
     "type": "Give it one type from the start: an array that is filled later instead of None, 1.0 instead of 1.",
+    "class": "Each run of a class statement makes another class: let it run once, outside of the loop.",
     "array": "Give it one type from the start: a jax.Array before the first call, jnp.asarray(value).",
     # ---- how it is put together
     "added": (

@@ -32,7 +32,7 @@ _SINGLE = {
 }
 
 
-_STRUCTURE = {"number type", "type", "array", "added", "removed", "content", "order", "sharing", "packed"}
+_STRUCTURE = {"number type", "type", "class", "array", "added", "removed", "content", "order", "sharing", "packed"}
 
 Spot = tuple[str, str]  # what two causes share that are the same one again
 

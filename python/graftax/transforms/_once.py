@@ -21,6 +21,7 @@ from .._jitted import Jitted
 from .._numbers import SymbolicNumbers
 from .._options import Options
 from .._origin import Origin
+from .._plan import Plan
 from .._signature import Signature, global_names, resolve
 from .._stood_in import NewReads
 from .._table import FunctionTable
@@ -81,13 +82,17 @@ class _Compiled(Jitted[Any, Any]):
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
-        return Signature.of(plain, skip, False, table.origins, frozenset(table.reads.hidden if table.reads else ()))
+        hidden = frozenset(table.reads.hidden if table.reads else ())
+        signature = Signature.of(plain, skip, False, table.origins, hidden)
+        signature.binding.generation = table.generation
+        return signature
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
         """A loop has no options that advice could name."""
 
     def _build(
         self,
+        plan: Plan,
         roots: tuple[Any, ...],
         layout: tuple[Any, ...],
         recording: _core.Recording,
@@ -96,8 +101,8 @@ class _Compiled(Jitted[Any, Any]):
     ) -> _core.Entry:
         assert numbers is None  # they are static in a loop: an array carries what changes
         outcomes: list[_core.Outcome] = []
-        flat = flat_function(self._plan, layout, (), outcomes, by_value=False)
-        graphdef, origins = _core.weaken(recording.graphdef), self._plan.signature.origins
+        flat = flat_function(plan, layout, (), outcomes, by_value=False)
+        graphdef, origins = _core.weaken(recording.graphdef), plan.signature.origins
 
         @functools.wraps(flat)
         def noting(*leaves: Any) -> Flat:
@@ -115,7 +120,7 @@ class _Compiled(Jitted[Any, Any]):
                         table.drop(key)
             return out
 
-        noting.__name__ = noting.__qualname__ = self._plan.definition.__name__
+        noting.__name__ = noting.__qualname__ = plan.definition.__name__
         # Not the jit object itself, which would be run directly after some calls: a loop takes longer than that saves.
         compiled = functools.partial(jax.jit(noting))
         return _core.Entry(recording.graphdef, context, compiled, outcomes, len(roots), False)
