@@ -172,3 +172,24 @@ def test_no_code_of_what_a_cache_keeps_runs():
     made(1)
     assert graftax.jit(lambda x: x * made(2)[0])(jnp.ones(2))[0] == 2
     assert made.cache_info().currsize == 2
+
+
+@functools.lru_cache
+def times_scale(n):
+    return n * SCALE
+
+
+SCALE = 2.0
+
+
+def test_a_number_that_changes_is_a_key_like_another(monkeypatch):
+    """What a cache has for a number stays, as in plain Python, where the program reads something else by then."""
+    found = []
+    for wrap in (lambda f: f, graftax.jit):
+        times_scale.cache_clear()
+        f = wrap(lambda x, n: x * times_scale(n))
+        found.append([float(f(1.0, n)) for n in (3, 4)])
+        monkeypatch.setitem(globals(), "SCALE", 5.0)
+        found[-1] += [float(f(1.0, n)) for n in (3, 7)]
+        monkeypatch.setitem(globals(), "SCALE", 2.0)
+    assert found[0] == found[1] == [6.0, 8.0, 6.0, 35.0]

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 
@@ -115,7 +116,8 @@ def test_by_value_gives_the_result_and_leaves_the_arguments(recipe: Recipe, prog
     plain_roots, plain_nodes = recipe.build()
     references = settle(recipe, program)
     plain_result, plain_error = run(f, (plain_nodes, *plain_roots))
-    for jitted in (graftax.filter_jit(f), graftax.jit(f, mutation="discard")):
+    filtered = graftax.filter_jit(f)
+    for jitted in (filtered, graftax.jit(f, mutation="discard")):
         roots, nodes = recipe.build()
         before_roots, before_nodes = recipe.build()
         result, error = run(jitted, (nodes, *roots))
@@ -123,7 +125,10 @@ def test_by_value_gives_the_result_and_leaves_the_arguments(recipe: Recipe, prog
         settle(recipe, program)
         pairs = zip(before_nodes, nodes, strict=True)
         assert oracle.difference((before_roots, before_nodes), (roots, nodes), pairs) is None
-        assert oracle.difference(plain_result, result) is None
+        expected = plain_result
+        if jitted is filtered:  # what is of NumPy comes back as arrays of JAX, as in Equinox
+            expected, result = (oracle.deep_copy(x, leaf=jnp.asarray) for x in (plain_result, result))
+        assert oracle.difference(expected, result) is None
 
 
 @settings(max_examples=settings.default.max_examples // 3)

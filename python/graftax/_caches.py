@@ -15,12 +15,13 @@ from typing import Any, cast
 from jax.core import Tracer
 
 from ._compat import array_class, current_trace
+from ._symbols import Symbol
 from ._tracers import is_ended, live_traces, trace_of
 
 Cache = type(functools.lru_cache(len))  # the interpreter's own class, which has no public name
 
-# What leads away from what is kept: to code, or to all of JAX.
-_NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class())
+# What leads away from what is kept: to code, to all of JAX, or to a trace whose end makes a plain number of a symbol.
+_NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class(), Symbol)
 _MOST = 10_000  # values that are looked at in one cache
 _DEPTH = 4  # containers and objects within each other
 
