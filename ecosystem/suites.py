@@ -25,22 +25,16 @@ HERE = Path(__file__).parent
 
 
 class Suite(NamedTuple):
-    """Where a library keeps its tests, and which of them ask for a class of its own."""
+    """Where a library keeps its tests."""
 
     repository: str
     folder: str
     package: str
     names: str = "equinox"
-    private: tuple[str, ...] = ()
 
 
 SUITES = {
-    "equinox": Suite(
-        "patrick-kidger/equinox",
-        "tests",
-        "equinox",
-        private=("test_closure_convert_trivial", "test_filter_custom_jvp_no_kwargs", "test_filter_custom_jvp_kwargs"),
-    ),
+    "equinox": Suite("patrick-kidger/equinox", "tests", "equinox"),
     "lineax": Suite("patrick-kidger/lineax", "tests", "lineax"),
     "optimistix": Suite("patrick-kidger/optimistix", "tests", "optimistix"),
     "diffrax": Suite("patrick-kidger/diffrax", "test", "diffrax"),
@@ -87,21 +81,18 @@ def cause(message: str) -> str:
 
 
 def compare(name: str, tests: Path, names: str, more: list[str]) -> int:
-    """Prints a table of causes. Returns how many tests fail that ask for nothing private."""
+    """Prints a table of causes. Returns how many tests fail."""
     own = outcomes(tests, "", more)
     ours = outcomes(tests, names, more)
     good = [test for test, error in own.items() if error is None]
     failed = {test: error or "not run" for test in good if (error := ours.get(test, "not run")) is not None}
-    private = {test for test in failed if test.split("::")[-1].split("[")[0] in SUITES[name].private}
     print(f"{name}: {len(good) - len(failed)} of {len(good)} pass that pass with its own names", flush=True)
-    for test in sorted(private):
-        print(f"  asks for what is {name}'s own: {test}")
     by_cause: dict[str, list[str]] = collections.defaultdict(list)
-    for test in failed.keys() - private:
+    for test in failed:
         by_cause[cause(failed[test])].append(test)
     for text, there in sorted(by_cause.items(), key=lambda item: -len(item[1])):
         print(f"  {len(there):4}  {text}  ({min(there)})", flush=True)
-    return len(failed) - len(private)
+    return len(failed)
 
 
 def main() -> int:

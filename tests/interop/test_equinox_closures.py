@@ -83,6 +83,55 @@ def test_what_it_is_for_can_be_asked():
     assert (ours.in_struct, ours.out_struct) == (theirs.in_struct, theirs.out_struct)
 
 
+LIBRARIES = pytest.mark.parametrize("library", [graftax, eqx], ids=["graftax", "equinox"])
+SCALES = {"scale": 2.0}
+
+
+def scaled(x: Any, power: int = 1) -> Any:
+    return SCALES["scale"] * x**power
+
+
+@LIBRARIES
+def test_a_function_without_closure_is_called_as_it_is(library: Any, monkeypatch: pytest.MonkeyPatch):
+    ran: list[Any] = []
+    monkeypatch.setitem(globals(), "note", ran.append)
+    function = library.filter_closure_convert(noting, V)
+    assert ran == [] and jax.tree.leaves(function) == [noting]
+    assert type(function).__name__ == "_TrivialClosureConvert"
+    np.testing.assert_array_equal(function(V), V + 1)
+    np.testing.assert_array_equal(jax.jit(lambda x: function(x))(V), V + 1)
+    assert len(ran) == 2 and ran[0] is V
+    assert function.in_struct == ((jax.ShapeDtypeStruct((3,), jnp.float32),), {})
+    assert function.out_struct == jax.ShapeDtypeStruct((3,), jnp.float32)
+    with pytest.raises(ValueError, match="converted"):
+        function(V[:2])
+    with pytest.raises(ValueError, match="converted"):
+        function(1.0)
+
+
+def noting(x: Any) -> Any:
+    note(x)  # noqa: F821
+    return x + 1
+
+
+@LIBRARIES
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+def test_one_without_closure_goes_through_transforms(library: Any, jit: Any, monkeypatch: pytest.MonkeyPatch):
+    function = library.filter_closure_convert(scaled, V, power=2)
+    call = jit(lambda f, x: f(x, power=2))
+    np.testing.assert_array_equal(call(function, V), 2 * V**2)
+    np.testing.assert_array_equal(call(library.filter_closure_convert(scaled, V, power=2), V), 2 * V**2)
+    assert call.cache_info().traces == 1
+    made = jit(lambda x: library.filter_closure_convert(scaled, x, power=2))(V)
+    np.testing.assert_array_equal(made(2 * V, power=2), 8 * V**2)
+    np.testing.assert_array_equal(graftax.filter_grad(lambda x: function(x, power=2).sum())(V), 4 * V)
+    rows = graftax.filter_vmap(lambda f, x: f(x, power=2), in_axes=(None, 0))(function, jnp.stack([V, 2 * V]))
+    np.testing.assert_array_equal(rows, jnp.stack([2 * V**2, 8 * V**2]))
+    if jit is graftax.jit:  # what it reads counts
+        monkeypatch.setitem(SCALES, "scale", 3.0)
+        np.testing.assert_array_equal(call(function, V), 3 * V**2)
+
+
 @pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
 def test_a_jaxpr_holds_its_constants_as_arrays(jit: Any):
     make = jit(lambda m: jax.make_jaxpr(lambda x: jax.jit(lambda y: y + m)(m @ x))(V))

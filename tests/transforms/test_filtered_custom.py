@@ -82,6 +82,72 @@ def test_keyword_arguments_have_no_derivative(library):
         jax.grad(lambda w: call(X[0], scale={"w": w}))(jnp.asarray(1.0))
 
 
+def shaped_of(library, seen):
+    @library.filter_custom_jvp
+    def shaped(f, x):
+        return {"y": f(x)}
+
+    def rule(primals, tangents):
+        f, x = primals
+        seen.append((type(x), type(tangents[1])))
+        return shaped(f, x), {"y": 10 * tangents[1] if x > 0 else -tangents[1]}
+
+    shaped.def_jvp(rule)
+    return shaped
+
+
+@LIBRARIES
+@pytest.mark.parametrize("number", [float, np.float32], ids=["python", "numpy"])
+def test_outside_of_a_trace_a_rule_is_given_the_numbers_of_its_caller(library, number):
+    seen = []
+    shaped = shaped_of(library, seen)
+    value, rate = jax.jvp(lambda x: shaped(lambda a: a * a + 1, x)["y"], (number(2),), (number(3),))
+    assert seen == [(number, number)]
+    assert (float(value), type(rate), rate) == (5, number, 30)
+    if number is float:
+        assert type(value) is float
+    value, rate = jax.jvp(lambda x: shaped(jnp.sin, x)["y"], (number(2),), (number(3),))
+    assert isinstance(value, jax.Array) and (type(rate), rate) == (number, 30)
+
+
+@LIBRARIES
+@pytest.mark.parametrize("x", [2.0, np.float32(2), np.full((), 2, np.float32)], ids=["python", "scalar", "array"])
+def test_a_rule_may_ask_for_a_number_that_is_no_tracer(library, x):
+    seen = []
+    shaped = shaped_of(library, seen)
+    assert jax.linearize(lambda x: shaped(jnp.sin, x)["y"], x)[1](1.0) == 10
+    assert jax.linearize(lambda x: shaped(jnp.sin, x)["y"], -x)[1](1.0) == -1
+    assert [of_primal for of_primal, _ in seen] == [type(x), type(-x)]
+
+
+def test_a_rule_of_any_objects_is_given_numbers_too():
+    seen = []
+
+    @graftax.custom_jvp
+    def area(box):
+        return {"area": box["side"] ** 2, "unit": box["unit"], "times": 2}
+
+    @area.defjvp
+    def area_jvp(primals, tangents):
+        seen.append((type(primals[0]["side"]), tangents[0]))
+        return area(*primals), {"area": 2 * primals[0]["side"] * tangents[0]["side"]}
+
+    def by(side):
+        out = area({"side": side, "unit": "m", "depth": 1.5})
+        assert (out["unit"], out["times"]) == ("m", 2)
+        return out["area"]
+
+    assert jax.jvp(by, (3.0,), (0.5,)) == (9.0, 3.0)
+    assert seen == [(float, {"side": 0.5, "unit": None, "depth": 0.0})]
+    assert jax.grad(by)(3.0) == jax.jit(jax.grad(by))(3.0) == 6
+
+
+def test_a_rule_with_defjvps_adds_up_numbers():
+    product = graftax.custom_jvp(lambda x, y: x * y)
+    product.defjvps(lambda t, out, x, y: t * y, lambda t, out, x, y: x * t)
+    assert jax.jvp(product, (2.0, 5.0), (1.0, 3.0)) == (10.0, 11.0)
+
+
 # ---- cotangents
 
 
@@ -138,6 +204,30 @@ def test_a_cotangent_that_is_not_there_is_none(library):
     gradient = jax.grad(lambda x: two(x)[0])({"a": jnp.asarray(1.0), "b": jnp.asarray(2.0)})
     assert (gradient["a"], gradient["b"]) == (7, 0)
     assert seen == [[False, True]]
+
+
+@LIBRARIES
+@pytest.mark.parametrize("cotangent", [np.float32(2), 2.0], ids=["numpy", "python"])
+def test_a_number_is_a_cotangent(library, cotangent):
+    @library.filter_custom_vjp
+    def double(x, name):
+        return 2 * x, name, 3.5
+
+    def bwd(residuals, grad, perturbed, x, name):
+        assert grad[1:] == (None, None)
+        return None if grad[0] is None else 2 * grad[0]
+
+    double.def_fwd(lambda perturbed, x, name: (double(x, name), None))
+    double.def_bwd(bwd)
+    assert jax.vjp(lambda x: double(x, "a")[0], jnp.asarray(1.0))[1](cotangent) == (4,)
+
+
+@pytest.mark.parametrize("transform", [graftax.filter_jit, lambda f: f], ids=["jit", "plain"])
+def test_a_python_float_is_differentiated_by_the_rule(transform):
+    double = graftax.filter_custom_vjp(lambda x: 2 * x)
+    double.def_fwd(lambda perturbed, x: (double(x), perturbed))
+    double.def_bwd(lambda perturbed, grad, _, x: 7 * grad if perturbed else None)
+    assert transform(jax.grad(double))(1.0) == 7
 
 
 @LIBRARIES

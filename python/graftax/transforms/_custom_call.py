@@ -21,7 +21,7 @@ from .._symbols import NUMBERS, FloatSymbol
 from ._dce import without_dead_code
 from ._lift import Output, call_first, named
 from ._program import Program
-from ._tangents import OTHER_SHAPE, TangentType, is_inexact, matched
+from ._tangents import OTHER_SHAPE, TangentType, is_inexact, is_nothing, matched
 
 OF_CAPTURED = (
     "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "
@@ -101,9 +101,9 @@ class TangentSpace(NamedTuple):
         at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
         return TangentSpace(graphdef, tuple(zeros), at, numbers, shapes)
 
-    def graphs(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """One value for each wanted leaf."""
-        leaves = list(self.zeros)
+    def graphs(self, values: Sequence[Any], statics: bool = True) -> tuple[Any, ...]:
+        """One value for each wanted leaf. Without `statics`, None stands for Python numbers, and not a zero."""
+        leaves = list(self.zeros) if statics else [None] * len(self.zeros)
         for at, value in zip(self.numbers, values, strict=True):
             leaves[at] = value
         return _core.unflatten_roots(self.graphdef, leaves, True)
@@ -135,6 +135,15 @@ class Value:
 
         self.tangents = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of)
 
+    def with_numbers(self, given: Output) -> Output:
+        """What a rule returned, with the Python numbers that stand in the place of arrays as leaves."""
+        places = set(self.graphdef.leaf_places())
+        leaves, graphdef = _core.record((given.rebuilt(given.leaves),), ("value",), dynamic=places.__contains__)
+        arrays = [np.zeros(()) for _ in leaves]
+        of = {id(array): leaf for array, leaf in zip(arrays, leaves, strict=True)}
+        standing, graphdef = _core.flatten(_core.unflatten(graphdef, arrays))
+        return Output([of[id(array)] for array in standing], graphdef)
+
     @property
     def writes(self) -> bool:
         return self.outcome.num_leaves > self.outcome.result_leaves
@@ -147,10 +156,13 @@ class CustomCall:
         program: the function and its operands.
         nondiff: the operands by which nothing is differentiated.
         refused: the error where one of these is differentiated all the same.
+        statics: Python numbers that are static have a tangent of zero, and not None.
     """
 
-    def __init__(self, program: Program, nondiff: set[int], refused: type[Exception] = TypeError) -> None:
-        self.name, self._refused = program.name, refused
+    def __init__(
+        self, program: Program, nondiff: set[int], refused: type[Exception] = TypeError, statics: bool = True
+    ) -> None:
+        self.name, self._refused, self._statics = program.name, refused, statics
         self._live: Program | None = program
         self._later, self._nondiff = program.private(), nondiff
         self._value: Value | None = None
@@ -252,6 +264,8 @@ class CustomCall:
         if changed:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
         value, other = found[0]
+        if value.graphdef != known.graphdef:
+            value = known.with_numbers(value)
         if not like_but_for_jaxprs(known.graphdef, value.graphdef):
             text = differences_text(known.graphdef, value.graphdef, ("value",))
             raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
@@ -280,14 +294,15 @@ class CustomCall:
             return self._flat(*leaves)
 
         def flat_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-            leaves = [_as_array(primal) for primal in primals]
+            leaves = [_as_given(primal) for primal in primals]
             self._refuse([not isinstance(t, SymbolicZero) for t in tangents], leaves)
             known = self._known(leaves)
-            given = self._inputs.graphs([_or_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves])
+            moves = [_or_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves]
+            given = self._inputs.graphs(moves, self._statics)
             out, rate = self._of_rule(leaves, lambda operands: rule(operands, given))
             wanted = [known.types[i] for i in known.order]
             parts = rate.parts if isinstance(rate, TangentParts) else [rate]
-            rates = [matched(self.name, "tangent", wanted, (part,)) for part in parts or [None]]
+            rates = [matched(self.name, "tangent", wanted, (part,), numbers=True) for part in parts or [None]]
             total = tuple(map(_sum, zip(*rates, strict=True)))
             if known.writes:
                 by = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])]
@@ -343,16 +358,16 @@ class CustomCall:
             known, count = self._value, self._later.graphdef.num_leaves
             assert known is not None
             at = {number: i for i, number in enumerate(known.order)}
-            of_value = [_or_zeros(cotangents[at[i]], known.types[i], symbolic) for i in known.tangents.leaves]
+            of_value = [_or_zeros(_array(cotangents[at[i]]), known.types[i], symbolic) for i in known.tangents.leaves]
             given = Saved(
                 self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed
             )
             if updates:
                 given = given._replace(updates=self._updates(known, cotangents[len(known.order) :]))
-            returned = backward(given, known.tangents.graphs(of_value)[0])
+            returned = backward(given, known.tangents.graphs(of_value, self._statics)[0])
             totals = matched(self.name, "cotangent", self._inputs.shapes, returned, self._inputs.graphdef)
             if pull is not None:
-                moved = iter(pull(tuple(_or_zeros(c, c, False) for c in cotangents[len(known.order) :])))
+                moved = iter(pull(tuple(_or_zeros(_array(c), c, False) for c in cotangents[len(known.order) :])))
                 parts = zip(totals, self._inputs.leaves, strict=True)
                 totals = tuple(_sum((t, next(moved))) if structure.perturbed[i] else t for t, i in parts)
             out: list[Any] = [None] * count
@@ -374,7 +389,7 @@ class CustomCall:
             root, above = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
             place = root, (*above, *path)
             if leaf is None or before.get(place) != leaf:
-                values[place] = _or_zeros(cotangent, cotangent, False)
+                values[place] = _or_zeros(_array(cotangent), cotangent, False)
         diff = [i for i in range(self._later.operands) if i not in self._nondiff]
         leaves = [values.get((diff[root], path)) for root, path in self._inputs.graphdef.leaf_places()]
         return _core.unflatten_roots(self._inputs.graphdef, leaves, True)
@@ -416,10 +431,19 @@ def _as_array(primal: Any) -> Any:
     return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
 
 
+def _as_given(primal: Any) -> Any:
+    """What the rule sees. Outside of a trace JAX hands over what its caller wrote: a rule may ask for its value."""
+    if type(primal) in NUMBERS or isinstance(primal, np.generic):
+        return primal
+    return primal.copy() if type(primal) is np.ndarray else _as_array(primal)
+
+
+def _array(cotangent: Any) -> Any:
+    return jnp.asarray(cotangent) if isinstance(cotangent, (float, complex, np.generic)) else cotangent
+
+
 def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
-    """A tangent as an array, unless the rule wants JAX's symbolic zeros."""
-    if isinstance(tangent, (float, complex)):  # outside of a trace JAX hands over what its caller wrote
-        return jnp.asarray(tangent)
+    """A tangent, unless the rule wants JAX's symbolic zeros not as a symbol."""
     if symbolic or not isinstance(tangent, SymbolicZero):
         return tangent
     if isinstance(like, SymbolicZero):
@@ -429,4 +453,4 @@ def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
 
 
 def _sum(parts: Sequence[Any]) -> Any:
-    return parts[0] if len(parts) == 1 or parts[0].dtype == jax.dtypes.float0 else sum(parts[1:], parts[0])
+    return parts[0] if len(parts) == 1 or is_nothing(parts[0]) else sum(parts[1:], parts[0])

@@ -149,8 +149,8 @@ class FilteredRule(_InClasses[P, R]):
 
 
 def none_for_zero(tree: Any) -> Any:
-    def shown(x: Any) -> Any:  # JAX may give a Python number as a tangent; what is static has the tangent 0
-        return x if isinstance(x, (jax.Array, np.ndarray)) else None
+    def shown(x: Any) -> Any:
+        return None if isinstance(x, SymbolicZero) else x
 
     return jax.tree.map(shown, tree, is_leaf=lambda x: isinstance(x, SymbolicZero))
 

@@ -70,10 +70,12 @@ def matched(
     wanted: Sequence[TangentType],
     given: tuple[Any, ...],
     like: _core.GraphDef | None = None,
+    numbers: bool = False,
 ) -> tuple[Any, ...]:
     """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None.
 
-    What stands in the place of another leaf of `like` is left alone, as JAX leaves the cotangent of an integer.
+    What stands in the place of another leaf of `like` is left alone, as JAX leaves the cotangent of an integer. With
+    `numbers`, a Python number of the right dtype stays one.
     """
     found, again = places_in(given)
 
@@ -95,7 +97,8 @@ def matched(
         zero = value is None or isinstance(value, SymbolicZero) or is_nothing(value)
         if type(value) in (int, float, complex) and shape.shape == () and not is_nothing(shape):
             is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
-            value = jnp.asarray(value, shape.dtype) if is_array else value
+            if is_array and not (numbers and jnp.result_type(value) == shape.dtype):
+                value = jnp.asarray(value, shape.dtype)
         if zero:
             value = shape.zeros()
         elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:

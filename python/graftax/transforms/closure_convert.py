@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from .._fields import register_static
 from .._jaxprs import one_of_alike, run_jaxpr
 from .._tracebacks import boundary
 from ._lift import Output, by_value, call_first, name_of, named
+from ._program import Program
+from .staging import filter_eval_shape
 
 R = TypeVar("R")
 
@@ -33,14 +36,36 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
     """As `equinox.filter_closure_convert`: the function with the arrays that it closes over as its own, `consts`.
 
     Args:
-        fn: any callable. It is traced, not run.
+        fn: any callable. It is traced, not run. A plain function that has no closure is not traced either: it is
+            called as it is, with arguments like these.
         *args, **kwargs: arguments as later ones will be: arrays or `jax.ShapeDtypeStruct`, and statics.
 
     Returns:
-        a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, which is static.
+        a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, or of `fn` itself.
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
+    # Every array counts as one of a type of its own, as in Equinox.
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in program.leaves]
     own = program.below(range(program.operands))
+    names = program.names[: program.operands]
+    arguments = _Arguments(
+        _core.record(program.roots[: program.operands], names, shapes=True)[1],
+        names,
+        tuple(kwargs),
+        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in own),
+        program.name,
+    )
+    if isinstance(fn, types.FunctionType) and fn.__closure__ is None:
+        return _TrivialClosureConvert(fn, arguments)
+    closed, output = _traced(program, shapes)
+    captured = tuple(i for i in range(len(shapes)) if i not in own)
+    consts = [*closed.consts, *(program.leaves[i] for i in captured)]
+    conversion = _Conversion(arguments, captured, output, len(closed.consts))
+    return Converted(one_of_alike(without_constants(closed)), consts, conversion)
+
+
+def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, _core.GraphDef]:
+    """(Jaxpr with constants, structure of the result)."""
     outputs: list[Output] = []
 
     def flat(*leaves: Any) -> tuple[Any, ...]:
@@ -50,24 +75,8 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
         program.trace(leaves, body)
         return tuple(outputs[-1].leaves)
 
-    # Every array counts as one of a type of its own, as in Equinox.
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in program.leaves]
     closed: Any = jax.make_jaxpr(named(flat, program))(*shapes)
-    roots = program.roots[: program.operands]
-    graphdef = _core.record(roots, program.names[: program.operands], shapes=True)[1]
-    captured = tuple(i for i in range(len(shapes)) if i not in own)
-    conversion = _Conversion(
-        graphdef,
-        program.names[: program.operands],
-        tuple(kwargs),
-        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in own),
-        captured,
-        outputs[-1].graphdef,
-        len(closed.consts),
-        program.name,
-    )
-    consts = [*closed.consts, *(program.leaves[i] for i in captured)]
-    return Converted(one_of_alike(without_constants(closed)), consts, conversion)
+    return closed, outputs[-1].graphdef
 
 
 def _in_order_of(expected: Any, given: Any) -> Any:
@@ -81,17 +90,57 @@ def _in_order_of(expected: Any, given: Any) -> Any:
 
 @register_static
 @dataclasses.dataclass(frozen=True)
-class _Conversion:
-    """What a converted function is besides its Jaxpr and arrays."""
+class _Arguments:
+    """The arguments that a converted function is for."""
 
     graphdef: _core.GraphDef
     names: tuple[str, ...]
     keywords: tuple[str, ...]
     shapes: tuple[Any, ...]
+    name: str = dataclasses.field(compare=False)
+
+    @property
+    def struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.shapes]
+        built = _core.unflatten(self.graphdef, shapes)
+        operands = (built,) if len(self.names) == 1 else tuple(built)
+        count = len(operands) - len(self.keywords)
+        return operands[:count], dict(zip(self.keywords, operands[count:], strict=True))
+
+    def _in_order(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with their dicts in the order that they were converted for: to Equinox it is no difference."""
+        args, kwargs = self.struct
+        return _in_order_of((*args, *kwargs.values()), operands)
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arrays of a call.
+
+        Raises:
+            StructureError: where the arguments are others, naming the path.
+        """
+        operands = (*args, *(kwargs[name] for name in self.keywords if name in kwargs))
+        leaves, graphdef = _core.record(operands)
+        if graphdef != self.graphdef:
+            leaves, graphdef = _core.record(self._in_order(operands))
+        text = "" if graphdef == self.graphdef else differences_text(self.graphdef, graphdef, self.names)
+        shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
+        if not text and shapes != self.shapes:
+            text = f"  arrays of {self.shapes} are expected, and {shapes} given"
+        if text or set(kwargs) != set(self.keywords):
+            text = text or f"  keyword arguments {self.keywords} are expected, and {tuple(kwargs)} given"
+            raise StructureError(CONVERTED_FOR_OTHERS.format(name=self.name, differences=text))
+        return leaves
+
+
+@register_static
+@dataclasses.dataclass(frozen=True)
+class _Conversion:
+    """What a converted function is besides its Jaxpr and arrays."""
+
+    arguments: _Arguments
     captured: tuple[int, ...]
     output: _core.GraphDef
     consts: int
-    name: str = dataclasses.field(compare=False)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -115,24 +164,13 @@ class Converted:
     @property
     def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) of the arguments that it is for, with `jax.ShapeDtypeStruct`s in place of arrays."""
-        to = self._conversion
-        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in to.shapes]
-        built = _core.unflatten(to.graphdef, shapes)
-        operands = (built,) if len(to.names) == 1 else tuple(built)
-        count = len(operands) - len(to.keywords)
-        return operands[:count], dict(zip(to.keywords, operands[count:], strict=True))
+        return self._conversion.arguments.struct
 
     @property
     def out_struct(self) -> Any:
         """What it returns, with `jax.ShapeDtypeStruct`s in place of arrays."""
-        to = self._conversion
         shapes = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.jaxpr.outvars)
-        return _core.unflatten(to.output, list(shapes))
-
-    def _in_order(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments with their dicts in the order that they were converted for: to Equinox it is no difference."""
-        args, kwargs = self.in_struct
-        return _in_order_of((*args, *kwargs.values()), operands)
+        return _core.unflatten(self._conversion.output, list(shapes))
 
     @boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -142,18 +180,48 @@ class Converted:
             StructureError: where the arguments differ from those that it was converted for, naming the path.
         """
         to = self._conversion
-        operands = (*args, *(kwargs[name] for name in to.keywords if name in kwargs))
-        leaves, graphdef = _core.record(operands)
-        if graphdef != to.graphdef:
-            leaves, graphdef = _core.record(self._in_order(operands))
-        text = "" if graphdef == to.graphdef else differences_text(to.graphdef, graphdef, to.names)
-        shapes = tuple((np.shape(x), str(jnp.result_type(x))) for x in leaves)
-        if not text and shapes != to.shapes:
-            text = f"  arrays of {to.shapes} are expected, and {shapes} given"
-        if text or set(kwargs) != set(to.keywords):
-            text = text or f"  keyword arguments {to.keywords} are expected, and {tuple(kwargs)} given"
-            raise StructureError(CONVERTED_FOR_OTHERS.format(name=to.name, differences=text))
+        leaves = to.arguments.leaves(args, kwargs)
         own, rest = iter(leaves), iter(self.consts[to.consts :])
         count = len(leaves) + len(to.captured)
         given = [next(rest) if i in to.captured else next(own) for i in range(count)]
         return _core.unflatten(to.output, run_jaxpr(self.jaxpr, self.consts[: to.consts], given))
+
+
+@jax.tree_util.register_pytree_node_class
+class _TrivialClosureConvert:
+    """What `filter_closure_convert` returns of a function that has no closure, under the name that Equinox gives it.
+
+    The function is its leaf: each call runs it.
+    """
+
+    def __init__(self, fn: Callable[..., Any], arguments: _Arguments) -> None:
+        self.fn, self._arguments = fn, arguments
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Arguments]:
+        return (self.fn,), self._arguments
+
+    @classmethod
+    def tree_unflatten(cls, arguments: _Arguments, children: Sequence[Any]) -> _TrivialClosureConvert:
+        (fn,) = children
+        return cls(fn, arguments)
+
+    @property
+    def in_struct(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the arguments that it is for, with `jax.ShapeDtypeStruct`s in place of arrays."""
+        return self._arguments.struct
+
+    @property
+    def out_struct(self) -> Any:
+        """What it returns, with `jax.ShapeDtypeStruct`s in place of arrays."""
+        args, kwargs = self.in_struct
+        return filter_eval_shape(self.fn, *args, **kwargs)
+
+    @boundary
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function.
+
+        Raises:
+            StructureError: where the arguments differ from those that it was converted for, naming the path.
+        """
+        self._arguments.leaves(args, kwargs)
+        return self.fn(*args, **kwargs)
