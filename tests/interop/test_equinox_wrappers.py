@@ -31,13 +31,23 @@ def close(one: Any, other: Any) -> bool:
     return bool(jnp.allclose(one, other, rtol=1e-5))
 
 
-@pytest.mark.parametrize("name", [*WRAPPERS, *JACOBIANS])
+@pytest.mark.parametrize("name", [*WRAPPERS, *JACOBIANS, "filter_make_jaxpr"])
 @pytest.mark.parametrize("library", [eqx, graftax], ids=["equinox", "graftax"])
 def test_its_arrays_are_leaves(library, name):
     made = getattr(library, name)(linear())
     assert len(jax.tree.leaves(eqx.filter(made, eqx.is_array))) == 2
     doubled = jax.tree.map(lambda x: 2 * x, eqx.filter(made, eqx.is_array))
     assert close(jax.tree.leaves(doubled)[0], 2 * linear().weight)
+
+
+@pytest.mark.parametrize("library", [eqx, graftax], ids=["equinox", "graftax"])
+def test_a_jaxpr_is_shown_of_other_arrays(library):
+    show = library.filter_make_jaxpr(linear())
+    other = jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, show)
+    for made, scale in ((show, 1), (other, 2)):
+        jaxpr, shape, static = made(jnp.ones(2))
+        assert (shape.shape, static) == ((2,), None)
+        assert any(close(const, scale * linear().weight) for const in jaxpr.consts)
 
 
 @pytest.mark.parametrize("name", ["filter_jit", "filter_vmap", "filter_checkpoint"])

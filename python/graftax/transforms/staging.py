@@ -15,6 +15,7 @@ from .. import _core
 from .._jitted import Jitted
 from .._options import Options
 from .._tracebacks import boundary
+from .._tree_function import of_trees
 from ._lift import by_value, flat_of, name_of, named, wraps
 from ._program import Program
 
@@ -102,6 +103,7 @@ def filter_eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return Jitted(fun, Options(mutation="discard", warn_lost=True, captured=False)).eval_shape(*args, **kwargs)
 
 
+@of_trees
 @boundary
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, Any]]:
     """As `equinox.filter_make_jaxpr`: (jaxpr of the arrays, shapes of the result, the rest of the result)."""
