@@ -160,7 +160,7 @@ def test_a_callable_that_holds_arrays_has_a_gradient_like_it(name):
         return value.sum(), parts["f"]
 
     x = jnp.asarray([1.0, 2.0])
-    for transform in (graftax.grad, graftax.filter_grad, lambda f, has_aux: graftax.jit(graftax.grad(f, has_aux=True))):
+    for transform in (graftax.grad, lambda f, has_aux: graftax.jit(graftax.grad(f, has_aux=True))):
         parts = {"f": build(), "helper": scale}
         parts["g"] = parts["f"]
         gradient, same = transform(apply, has_aux=True)(parts, x)

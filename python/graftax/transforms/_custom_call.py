@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from .._difference import differences_text, like_but_for_jaxprs
 from .._errors import MutationError, StructureError
 from .._structure import path_text, place_name
 from .._symbols import NUMBERS, FloatSymbol
+from ._alone import leaves_in_functions
 from ._dce import without_dead_code
 from ._lift import Output, call_first, named
 from ._program import Program
@@ -86,8 +87,13 @@ class TangentSpace(NamedTuple):
     shapes: tuple[TangentType, ...]
 
     @staticmethod
-    def of(graphs: Sequence[Any], names: Sequence[str], leaf_of: Callable[[Any], tuple[int, Any]]) -> TangentSpace:
-        """`leaf_of` gives the number of a leaf of the graphs, and an array like it."""
+    def of(
+        graphs: Sequence[Any],
+        names: Sequence[str],
+        leaf_of: Callable[[Any], tuple[int, Any]],
+        apart: Collection[int] = (),
+    ) -> TangentSpace:
+        """`leaf_of` gives the number of a leaf of the graphs, and an array like it. Those `apart` have no tangent."""
         found, graphdef = _core.record(tuple(graphs), tuple(names), [_core.RootFlag.dynamic] * len(graphs))
         zeros: list[Any] = []
         wanted: list[tuple[int, int, TangentType]] = []
@@ -96,7 +102,7 @@ class TangentSpace(NamedTuple):
             if type(leaf) in NUMBERS:
                 continue
             number, array = leaf_of(leaf)
-            if is_inexact(array):
+            if is_inexact(array) and number not in apart:
                 wanted.append((at, number, TangentType.of(array, *place, place_name(place, tuple(names)))))
         at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
         return TangentSpace(graphdef, tuple(zeros), at, numbers, shapes)
@@ -114,7 +120,7 @@ class Value:
 
     forwarded: list[int | None]  # for each array that is written, which leaf of the operands it is
 
-    def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str) -> None:
+    def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str, filtered: bool) -> None:
         self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
         paths = output.graphdef.leaf_paths()
         pairs = zip(output.leaves, paths, strict=True)
@@ -123,8 +129,9 @@ class Value:
         number_of = {path: i for i, path in enumerate(paths)}
         result = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
         missing = set(paths).difference(result)
-        for path, leaf in zip(paths, output.leaves, strict=True):
-            if path in missing and is_inexact(leaf):
+        apart = leaves_in_functions(output.graphdef) if filtered else set[int]()
+        for i, (path, leaf) in enumerate(zip(paths, output.leaves, strict=True)):
+            if path in missing and i not in apart and is_inexact(leaf):
                 raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{path_text(path)}"))
         self.order = [number_of[path] for path in result]  # for each result leaf, its number among those of the value
         placeholders = [np.zeros(()) for _ in output.leaves]
@@ -133,7 +140,7 @@ class Value:
         def leaf_of(placeholder: Any) -> tuple[int, Any]:
             return numbers[id(placeholder)], output.leaves[numbers[id(placeholder)]]
 
-        self.tangents = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of)
+        self.tangents = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of, apart)
 
     def with_numbers(self, given: Output) -> Output:
         """What a rule returned, with the Python numbers that stand in the place of arrays as leaves."""
@@ -156,13 +163,14 @@ class CustomCall:
         program: the function and its operands.
         nondiff: the operands by which nothing is differentiated.
         refused: the error where one of these is differentiated all the same.
-        statics: Python numbers that are static have a tangent of zero, and not None.
+        filtered: as in Equinox, functions and what they capture have the tangent None, and so have Python numbers that
+            are static, not a zero.
     """
 
     def __init__(
-        self, program: Program, nondiff: set[int], refused: type[Exception] = TypeError, statics: bool = True
+        self, program: Program, nondiff: set[int], refused: type[Exception] = TypeError, filtered: bool = False
     ) -> None:
-        self.name, self._refused, self._statics = program.name, refused, statics
+        self.name, self._refused, self._filtered = program.name, refused, filtered
         self._live: Program | None = program
         self._later, self._nondiff = program.private(), nondiff
         self._value: Value | None = None
@@ -174,7 +182,8 @@ class CustomCall:
             return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
 
         diff = [i for i in range(program.operands) if i not in nondiff]
-        self._inputs = TangentSpace.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of)
+        apart = leaves_in_functions(program.graphdef) if filtered else ()
+        self._inputs = TangentSpace.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of, apart)
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The operands by which nothing is differentiated, and the others."""
@@ -207,7 +216,7 @@ class CustomCall:
         given = [_as_array(leaf) for leaf in leaves]
         outcome, out = program.trace(given, body, arrays=True)
         number = {id(leaf): i for i, leaf in enumerate(given)}
-        self._value = Value(found[0], outcome, program.changed, self.name)
+        self._value = Value(found[0], outcome, program.changed, self.name, self._filtered)
         self._value.forwarded = [number.get(id(leaf)) for leaf in out[outcome.result_leaves :]]
         return tuple(out)
 
@@ -298,7 +307,7 @@ class CustomCall:
             self._refuse([not isinstance(t, SymbolicZero) for t in tangents], leaves)
             known = self._known(leaves)
             moves = [_or_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves]
-            given = self._inputs.graphs(moves, self._statics)
+            given = self._inputs.graphs(moves, not self._filtered)
             out, rate = self._of_rule(leaves, lambda operands: rule(operands, given))
             wanted = [known.types[i] for i in known.order]
             parts = rate.parts if isinstance(rate, TangentParts) else [rate]
@@ -364,7 +373,7 @@ class CustomCall:
             )
             if updates:
                 given = given._replace(updates=self._updates(known, cotangents[len(known.order) :]))
-            returned = backward(given, known.tangents.graphs(of_value, self._statics)[0])
+            returned = backward(given, known.tangents.graphs(of_value, not self._filtered)[0])
             totals = matched(self.name, "cotangent", self._inputs.shapes, returned, self._inputs.graphdef)
             if pull is not None:
                 moved = iter(pull(tuple(_or_zeros(_array(c), c, False) for c in cotangents[len(known.order) :])))

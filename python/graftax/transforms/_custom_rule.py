@@ -150,7 +150,7 @@ class FilteredRule(_InClasses[P, R]):
 
 def none_for_zero(tree: Any) -> Any:
     def shown(x: Any) -> Any:
-        return None if isinstance(x, SymbolicZero) else x
+        return x if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) else None
 
     return jax.tree.map(shown, tree, is_leaf=lambda x: isinstance(x, SymbolicZero))
 

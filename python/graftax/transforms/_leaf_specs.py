@@ -13,7 +13,8 @@ from .. import _core, interop
 from .._errors import StructureError
 from .._filters import Recorded
 from .._handles import handle_classes
-from .._structure import Op, Structure, path_text
+from .._structure import path_text
+from ._alone import leaves_in_functions
 from ._lift import call_first
 from ._program import Program
 from ._specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
@@ -107,8 +108,8 @@ class Outputs:
     def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[Any]) -> None:
         self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
 
-    def trace(self, spec: Any, alone: Sequence[type] = (), call: Call = call_first) -> list[OutputLeaf]:
-        """Runs the program, whose result is given `spec`, but for what is in objects of the classes `alone`.
+    def trace(self, spec: Any, alone: bool = False, call: Call = call_first) -> list[OutputLeaf]:
+        """Runs the program, whose result is given `spec`. `alone`: but for what functions in it capture.
 
         `call` calls the function.
         """
@@ -131,7 +132,7 @@ class Outputs:
         if nodes or not isinstance(read, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])
             whole = Broadcast(graphdef, (_RESULT,), [read], values)
-        apart = _leaves_in(outcome, alone) if alone else set[int]()
+        apart = leaves_in_functions(outcome) if alone else set[int]()
         found: list[OutputLeaf] = []
         for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
@@ -145,7 +146,11 @@ class Outputs:
                 of = None
             found.append(OutputLeaf(name, leaf, leaf_spec, root > 0, of))
         if whole is not None and nodes:
-            self._check_returned(whole, {path for root, path in places if root == 0}, found)
+            own = {path for root, path in places if root == 0}
+            if alone:
+                paths = whole.graphdef.leaf_paths()
+                own.update(paths[i] for i in leaves_in_functions(whole.graphdef))
+            self._check_returned(whole, own, found)
         return found
 
     def _check_returned(self, whole: Broadcast, own: AbstractSet[tuple[Any, ...]], found: Sequence[OutputLeaf]) -> None:
@@ -175,10 +180,3 @@ class Outputs:
 
     def _same(self, leaf_spec: Any, other: Any, leaf: Any) -> bool:
         return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other, leaf)
-
-
-def _leaves_in(outcome: _core.Outcome, classes: Sequence[type]) -> set[int]:
-    """The output leaves below objects of these classes."""
-    structure = Structure(outcome)
-    tops = [row for row in structure.rows if row.op is Op.node and row.type in classes]
-    return {row.leaf for top in tops for row in structure.below(top) if row.op is Op.leaf}

@@ -13,6 +13,7 @@ from .. import _core, interop
 from .._filters import Recorded, filter_of
 from .._options import is_path
 from .._patterns import Covering, nearest, of_arguments
+from ._alone import leaves_in_functions
 from ._lift import Make, name_of
 from ._program import Program
 from ._tangents import is_inexact, is_key
@@ -110,9 +111,12 @@ def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]
 
 
 def choose(
-    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, allow_none: bool = False
+    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, filtered: bool = False
 ) -> Chosen:
-    """Which leaves are differentiated, and by which operands' graphs."""
+    """Which leaves are differentiated, and by which operands' graphs.
+
+    `filtered`: as Equinox's transforms choose, which may be nothing, and nothing that functions capture.
+    """
     kept = filter_of(wrt, of_path=True)
     predicate = wrt if callable(wrt) and kept is None else None
     wanted, single = chosen_by(program.name, argnums, wrt)
@@ -126,6 +130,8 @@ def choose(
     usable = [i for i, leaf in enumerate(program.leaves) if is_inexact(leaf) or (allow_int and not is_key(leaf))]
     covered = _covered(program, patterns, set(usable)) if patterns else {}
     leaves: list[int] = []
+    if filtered:
+        below = below - leaves_in_functions(program.graphdef)
     if kept is not None:
         below = below & Recorded(program.graphdef, program.leaves).chosen(kept)
     if wrt is None:
@@ -136,7 +142,7 @@ def choose(
         leaves.append(i)
     matched = {root for i in leaves for root in covered.get(i, ())}
     roots += sorted(matched.difference(roots))
-    if not leaves and not allow_none:
+    if not leaves and not filtered:
         where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
         raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
     return Chosen(program.graphdef, tuple(leaves), tuple(roots), single and len(roots) == 1)

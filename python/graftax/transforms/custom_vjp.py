@@ -181,7 +181,7 @@ class filter_custom_vjp(FilteredRule[P, R]):
             raise TypeError(NO_FIRST.format(name=self._name()))
         fn_fwd, fn_bwd, count = self._fwd, self._bwd, len(args)
         program = by_value(self._name(), [self.__wrapped__], args, kwargs)
-        call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated, statics=False)
+        call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated, filtered=True)
 
         def given(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
             return operands[:count], dict(zip(kwargs, operands[count:], strict=True))

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
-import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
@@ -23,6 +21,7 @@ from .._stacking import Each
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
 from .._tree_function import of_trees
+from ._alone import leaves_in_functions
 from ._layers import note_lists, with_objects
 from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
@@ -138,12 +137,12 @@ def vmap_by(
     axis_name: Hashable | None,
     axis_size: int | None,
     spmd_axis_name: Hashable | None,
-    alone: Sequence[type] = (),
+    alone: bool = False,
     call: Call = call_first,
 ) -> Callable[..., Any]:
     """`vmap` under another title, with programs that `make` makes.
 
-    What is in objects of `alone` is not mapped. `call` calls the function.
+    `alone`: what functions capture is not mapped. `call` calls the function.
     """
 
     @wraps(fun, title)
@@ -168,13 +167,13 @@ def _run(
     out_axes: Any,
     axis_size: int | None,
     axis: dict[str, Any],
-    alone: Sequence[type],
+    alone: bool,
     call: Call,
 ) -> Any:
     """The result of the mapped program, with what it changes written back. `axis`: what `jax.vmap` is told besides."""
     inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
     broadcast = broadcast_of(program, inputs, in_axes, 0)
-    for i in itertools.chain.from_iterable(map(broadcast.inside, alone)):
+    for i in leaves_in_functions(program.graphdef) if alone else ():
         broadcast.leaf_specs[i] = None
     size = size_of(program, broadcast, axis_size)
     axes = list(broadcast.leaf_specs)
@@ -262,15 +261,12 @@ def filter_vmap(
         def by_name(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, given, bound)
-            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, call)
+            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call)
             return run(*bound.args, **bound.kwargs)
 
         return by_name
-    mapped = vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, _FUNCTIONS, call)
+    mapped = vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, True, call)
     return made(mapped, fun, "filter_vmap", *by)
-
-
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # to Equinox they are values, and no trees
 
 
 def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
