@@ -307,7 +307,7 @@ bool reads_hold(Reads& r) {
   for (size_t i = 0; i < r.cells.size(); ++i) {
     Owned content = Owned::borrow(PyCell_GET(r.cells[i]));
     if (content.get() == r.contents[i]) continue;
-    if (!same_value(content.get(), r.contents[i])) held = false;
+    if (!same_value(content.get(), r.contents[i])) now = 0, held = false;  // no epoch tells when it is back
     else Py_DECREF(std::exchange(r.contents[i], content.release()));
   }
   note_versions(r);
