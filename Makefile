@@ -52,7 +52,11 @@ coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make t
 	-PYTHONPATH=$(CURDIR)/$(COVERAGE)/site COVERAGE_CORE=sysmon $(BIN)/coverage run -m pytest -n 2 $(COVER) $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=miss
-	$(BIN)/gcovr --root . --filter core/ --sort uncovered-number --txt $(COVERAGE)/core.txt --print-summary $(COVERAGE)/core
+	$(BIN)/coverage json --quiet -o $(COVERAGE)/python.json
+	@# Branches that only an exception takes are none: nearly every call has one.
+	$(BIN)/gcovr --root . --filter core/ --exclude-throw-branches --merge-lines --sort uncovered-number \
+	  --txt $(COVERAGE)/core.txt --json $(COVERAGE)/core-lines.json --json-summary $(COVERAGE)/core.json \
+	  --print-summary $(COVERAGE)/core
 
 # The core with sanitizers in it, in a folder of its own, and the tests that walk the most objects. The interpreter has
 # none, so their runtime is loaded before it. WHOLE= runs all cases of the tests, TESTS= says which files.

@@ -531,38 +531,6 @@ def test_results_that_come_back_as_leaves_are_told_from_others():
     assert old() is None
 
 
-def test_keys_of_another_implementation_and_plain_arrays_are_other_leaves():
-    def program(t):
-        x = t["x"]
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return x + 1
-        return jax.random.key_data(jax.random.split(x)), str(x.dtype)
-
-    bits = jnp.arange(4, dtype="uint32") + 5
-    given = [jax.random.wrap_key_data(bits, impl=impl) for impl in ("rbg", "unsafe_rbg")] + [bits]
-    f = graftax.jit(program)
-    for leaf in 4 * given + [x for x in given for _ in range(3)] + 2 * given[::-1]:
-        found, expected = f({"x": leaf}), program({"x": leaf})
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
-
-
-def test_an_array_at_the_address_of_another_result_says_nothing_about_that_result():
-    f = graftax.jit(lambda t: (t["x"] * 2, t["x"].astype("int32")))
-    expected = jax.jit(lambda x: (x * 2, x.astype("int32")))
-    for _ in range(20):
-        x = jnp.full((2, 3), 1.5)
-        for _ in range(6):
-            x, other = f({"x": x})  # what comes back is known by now
-        place, kept = id(other), []
-        del other
-        while not kept or (id(kept[-1]) != place and len(kept) < 20):
-            kept.append(jnp.full((2, 3), 2.5))
-        _, other = f({"x": kept[-1]})
-        for leaf in (other, kept[0]):
-            for a, b in zip(f({"x": leaf}), expected(leaf), strict=True):
-                assert a.aval == b.aval and np.array_equal(a, b)
-
-
 @pytest.mark.quick(0)  # an interpreter of its own; the tests on Python 3.11 run without direct calls
 def test_the_environment_turns_it_off():
     run(

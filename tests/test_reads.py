@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
-import pickle
 import sys
 import textwrap
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -23,7 +20,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-from graftax import _core
 
 Wrap = Callable[[Any], Any]
 
@@ -52,114 +48,6 @@ def module(source: str, **names: Any) -> types.SimpleNamespace:
 
 
 ONE = jnp.ones(2)
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_what_one_entry_no_longer_reads_is_still_told_to_others(same: bool) -> None:
-    names = {"one of this test": 1.5, "two of this test": 2.5}
-    one, two = names
-    stays, goes = (_core.Reads([(names, name)], [], []) for name in (one, one if same else two))
-    assert stays.holds() and goes.holds()
-    del goes
-    names[one] = 3.5
-    assert not stays.holds() and stays.changed() == [(names, one)]
-    names[one] = 1.5
-    assert stays.holds() and not stays.changed()
-
-
-@pytest.mark.parametrize("holder", [{}, type("Users", (), {})], ids=["dict", "class"])
-def test_a_name_that_comes_and_goes_is_noticed(holder: Any) -> None:
-    def put(value: Any) -> None:
-        if isinstance(holder, dict):
-            holder["name"] = value
-        else:
-            holder.name = value
-
-    def drop() -> None:
-        if isinstance(holder, dict):
-            del holder["name"]
-        else:
-            del holder.name
-
-    absent = _core.Reads([(holder, "name")], [], [])
-    assert absent.holds()
-    put(1)
-    there = _core.Reads([(holder, "name")], [], [])
-    assert there.holds() and not absent.holds()
-    assert absent.changed() == [(holder, "name")] and there.changed() == []
-    for other in (2, 1.0, True, "1", [1]):
-        put(other)
-        assert not there.holds() and not absent.holds()
-    drop()
-    assert absent.holds() and not there.holds()
-    put(10**20 // 10**20)  # another object, the same number
-    assert there.holds() and not absent.holds()
-    drop()
-
-
-@pytest.mark.parametrize("value", [10**30, "a text that is no constant", b"bytes, too", 1.5, -0.0])
-def test_an_equal_number_or_text_is_the_same_value(value: Any) -> None:
-    again = pickle.loads(pickle.dumps(value))
-    cell, names = types.CellType(value), {"name": value}
-    reads = _core.Reads([(names, "name")], [], [cell])
-    names["name"] = cell.cell_contents = again
-    assert reads.holds() and not reads.changed() and not reads.changed_cells()
-    for other in (value * 2 if value else 1.0, 0.0, None, (value,)):
-        names["name"] = other
-        assert not reads.holds() and reads.changed() == [(names, "name")]
-        names["name"], cell.cell_contents = value, other
-        assert not reads.holds() and reads.changed_cells() == [cell]
-        cell.cell_contents = value
-        assert reads.holds()
-
-
-@pytest.mark.parametrize("part", ["__defaults__", "__kwdefaults__", "__code__"])
-def test_what_a_function_consists_of_is_still_told_when_another_entry_lets_go_of_it(part: str) -> None:
-    def function(x: Any = 1.5, *, y: Any = 2.5) -> Any:
-        return x, y
-
-    stays, goes = (_core.Reads([], [function], []) for _ in range(2))
-    assert stays.holds() and goes.holds()
-    del goes
-    before = getattr(function, part)
-    setattr(function, part, {"__defaults__": (2.5,), "__kwdefaults__": {"y": 3.5}}.get(part, plain.__code__))
-    assert not stays.holds()
-    setattr(function, part, before)
-    assert stays.holds()
-
-
-def test_what_reads_refer_to_is_shown_to_the_collector_and_let_go_with_them() -> None:
-    held = object()
-
-    def reader(given: Any = ((),), *, keyword: Any = ONE) -> Any:
-        return held
-
-    class Holder:
-        x = object()
-
-    names, globals_ = {"a name of this test": object()}, {"another name of this test": Holder()}
-    (name, value), [(other, seen)] = *names.items(), globals_.items()
-    assert reader.__closure__
-    of_module = types.FunctionType(reader.__code__, globals_, closure=reader.__closure__)
-    guard, cell = weakref.ref(of_module), reader.__closure__[0]
-    owned = [name, value, names, Holder, Holder.x, reader, reader.__code__, reader.__defaults__, reader.__kwdefaults__]
-    owned += [cell, held, guard, other]
-    not_owned = [of_module, globals_, seen]
-
-    def counts() -> list[int]:
-        return [sys.getrefcount(x) for x in [*owned, *not_owned]]
-
-    before = counts()
-    for _ in range(3):
-        reads = _core.Reads([(names, name), (Holder, "x"), (guard, other)], [reader], [cell])
-        assert reads.holds()
-        shown = {id(x) for x in gc.get_referents(reads)}
-        assert [id(x) in shown for x in owned] == [True] * len(owned)
-        assert not any(id(x) in shown for x in not_owned)
-        more = [n + (n < 2**28) for n in before[: len(owned)]]  # Python 3.12 keeps interned names for ever
-        assert counts() == more + before[len(owned) :]
-        del reads
-        assert counts() == before
 
 
 # ---- names of modules
@@ -278,7 +166,6 @@ def test_attributes_of_a_users_module_are_read_as_its_globals_are() -> None:
 
 
 def test_a_module_imported_inside_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
 
     config = module("w = jnp.ones(2)")
     monkeypatch.setitem(sys.modules, "graftax_test_config", config)  # type: ignore[arg-type]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a function does to its arguments is done to the caller's objects, cold and warm."""
 
+import gc
+import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 
 import jax
@@ -543,3 +546,48 @@ def test_a_training_step_trains():
     assert losses[0][1] > losses[1][1] > losses[2][1]
     np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-6)
     np.testing.assert_allclose(params["w"], plain["w"], rtol=1e-6)
+
+
+def _set(holder, name, value):
+    setattr(holder, name, value)
+
+
+REPLACED = {
+    "list item": (lambda v: [v, 1], lambda x: x.__setitem__(0, None)),
+    "list": (lambda v: [1, v], lambda x: x.pop()),
+    "dict value": (lambda v: {"a": v}, lambda x: x.update(a=None)),
+    "dict key": (lambda v: {"a": v, "b": 1}, lambda x: x.pop("a")),
+    "dict order": (lambda v: {"a": v, "b": 1}, lambda x: x.update(a=None, b=x.pop("b"))),
+    "ordered dict": (lambda v: OrderedDict(a=v, b=1), lambda x: (x.pop("a"), x.move_to_end("b"))),
+    "default dict": (lambda v: defaultdict(list, a=v), lambda x: x.clear()),
+    "deque": (lambda v: deque([v, 1]), lambda x: x.rotate() or x.pop()),
+    "attribute": (lambda v: Box(a=v), lambda x: _set(x, "a", None)),
+    "attribute that goes": (lambda v: Box(a=v), lambda x: delattr(x, "a")),
+    "slot": (lambda v: Slotted(a=v), lambda x: _set(x, "a", None)),
+    "slot that goes": (lambda v: Slotted(a=v, b=1), lambda x: delattr(x, "a")),
+    "slot and attribute": (lambda v: Both(a=v, z=1), lambda x: _set(x, "a", x.z)),
+    "attribute of a registered object": (lambda v: Registered(v, 1), lambda x: _set(x, "a", None)),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+@pytest.mark.quick(len(REPLACED))
+def test_what_is_replaced_is_let_go_and_what_stays_is_owned_once(case):
+    build, change = REPLACED[case]
+
+    class Value:
+        """An object without attributes: nothing but the container refers to it."""
+
+    f = graftax.jit(lambda x, y: (change(x[0]), y + 1)[1])
+    held = []
+    for _ in range(4):
+        replaced, stays = Value(), Value()
+        x = [build(replaced), stays]
+        counts = sys.getrefcount(stays), sys.getrefcount(x[0])
+        f(x, f32(1))
+        same = (sys.getrefcount(stays), sys.getrefcount(x[0])) == counts
+        gone = weakref.ref(replaced)
+        del replaced
+        gc.collect()
+        held.append((gone() is None, same))
+    assert held == [(True, True)] * 4

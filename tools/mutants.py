@@ -11,54 +11,88 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
-import ctypes
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
+import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from mutant_runs import Mutant, Runs, in_turn
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "build" / "mutants"
 RECORD = ROOT / "build" / "records" / "mutants.json"
 
-# A file, and the tests that are about it: those that most likely fail come first.
-FILES = {
-    "core/static_key.cpp": "hazards/test_static_keys.py hazards/test_raising_keys.py test_graphdef.py "
-    "hazards/test_hard_keys.py hazards/test_object_keys.py test_recording.py",
-    "core/commit.cpp": "test_commit.py test_writeback.py hazards/test_mutation.py test_failure_points.py",
-    "core/writeback.cpp": "test_outcome.py test_writeback.py hazards/test_mutation.py hazards/test_results.py "
-    "test_mutation_modes.py",
-    "core/watch.cpp": "test_reads.py hazards/test_programs_of_reads.py test_reads_of_classes.py "
-    "test_reads_below_jax.py",
-    "core/direct.cpp": "test_direct.py test_direct_modules.py test_donation.py test_async.py",
-    "core/changes.cpp": "test_writeback.py test_outcome.py hazards/test_mutation.py hazards/test_results.py",
-    "python/graftax/_direct.py": "test_direct.py test_direct_modules.py test_donation.py",
-}
-SECONDS = 150  # for the tests of one mutant: what runs longer hangs, and was noticed
+EQUAL = ROOT / "tools" / "equal_mutants.toml"
 
-HEADER = """
+# What decides what a call means.
+FILES = (
+    "core/static_key.cpp",
+    "core/commit.cpp",
+    "core/writeback.cpp",
+    "core/changes.cpp",
+    "core/watch.cpp",
+    "core/direct.cpp",
+    "python/graftax/_direct.py",
+)
+FIRST = FILES[0]  # it defines which mutant runs
+UNTIL = "# ---- several processes"  # what stands below in a Python file does not decide about calls
+# Where tests are looked for: those that reach a mutant are run.
+TESTS = (
+    "hazards tree test_arguments.py test_async.py test_cache.py test_commit.py test_direct.py "
+    "test_direct_modules.py test_donation.py test_failure_points.py test_flatten.py test_functions.py "
+    "test_graphdef.py test_kept.py test_mutation_modes.py test_numbers_in_place.py test_outcome.py "
+    "test_partition.py test_path.py test_placing.py test_reads.py test_reads_below_jax.py "
+    "test_reads_of_classes.py test_recording.py test_settings.py test_shardings.py test_weakrefs.py "
+    "test_writeback.py test_packed.py test_errors.py test_methods.py test_explain.py transforms/test_filtered.py "
+    "transforms/test_custom_state.py transforms/test_replaced.py transforms/test_cond.py"
+)
+
+MOST = 10_000  # mutants of one build
+HEADER = f"""
 #pragma once
-extern "C" int graftax_mutant;
-static inline bool mutated(int number) { return graftax_mutant == number; }
+#define MOST {MOST}
+#define SHOWN extern "C" __attribute__((visibility("default")))
+SHOWN int graftax_mutant;
+extern unsigned char* graftax_reached;
+static inline bool mutated(int number) {{ return graftax_reached[number] = 1, graftax_mutant == number; }}
 """
-PYTHON_HEADER = "import os as _os\ndef _mutated(n): return _os.environ.get('GRAFTAX_MUTANT') == str(n)\n"
-
-
-class Mutant(NamedTuple):
-    number: int
-    file: str
-    line: int
-    what: str
-    text: str
+# A process that a test starts has the mutant too, and tells in the same memory what it reaches.
+DEFINITIONS = """
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cstdlib>
+static unsigned char nowhere[MOST];
+unsigned char* graftax_reached = nowhere;
+SHOWN void graftax_reach(const char* path) {
+  int file = path ? open(path, O_RDWR) : -1;
+  void* place = file < 0 ? MAP_FAILED : mmap(nullptr, MOST, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (place != MAP_FAILED) graftax_reached = static_cast<unsigned char*>(place);
+  if (file >= 0) close(file);
+}
+int graftax_mutant =
+    (graftax_reach(std::getenv("GRAFTAX_REACHED")), std::atoi(std::getenv("GRAFTAX_MUTANT") ?: "-1"));
+"""
+PYTHON_HEADER = """
+import mmap as _mmap
+import os as _os
+_reached = {}
+def _mutated(n):
+    path = _os.environ.get("GRAFTAX_REACHED")
+    if path and path not in _reached:
+        with open(path, "r+b") as file:
+            _reached[path] = _mmap.mmap(file.fileno(), 0)
+    if path:
+        _reached[path][n] = 1
+    return _os.environ.get("GRAFTAX_MUTANT") == str(n)
+"""
 
 
 # ── C++ ──
@@ -114,19 +148,30 @@ class Cpp:
         self.mutants: list[Mutant] = []
         depth_of_enum = False
         lines: list[str] = []
+        versions: list[bool | None] = []  # of the open #if: does this Python compile what follows?
         for number, line in enumerate(source.split("\n"), 1):
+            if line.startswith("#if"):
+                asked = re.match(r"#if PY_VERSION_HEX (>=|<) (0x[0-9A-F]+)$", line)
+                versions.append((sys.hexversion >= int(asked[2], 16)) == (asked[1] == ">=") if asked else None)
+            elif line.startswith("#else"):
+                versions[-1] = versions[-1] is None or not versions[-1]
+            elif line.startswith("#endif"):
+                versions.pop()
             depth_of_enum = (depth_of_enum or line.lstrip().startswith(("enum ", "struct ", "constexpr "))) and line[
                 :1
             ] != "}"
-            skip = number in without or depth_of_enum or line.lstrip().startswith(("#", "//", "case ")) or '"' in line
+            skip = (
+                number in without
+                or depth_of_enum
+                or False in versions
+                or line.lstrip().startswith(("#", "//", "case "))
+                or '"' in line
+            )
             lines.append(line if skip else self._line(number, line))
             depth_of_enum = depth_of_enum and not line.startswith(("}", "  };")) and not line.endswith(";")
         include = '#include "mutant.h"\n'
-        if name == "core/static_key.cpp":
-            include += 'extern "C" { __attribute__((visibility("default"))) int graftax_mutant; }\n'
-            include += "#include <cstdlib>\n"  # a process that a test starts has the mutant too
-            number = 'std::getenv("GRAFTAX_MUTANT")'
-            include += f"int graftax_mutant = {number} ? std::atoi({number}) : -1;\n"
+        if name == FIRST:
+            include += DEFINITIONS
         self.text = include + f'#line 1 "{name}"\n' + "\n".join(lines)
 
     def _new(self, line: int, what: str, text: str) -> str:
@@ -178,7 +223,9 @@ class Py(ast.NodeTransformer):
         self.mutants: list[Mutant] = []
         tree = ast.parse(source)
         after = next(i for i, n in enumerate(tree.body) if not isinstance(n, ast.ImportFrom) and i > 0)
-        tree.body = [self.visit(n) if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else n for n in tree.body]
+        last = next((i for i, line in enumerate(self.source, 1) if line == UNTIL), len(self.source))
+        defined = (ast.FunctionDef, ast.ClassDef)
+        tree.body = [self.visit(n) if isinstance(n, defined) and n.lineno < last else n for n in tree.body]
         tree.body[after:after] = ast.parse(PYTHON_HEADER).body
         self.text = ast.unparse(ast.fix_missing_locations(tree))
 
@@ -217,19 +264,32 @@ class Py(ast.NodeTransformer):
 # ── the build ──
 
 
-def copy_sources() -> None:
-    for folder in ("core", "python", "tests"):
+def put(path: Path, text: bytes) -> None:
+    """Writes a file where it has another content: what is as it was is not compiled again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_bytes() != text:
+        path.write_bytes(text)
+
+
+def copy_sources(files: list[str]) -> None:
+    for folder in ("python", "tests"):
         shutil.rmtree(PLACE / folder, ignore_errors=True)
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(ROOT / folder, PLACE / folder, ignore=ignored)
     for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, PLACE / name)
+        put(PLACE / name, (ROOT / name).read_bytes())
+    core = {str(path.relative_to(ROOT)): path.read_bytes() for path in (ROOT / "core").rglob("*") if path.is_file()}
+    for name in core.keys() - set(files):
+        put(PLACE / name, core[name])
+    for path in (PLACE / "core").rglob("*"):
+        if path.is_file() and path.name != "mutant.h" and str(path.relative_to(PLACE)) not in core:
+            path.unlink()
 
 
 def build(files: list[str]) -> list[Mutant]:
     """A core with the mutants of some files; a line whose mutants do not compile goes without."""
-    copy_sources()
-    (PLACE / "core" / "mutant.h").write_text(HEADER)
+    copy_sources([*files, FIRST])
+    put(PLACE / "core" / "mutant.h", HEADER.encode())
     without: dict[str, set[int]] = {name: set() for name in files}
     while True:
         mutants: list[Mutant] = []
@@ -240,18 +300,29 @@ def build(files: list[str]) -> list[Mutant]:
                 if name[-4:] == ".cpp"
                 else Py(name, source, len(mutants))
             )
-            (PLACE / name).write_text(made.text, encoding="utf-8")
+            put(PLACE / name, made.text.encode())
             mutants += made.mutants
-        if "core/static_key.cpp" not in files:
-            text = (ROOT / "core/static_key.cpp").read_text()
-            (PLACE / "core/static_key.cpp").write_text(Cpp("core/static_key.cpp", text, 0, set(range(10_000))).text)
+        if FIRST not in files:
+            text = (ROOT / FIRST).read_text(encoding="utf-8")
+            put(PLACE / FIRST, Cpp(FIRST, text, 0, set(range(MOST))).text.encode())
         errors = compiled()
         if not errors:
-            return mutants
+            return numbered(mutants)
         for name, line in errors:
             if line in without.get(name, {line}):
                 sys.exit(f"{name}:{line} does not compile without mutants either")
             without[name].add(line)
+
+
+def numbered(mutants: list[Mutant]) -> list[Mutant]:
+    """With the number of each among those that look the same."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    out: list[Mutant] = []
+    for mutant in mutants:
+        like = mutant.file, mutant.text, mutant.what
+        out.append(mutant._replace(nth=seen[like]))
+        seen[like] += 1
+    return out
 
 
 def compiled() -> set[tuple[str, int]]:
@@ -262,7 +333,11 @@ def compiled() -> set[tuple[str, int]]:
         ).stdout
         tools = [f"-D{k}={v}" for k, v in (("Python_EXECUTABLE", sys.executable), ("nanobind_DIR", nanobind.strip()))]
         ninja = Path(sys.executable).with_name("ninja")
-        tools += [f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-O1"]
+        tools += [
+            f"-DCMAKE_MAKE_PROGRAM={ninja}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+        ]
         cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
         subprocess.run([cmake, "-S", PLACE, "-B", folder, "-G", "Ninja", *tools], check=True, stdout=subprocess.DEVNULL)
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
@@ -277,93 +352,51 @@ def compiled() -> set[tuple[str, int]]:
     return {(name, int(line)) for name, line in found}
 
 
-# ── the runs ──
+def key_of(files: list[str]) -> str:
+    """What the numbers of mutants stand for."""
+    return str(zlib.crc32(b"".join((PLACE / name).read_bytes() for name in files)))
 
 
-def run(mutant: int, tests: list[str], quick: bool) -> str:
-    """What became of a mutant: killed, survived, hung. The caller has imported everything and started no thread."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        with open(PLACE / "last.log", "w") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        os.environ["GRAFTAX_MUTANT"] = str(mutant)
-        ctypes.c_int.in_dll(ctypes.CDLL(sys.modules["graftax._core"].__file__), "graftax_mutant").value = mutant
-        import pytest
-
-        status = pytest.main(
-            [
-                "-x",
-                "-q",
-                "-p",
-                "no:xdist",
-                "-p",
-                "no:cacheprovider",
-                "-W",
-                "ignore::pytest.PytestAssertRewriteWarning",
-                *(["--quick"] * quick),
-                *tests,
-            ]
-        )
-        os._exit(int(status))
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return "survived" if status == 0 else "killed"
-        time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hung"
-
-
-def serve(mutants: list[Mutant], wanted: int, seconds: float) -> None:
-    """Runs mutants, spread over the files, until the time is up; each result is written at once."""
+def serve(mutants: list[Mutant], given: argparse.Namespace) -> None:
+    """Runs mutants, spread over the files; each result is written at once."""
     os.chdir(PLACE)
     sys.path[:0] = [str(PLACE / "python"), str(PLACE / "tests"), str(PLACE)]
-    os.environ.update(PYTHONPATH=os.pathsep.join(sys.path[:3]), JAX_PLATFORMS="cpu", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(PYTHONPATH=os.pathsep.join(sys.path[:3]), JAX_PLATFORMS="cpu")
+    first = PLACE / "at_import"
+    first.write_bytes(bytes(MOST))
+    os.environ["GRAFTAX_REACHED"] = str(first)
     import graftax
 
+    del os.environ["GRAFTAX_REACHED"]
     assert str(PLACE) in str(graftax.__file__)
-    import hypothesis  # noqa: F401
-    import numpy  # noqa: F401
-    import pytest  # noqa: F401
+    known = json.loads(RECORD.read_text())["mutants"] if RECORD.exists() else []
+    done = {r["name"] for r in known if r["result"] != "survived" or not given.again}
+    equal = set(equal_mutants())
+    turns = [m for m in in_turn(mutants) if m.name not in equal][: given.most]
+    wanted = [m for m in turns if m.name not in done]
+    places = [Path("tests") / test for test in given.tests.split()]
+    tests = [path for place in places for path in (sorted(place.glob("test_*.py")) if place.is_dir() else [place])]
+    key = f"{key_of(given.files)} {given.whole}"
+    runs = Runs(PLACE, RECORD, mutants, key, wanted, first.read_bytes(), given.budget, ["--quick"] * (not given.whole))
+    runs.run(list(map(str, tests)))
 
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    results: list[dict[str, object]] = json.loads(RECORD.read_text())["mutants"] if RECORD.exists() else []
-    known = {(r["file"], r["line"], r["what"], r["text"]) for r in results}
-    tests = {name: [f"tests/{test}" for test in FILES[name].split()] for name in FILES}
-    for name in {m.file for m in mutants}:
-        if run(-1, tests[name][:1], quick=True) != "survived":
-            sys.exit(f"the tests of {name} fail without a mutant: {PLACE / 'last.log'}")
-    turns = sorted(mutants, key=lambda m: zlib.crc32(repr((m.file, m.line, m.what)).encode()))
-    start = time.monotonic()
-    for mutant in turns:
-        if len(results) >= wanted or time.monotonic() - start > seconds:
-            break
-        if (mutant.file, mutant.line, mutant.what, mutant.text) in known:
-            continue
-        result = "survived"
-        for chosen in tests[mutant.file]:
-            result = run(mutant.number, [chosen], quick=False)
-            if result != "survived":
-                break
-        results.append({**mutant._asdict(), "result": result})
-        RECORD.write_text(json.dumps({"made": len(mutants), "mutants": results}, indent=1))
-        print(result, mutant.file, mutant.line, mutant.what, "|", mutant.text, flush=True)
-    killed = sum(r["result"] != "survived" for r in results)
-    print(f"{killed} of {len(results)} mutants killed; {len(mutants)} were made")
+
+def equal_mutants() -> dict[str, str]:
+    """Mutants that change nothing which a program can see, by name, and why."""
+    found = tomllib.loads(EQUAL.read_text(encoding="utf-8")) if EQUAL.exists() else {}
+    return {name: reason for reason, names in found.items() for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", default=list(FILES), help="of those that FILES names")
     parser.add_argument("--most", type=int, default=10_000, help="mutants that are run")
-    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--again", action="store_true", help="those that survived run once more")
+    parser.add_argument("--whole", action="store_true", help="all cases of the tests, not a sample of them")
+    parser.add_argument("--tests", default=TESTS, help="files and folders of tests")
+    parser.add_argument("--budget", type=float, default=30, help="seconds that the tests of one take without it")
     given = parser.parse_args()
-    serve(build(given.files), given.most, given.seconds)
+    serve(build(given.files), given)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
-import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "build" / "records"
+COVERAGE = ROOT / "build" / "coverage"
+EQUAL = ROOT / "tools" / "equal_mutants.toml"
 PAGE = ROOT / "docs" / "internals" / "tested.md"
 HEAD = """# What was tested
 
@@ -31,22 +33,54 @@ def mutants(found: dict[str, Any]) -> str:
     results = found["mutants"]
     survived = [r for r in results if r["result"] == "survived"]
     killed = len(results) - len(survived)
-    noticed = f"{killed} of the {len(results)} mutants that ran were noticed"
-    out = f"\n## Mutants\n\n{noticed}; there are {found['made']}.\n"
-    out += "\n| file | ran | noticed |\n|---|---|---|\n"
+    equal = tomllib.loads(EQUAL.read_text(encoding="utf-8"))
+    out = f"""
+## Mutants
+
+A mutant is the code with one wrong line: `make mutants` says which of them a test notices. {killed} of the
+{len(results)} that ran were noticed, {killed / len(results):.1%}; there are {found["made"]}, and these were drawn by
+chance. Those that change nothing are not among them: they are below, each with a reason.
+
+| file | ran | noticed |
+|---|---|---|
+"""
     ran, lived = Counter(r["file"] for r in results), Counter(r["file"] for r in survived)
     out += "".join(f"| `{file}` | {ran[file]} | {ran[file] - lived[file]} |\n" for file in sorted(ran))
-    out += f"\n{found['note']}\n" if "note" in found else ""
-    out += "\nNo test noticed these. Nobody has looked yet which of them change nothing that can be seen.\n\n```\n"
-    out += "".join(f"{r['file']}:{r['line']}  {r['what']}  {r['text'][:80]}\n" for r in survived)
-    return out + "```\n"
+    if survived:
+        out += "\nNo test noticed these.\n\n```\n"
+        out += "".join(f"{r['file']}  {r['what']}  {r['text'][:80]}\n" for r in survived) + "```\n"
+    if equal:
+        out += "\nThese change nothing that a program can see.\n"
+    for reason, names in equal.items():
+        out += f"\n{reason} ({len(names)}):\n\n```\n"
+        for name in names:
+            file, text, what, _ = name.split(" | ")
+            out += f"{file}  {what}  {text[:80]}\n"
+        out += "```\n"
+    return out
 
 
 def coverage() -> str:
-    """What `make coverage` printed to the files that it writes."""
-    text = ROOT / "build" / "coverage" / "core.txt"
-    total = re.search(r"^TOTAL.*?(\d+)%", text.read_text(encoding="utf-8"), re.MULTILINE) if text.exists() else None
-    return f"\n## Coverage\n\nLines of the core: {total[1]}%.\n" if total else ""
+    """What `make coverage` left."""
+    core, python = COVERAGE / "core.json", COVERAGE / "python.json"
+    if not core.exists() or not python.exists():
+        return ""
+    found = json.loads(core.read_text(encoding="utf-8"))
+    total = json.loads(python.read_text(encoding="utf-8"))["totals"]
+    out = f"""
+## Coverage
+
+What `make coverage` reaches. Of Python {total["covered_lines"] / total["num_statements"]:.1%} of the lines. Of the
+core {found["line_percent"]}% of the lines and {found["branch_percent"]}% of the branches (those that only an exception
+takes are not counted).
+
+| file | lines | branches |
+|---|---|---|
+"""
+    for file in sorted(found["files"], key=lambda file: file["filename"]):
+        branches = f"{file['branch_percent']}%" if file["branch_total"] else ""
+        out += f"| `{file['filename']}` | {file['line_percent']}% | {branches} |\n"
+    return out
 
 
 def main() -> None:

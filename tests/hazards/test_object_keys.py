@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import decimal
 import gc
+import pathlib
+import weakref
 
 import jax.numpy as jnp
 import pytest
@@ -274,3 +276,26 @@ def test_a_donated_array_in_a_registered_node_is_written_back():
     for _ in range(3):
         f(node, x)
         assert node.w.tolist() == (x + 1).tolist()
+
+
+def test_a_weak_reference_as_a_key_is_its_referent_and_no_equal_object():
+    @dataclasses.dataclass(frozen=True)
+    class Value:
+        a: int
+
+    one, equal = Value(1), Value(1)
+    first, other, called = weakref.ref(one), weakref.ref(equal), weakref.ref(one, lambda _: None)
+    assert first is not called
+    structures = [graftax.flatten({key: 1})[1] for key in (first, other, called)]
+    assert structures[0] == structures[2] and structures[0] != structures[1]
+    f = graftax.jit(lambda d, x: (x * 2, len(d)))
+    for key in (first, other, called, first):
+        assert f({key: 1}, x)[1] == 1
+    assert f.cache_info().traces == 2
+
+
+def test_values_of_other_classes_that_are_equal_and_hash_alike_are_other_structures():
+    pure, own = pathlib.PurePosixPath("a"), pathlib.PosixPath("a")
+    assert pure == own and hash(pure) == hash(own)
+    for build in (lambda v: [v], lambda v: {v: 1}, lambda v: {(v, 1): 1}, lambda v: {v}):
+        assert graftax.flatten(build(pure))[1] != graftax.flatten(build(own))[1]

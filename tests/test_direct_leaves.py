@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves that look like those of a known executable, and are others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+
+import graftax
+
+
+def test_keys_of_another_implementation_and_plain_arrays_are_other_leaves():
+    def program(t):
+        x = t["x"]
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x + 1
+        return jax.random.key_data(jax.random.split(x)), str(x.dtype)
+
+    bits = jnp.arange(4, dtype="uint32") + 5
+    given = [jax.random.wrap_key_data(bits, impl=impl) for impl in ("rbg", "unsafe_rbg")] + [bits]
+    f = graftax.jit(program)
+    for leaf in 4 * given + [x for x in given for _ in range(3)] + 2 * given[::-1]:
+        found, expected = f({"x": leaf}), program({"x": leaf})
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+def test_an_array_at_the_address_of_another_result_says_nothing_about_that_result():
+    def program(t):
+        return t["x"] * 2, jnp.broadcast_to(2.5, (2, 3))  # weakly typed: XLA would take it for the other
+
+    f, place, kept = graftax.jit(program), 0, [None]
+    for _ in range(20):
+        x, other = jnp.full((2, 3), 1.5, "float32"), None
+        for _ in range(6):
+            x, other = f({"x": x})  # what comes back is known by now
+        place, kept = id(other), [x]
+        del other
+        while id(kept[-1]) != place and len(kept) < 30:
+            kept.append(jnp.full((2, 3), 2.5, "float32"))
+        if id(kept[-1]) == place:
+            break
+    assert id(kept[-1]) == place
+    _, other = f({"x": kept[-1]})
+    for leaf in (other, kept[0]):
+        for a, b in zip(f({"x": leaf}), jax.jit(program)({"x": leaf}), strict=True):
+            assert a.aval == b.aval and np.array_equal(a, b)
+
+
+OTHERS = {
+    "weak type": lambda x: jax.jit(lambda: jnp.broadcast_to(1.5, (2, 3)))(),
+    "committed": lambda x: jax.device_put(x, jax.devices()[0]),
+    "turned": lambda x: jax.device_put(x, Format(Layout((1, 0)), x.sharding)),
+    "NumPy": np.asarray,
+}
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.quick(12)
+def test_each_leaf_is_looked_at_wherever_it_stands(place, other):
+    def program(leaves):
+        return [x * 2 for x in leaves]
+
+    f, expected = graftax.jit(program), jax.jit(program)
+    known = [jnp.full((2, 3), i + 0.5, "float32") for i in range(3)]
+    changed = list(known)
+    changed[place] = OTHERS[other](known[place])
+    for leaves in (*5 * [known], *3 * [changed, known, known], changed):
+        for a, b in zip(f(leaves), expected(leaves), strict=True):
+            assert a.aval == b.aval and a.committed == b.committed and np.array_equal(a, b)
+    for first, second in ((known, changed), (changed, known)):
+        for _ in range(3):
+            f(first)
+        for a, b in zip(f(second), expected(second), strict=True):
+            assert a.aval == b.aval and a.committed == b.committed and np.array_equal(a, b)

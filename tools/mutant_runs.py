@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs mutants: one process imports everything once, and forks for each mutant.
+
+First each test runs without a mutant and says which ones it reaches, and how long it takes. A mutant's tests are those
+that reach it: first those that noticed others of its file, then one case of each test function, the fastest first. A
+test counts that passes without the mutant, in a process of its own too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+PATIENCE = 60.0  # seconds that tests may take longer, and ten times as long: what runs on hangs, and was noticed
+FEW = 12  # tests that run first, of so many files at most
+FILES = 3
+AT_IMPORT = ["tests/test_direct.py", "tests/test_settings.py"]  # for what runs while graftax is imported
+AT_ONCE = 2  # processes
+
+
+class Mutant(NamedTuple):
+    number: int
+    file: str
+    line: int
+    what: str
+    text: str
+    nth: int = 0  # among those of the same file, line's text and change
+
+    @property
+    def name(self) -> str:
+        return f"{self.file} | {self.text} | {self.what} | {self.nth}"
+
+
+class Reach(NamedTuple):
+    """What one test did without a mutant."""
+
+    test: str
+    seconds: float
+    passed: bool
+    mutants: list[int]
+
+
+class Child(NamedTuple):
+    pid: int
+    out: Path
+    until: float
+    done: Callable[[str, list[str]], None]  # called with how it ended, and the lines that it wrote
+
+
+class Children:
+    """Forked processes, some at a time. Each writes lines to a file of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.made = place, 0
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        self.running: list[Child] = []
+
+    def start(self, work: Callable[[Any], None], seconds: float, done: Callable[[str, list[str]], None]) -> None:
+        while len(self.running) >= AT_ONCE:
+            self.look()
+        self.made += 1
+        folder = self.place / str(self.made)
+        folder.mkdir()
+        pid = os.fork()
+        if pid == 0:
+            status = 3
+            with contextlib.suppress(BaseException):
+                os.setsid()
+                os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+                for number in (1, 2):
+                    os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+                with open(folder / "out", "w", buffering=1) as out:
+                    work(out)
+                status = 0
+            os._exit(status)
+        self.running.append(Child(pid, folder, time.monotonic() + seconds, done))
+
+    def look(self) -> None:
+        for child in list(self.running):
+            if child not in self.running:  # what was done for another has looked, too
+                continue
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if not pid and time.monotonic() < child.until:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if not pid:
+                os.waitpid(child.pid, 0)
+            self.running.remove(child)
+            ended = "hung" if not pid else "ended" if status == 0 else "crashed"
+            out = child.out / "out"
+            lines = out.read_text().splitlines() if out.exists() else []
+            shutil.rmtree(child.out, ignore_errors=True)
+            child.done(ended, lines)
+        time.sleep(0.01)
+
+    def wait(self) -> None:
+        while self.running:
+            self.look()
+
+
+class Chosen:
+    """A plugin of pytest: runs tests in an order, and writes what became of each."""
+
+    def __init__(self, tests: list[str] | None, out: Any, taken: Callable[[], set[int]]) -> None:
+        self.tests = None if tests is None else {test: i for i, test in enumerate(tests)}
+        self.out, self.taken, self.failed = out, taken, False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.tests is not None:
+            chosen = [item for item in items if item.nodeid in self.tests]
+            items[:] = sorted(chosen, key=lambda item: self.tests[item.nodeid])
+            print(json.dumps(("chosen", len(items))), file=self.out)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.taken()
+        self.failed = False
+        print(json.dumps(("starts", item.nodeid)), file=self.out)
+        start = time.monotonic()
+        answer = yield
+        seconds = time.monotonic() - start
+        print(json.dumps((item.nodeid, seconds, not self.failed, sorted(self.taken()))), file=self.out)
+        return answer
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed = self.failed or report.failed
+
+
+class Runs:
+    """All runs of one build."""
+
+    def __init__(
+        self,
+        place: Path,
+        record: Path,
+        mutants: list[Mutant],
+        key: str,
+        wanted: list[Mutant],
+        at_import: bytes,
+        budget: float,
+        words: list[str],
+    ) -> None:
+        self.place, self.record, self.mutants, self.key, self.wanted = place, record, mutants, key, wanted
+        self.budget = budget
+        self.words = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", *words]
+        self.children = Children(place / "runs")
+        self.reached: list[Reach] = []
+        self.alone: dict[str, bool] = {}  # test -> does it pass in a process of its own?
+        self.kills: dict[str, Counter[str]] = defaultdict(Counter)  # file -> test -> mutants that it noticed
+        self.results: dict[str, dict[str, Any]] = {}
+        if record.exists():
+            self.results = {r["name"]: r for r in json.loads(record.read_text())["mutants"]}
+        core = ctypes.CDLL(sys.modules["graftax._core"].__file__)
+        self.chosen = ctypes.c_int.in_dll(core, "graftax_mutant")
+        self.show = core.graftax_reach
+        self.at_import = numbers(at_import)
+        self.memory = mmap.mmap(-1, len(at_import))
+
+    def run(self, files: list[str]) -> None:
+        self._reach(files)
+        self._run_all()
+
+    def _open_memory(self, path: Path) -> None:
+        """Where this process, and those that it starts, say what they reach."""
+        path.write_bytes(bytes(len(self.memory)))
+        with open(path, "r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), 0)
+        os.environ["GRAFTAX_REACHED"] = str(path)
+        self.show(str(path).encode())
+
+    def _take_reached(self) -> set[int]:
+        found = numbers(self.memory[:])
+        self.memory[:] = bytes(len(self.memory))
+        return found
+
+    def _pytest(self, words: list[str], tests: list[str] | None, out: Any) -> None:
+        status = pytest.main([*self.words, *words], plugins=[Chosen(tests, out, self._take_reached)])
+        if status in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+            os._exit(4)  # what the tests share, or one of their files, cannot be imported
+
+    # ---- what each test reaches
+
+    def _reach(self, files: list[str]) -> None:
+        kept = self.place / "reached"
+        kept.mkdir(exist_ok=True)
+        for name in files:
+            key = f"{zlib.crc32(Path(name).read_bytes())} {self.key}"
+            cache = kept / f"{name.replace('/', '-')}.json"
+            if cache.exists() and (found := json.loads(cache.read_text()))["key"] == key:
+                self.reached += [Reach(*r) for r in found["reached"]]
+                continue
+
+            def work(out: Any, name: str = name) -> None:
+                self._open_memory(Path(out.name).with_name("reached"))
+                self._pytest([name], None, out)
+
+            def done(ended: str, lines: list[str], cache: Path = cache, key: str = key, name: str = name) -> None:
+                found = [r for r in map(json.loads, lines) if len(r) == 4]
+                bad = [r[0] for r in found if not r[2]]
+                seconds = sum(r[1] for r in found)
+                print(f"{name}: {ended}, {len(found)} tests, {seconds:.0f} s, fail: {bad}", flush=True)
+                cache.write_text(json.dumps({"key": key, "reached": found}))
+                self.reached.extend(Reach(*r) for r in found)
+
+            self.children.start(work, 1200, done)
+        self.children.wait()
+
+    # ---- mutants
+
+    def tests_of(self, mutant: Mutant) -> tuple[list[Reach], list[Reach]]:
+        """A few that run first, of a few files, and as many others as the budget has room for."""
+        reach = [r for r in self.reached if r.passed and mutant.number in self._sets[r.test]]
+        reach = [r for r in reach if self.alone.get(r.test, True)]
+        kills = self.kills[mutant.file]
+        first = sorted((r for r in reach if kills[r.test]), key=lambda r: r.seconds / kills[r.test])[:30]
+        chosen = {r.test for r in first}
+        case: Counter[str] = Counter()
+        rest: list[tuple[int, float, Reach]] = []
+        for r in sorted(reach, key=lambda r: r.seconds):
+            function = r.test.partition("[")[0]
+            if r.test not in chosen:
+                rest.append((case[function], r.seconds, r))
+            case[function] += 1
+        budget = self.budget
+        few: list[Reach] = []
+        others: list[Reach] = []
+        for r in [*first, *(r for _, _, r in sorted(rest))]:
+            if r.seconds > budget:
+                continue
+            budget -= r.seconds
+            files = {file_of(f.test) for f in [*few, r]}
+            (few if len(few) < FEW and len(files) <= FILES else others).append(r)
+        return few, others
+
+    def _run_all(self) -> None:
+        self._sets = {r.test: set(r.mutants) for r in self.reached}
+        for r in self.results.values():
+            if r.get("by"):
+                self.kills[r["file"]][r["by"]] += 1
+        for mutant in self.wanted:
+            self._run(mutant)
+            self.children.look()
+        self.children.wait()
+        lived = sum(r["result"] == "survived" for r in self.results.values())
+        print(f"{len(self.results) - lived} of {len(self.results)} mutants noticed; {len(self.mutants)} were made")
+
+    def _run(self, mutant: Mutant, is_first: bool = True) -> None:
+        """Runs a few tests of a mutant; where none fails, all others."""
+        few, others = self.tests_of(mutant)
+        part, tests = few if is_first else others, len(few) + len(others)
+        names = [r.test for r in part]
+
+        def work(out: Any) -> None:
+            os.environ["GRAFTAX_MUTANT"] = str(mutant.number)
+            self.chosen.value = mutant.number
+            self._pytest(["-x", *sorted(set(map(file_of, names)))], names, out)
+
+        def done(ended: str, lines: list[str]) -> None:
+            by, noticed = failure(ended, [json.loads(line) for line in lines])
+            if by and not self._passes_alone(by):
+                return self._run(mutant, is_first)
+            if not noticed and is_first and others:
+                return self._run(mutant, False)
+            if not noticed and mutant.number in self.at_import and tests < FEW:
+                return self._run_anew(mutant, tests)
+            if by:
+                self.kills[mutant.file][by] += 1
+            self._note(mutant, ("killed" if ended == "ended" else ended) if noticed else "survived", by, tests)
+
+        if part:
+            self.children.start(work, PATIENCE + 10 * sum(r.seconds for r in part), done)
+        else:
+            done("ended", [])
+
+    def _passes_alone(self, test: str) -> bool:
+        if test not in self.alone:
+            answers: list[bool] = []
+
+            def work(out: Any) -> None:
+                self._pytest([file_of(test)], [test], out)
+
+            def done(ended: str, lines: list[str]) -> None:
+                answers.append(ended == "ended" and not failure(ended, [json.loads(line) for line in lines])[1])
+
+            others, self.children.running = self.children.running, []
+            self.children.start(work, 600, done)
+            self.children.wait()
+            self.children.running = others
+            self.alone[test] = answers[0]
+            if not answers[0]:
+                print("fails without a mutant, too:", test, flush=True)
+        return self.alone[test]
+
+    def _run_anew(self, mutant: Mutant, tests: int) -> None:
+        """Of what runs while graftax is imported: a process that has the mutant from the beginning."""
+
+        def work(out: Any) -> None:
+            given = {**os.environ, "GRAFTAX_MUTANT": str(mutant.number)}
+            words = [sys.executable, "-m", "pytest", "-x", *self.words, *AT_IMPORT]
+            print(subprocess.run(words, env=given, check=False).returncode, file=out)
+
+        def done(ended: str, lines: list[str]) -> None:
+            self._note(mutant, "survived" if ended == "ended" and lines == ["0"] else "killed", None, tests)
+
+        self.children.start(work, 600, done)
+
+    def _note(self, mutant: Mutant, result: str, by: str | None, tests: int) -> None:
+        name = mutant.name
+        found = {k: v for k, v in mutant._asdict().items() if k not in ("number", "nth")}
+        self.results[name] = {"name": name, **found, "result": result, "by": by, "tests": tests}
+        text = {"made": len(self.mutants), "mutants": list(self.results.values())}
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        self.record.write_text(json.dumps(text, indent=1))
+        print(
+            len(self.results),
+            result,
+            f"{mutant.file}:{mutant.line}",
+            mutant.what,
+            "|",
+            mutant.text,
+            "|",
+            by,
+            tests,
+            flush=True,
+        )
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def numbers(flags: bytes) -> set[int]:
+    return {i for i, flag in enumerate(flags) if flag}
+
+
+def failure(ended: str, lines: list[Any]) -> tuple[str | None, bool]:
+    """The test that failed, or ran when the process ended; and did any?"""
+    last = next((line for line in reversed(lines) if len(line) == 2), None)
+    if ended != "ended":
+        return (last[1] if last and last[0] == "starts" else None), True
+    return next(((line[0], True) for line in lines if len(line) == 4 and not line[2]), (None, False))
+
+
+def in_turn(mutants: list[Mutant]) -> Iterator[Mutant]:
+    """A random order that stays the same."""
+    yield from sorted(mutants, key=lambda m: zlib.crc32(m.name.encode()))
