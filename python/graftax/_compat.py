@@ -37,6 +37,7 @@ from jax.tree_util import FlattenedIndexKey, PyTreeDef, default_registry
 from . import _core
 
 _FOLDER = str(Path(jax.__file__).parent)
+ClosedOver: type[Exception] = getattr(_ad, "CustomVJPException", Exception)  # of a custom_vjp's captured values
 
 lacking: dict[str, str] = {}  # what is off, and which private name of JAX it would need: the doctor says it
 
@@ -268,8 +269,7 @@ def is_tree_node(cls: type) -> bool:
         return ask(cls)
     registry = tree_registry()
     own = (type(None), list, tuple, dict, OrderedDict, defaultdict)
-    known = registry is not None and cls in registry
-    return known or cls in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    return cls in (registry or own) or cls in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
 
 
 def tree_functions(cls: type) -> tuple[Any, Any] | None:

@@ -226,3 +226,20 @@ def test_a_rule_may_have_an_argument_that_is_named_self():
     scaled.def_fwd(lambda perturbed, x, *, self: (x * self, None))
     scaled.def_bwd(lambda residuals, g, perturbed, x, *, self: 10 * g * self)
     assert graftax.filter_grad(lambda x: scaled(x, self=2.0))(jnp.array(1.0)) == 20
+
+
+@pytest.mark.parametrize("library", [graftax, eqx], ids=["graftax", "equinox"])
+def test_an_array_of_a_number_s_type_keeps_it(library):
+    """So the function computes as it would: `bfloat16 * weak float32` is no `float32`."""
+    weak, seen = jnp.asarray(2.0), []
+
+    def f(x, n):
+        seen.append(n.weak_type)
+        return x * n * weak, n
+
+    converted = library.filter_closure_convert(f, jnp.ones(2, jnp.bfloat16), weak)
+    out = converted(jnp.ones(2, jnp.bfloat16), weak)
+    assert seen == [True] and out[0].dtype == jnp.bfloat16 and out[1].weak_type
+    assert [x.weak_type for x in converted.out_struct] == [False, True]
+    assert [x.weak_type for x in converted.in_struct[0]] == [False, False]
+    assert converted(jnp.ones(2, jnp.bfloat16), jnp.float32(2))[0].dtype == jnp.bfloat16

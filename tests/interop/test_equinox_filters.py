@@ -190,3 +190,33 @@ def test_numbers_in_the_result_of_vmap(of):
     assert out["n"].shape == (3,) and out["name"] == "a"
     assert of.filter_vmap(lambda x: x, out_axes=0, axis_size=2)(1).shape == (2,)
     assert of.filter_vmap(lambda x: x, out_axes=None, axis_size=2)(1) == 1
+
+
+class Power(eqx.Module):
+    base: jax.Array
+
+    def of(self, n: "int", x: float = 1.0):
+        """So that the method has a docstring and annotations."""
+        return self.base**n * x
+
+
+@pytest.mark.parametrize("library", [graftax, eqx], ids=["graftax", "equinox"])
+def test_derivatives_by_a_method_of_a_module_have_its_structure(library):
+    """A solver differentiates by `term.vf`: names, docstring and annotations are no leaves of it."""
+    method, seen = Power(jnp.asarray(3.0)).of, []
+
+    @library.filter_custom_jvp
+    def call(method, x):
+        return method(2, x)
+
+    @call.def_jvp
+    def rule(primals, tangents):
+        seen.append(jax.tree.map(lambda p, t: t is None, *primals[:1], *tangents[:1], is_leaf=lambda x: x is None))
+        return call(*primals), tangents[1]
+
+    grads = library.filter_grad(lambda m: m(2))(method)
+    assert jax.tree.structure(grads) == jax.tree.structure(method) and grads.__self__.base == 6
+    assert library.filter_grad(lambda x: call(method, x))(2.0 * jnp.ones(())) == 1
+    assert jax.tree.leaves(seen[0]) == [True]
+    moved = eqx.apply_updates(method, grads)
+    assert moved.__name__ == "of" and moved(1) == 9

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters import ad
 
 import graftax
 
@@ -299,3 +302,65 @@ def test_a_change_to_an_argument_is_dropped_and_told_of():
     with pytest.warns(graftax.LostChangeWarning, match="d"):
         f(d)
     assert d["n"] == 0
+
+
+# ---- what JAX does not open
+
+
+class Scaled:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x):
+        return x * self.by
+
+
+HOLDERS = {
+    "a function": lambda w: lambda x: x * w,
+    "an object": Scaled,
+    "a method": lambda w: Scaled(w).__call__,
+    "a partial": lambda w: functools.partial(lambda by, x: x * by, w),
+}
+
+
+def with_cotangents(library):
+    @library.filter_custom_vjp
+    def applied(both):
+        return both["f"](both["x"])
+
+    applied.def_fwd(lambda perturbed, both: (both["f"](both["x"]), None))
+    applied.def_bwd(lambda residuals, grad, perturbed, both: {"f": None, "x": 2 * grad})
+    return lambda f, x: applied({"f": f, "x": x})
+
+
+def with_tangents(library):
+    @library.filter_custom_jvp
+    def applied(f, x):
+        return f(x)
+
+    applied.def_jvp(lambda primals, tangents: (applied(*primals), 2 * tangents[1]))
+    return applied
+
+
+RULES = pytest.mark.parametrize("rule", [with_cotangents, with_tangents])
+
+
+@RULES
+@TRANSFORMS
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_no_derivative_by_what_a_value_holds(rule, transform, holder):
+    """Its rule has no place for it: the derivative would be zero without a word."""
+    applied, made = rule(graftax), HOLDERS[holder]
+    with pytest.raises(RuntimeError, match=r"differentiated by .*, which its rule says nothing about") as caught:
+        transform(lambda w: applied(made(w), X[0]))(X[0])
+    assert isinstance(caught.value, ad.CustomVJPException)  # what JAX raises of a function's closure
+    with pytest.raises(Exception, match=r"closed-over value|unexpected tracer|was differentiated"):
+        eqx.filter_grad(lambda w: rule(eqx)(made(w), X[0]))(X[0])
+
+
+@RULES
+@LIBRARIES
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_value_that_is_not_differentiated_is_used(rule, library, holder):
+    applied, made = rule(library), HOLDERS[holder]
+    assert library.filter_grad(lambda w: applied(made(X[1]), w))(X[0]) == 2

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from functools import WRAPPER_ASSIGNMENTS
 from typing import Any
 
 from equinox import Module
@@ -28,8 +29,9 @@ def describe(cls: type[Any]) -> Description | None:
     if not issubclass(cls, Module):
         return None
     fields: dict[str, Any] = cls.__dataclass_fields__
-    static = frozenset(name for name, field in fields.items() if field.metadata.get("static", False))
-    return Description("node", static_fields=static, order=tuple(fields), absent=_ABSENT)
+    static = {name for name, field in fields.items() if field.metadata.get("static", False)}
+    static.update(name for name in WRAPPER_ASSIGNMENTS if name not in fields)  # a bound method has its function's name
+    return Description("node", static_fields=frozenset(static), order=tuple(fields), absent=_ABSENT)
 
 
 def is_module(obj: Any) -> bool | None:

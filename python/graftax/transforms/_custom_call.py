@@ -18,7 +18,7 @@ from .._difference import differences_text, like_but_for_jaxprs
 from .._errors import MutationError, StructureError
 from .._structure import path_text, place_name
 from .._symbols import NUMBERS, FloatSymbol
-from ._alone import leaves_in_functions
+from ._alone import leaves_in_functions, leaves_in_values
 from ._dce import without_dead_code
 from ._lift import Output, call_first, named
 from ._program import Program
@@ -182,7 +182,7 @@ class CustomCall:
             return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
 
         diff = [i for i in range(program.operands) if i not in nondiff]
-        apart = leaves_in_functions(program.graphdef) if filtered else ()
+        apart = leaves_in_values(program.graphdef) if filtered else ()
         self._inputs = TangentSpace.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of, apart)
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from .._compat import ClosedOver
 from .._errors import MutationError
 from .._tracebacks import caller_level
 from ._custom_call import CustomCall
@@ -123,8 +124,8 @@ def refuse_changes(name: str, before: Snapshot) -> None:
         raise MutationError(RULE_CHANGES_COPY.format(name=name, differences=text))
 
 
-class NotDifferentiated(RuntimeError, TypeError):
-    """A derivative by what the rule has no place for: as Equinox raises it, and as the rules of JAX's kind do."""
+class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
+    """A derivative by what the rule has no place for: as Equinox raises it, and as JAX and the rules of its kind do."""
 
 
 class FilteredRule(_InClasses[P, R]):

@@ -14,7 +14,7 @@ from .._errors import StructureError
 from .._filters import Recorded
 from .._handles import handle_classes
 from .._structure import path_text
-from ._alone import leaves_in_functions
+from ._alone import leaves_in_functions, leaves_in_values
 from ._lift import call_first
 from ._program import Program
 from ._specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
@@ -93,6 +93,7 @@ class OutputLeaf(NamedTuple):
     spec: Any
     written: bool
     of: int | None  # the leaf of the program that it is, untouched
+    in_value: bool = False  # of the result, in what JAX does not open
 
 
 class Outputs:
@@ -133,6 +134,7 @@ class Outputs:
             values, graphdef = _core.flatten(results[0])
             whole = Broadcast(graphdef, (_RESULT,), [read], values)
         apart = leaves_in_functions(outcome) if alone else set[int]()
+        in_values = leaves_in_values(outcome) if alone else set[int]()
         found: list[OutputLeaf] = []
         for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
             if root > 0:
@@ -144,12 +146,12 @@ class Outputs:
             of = self._program.untouched.get(i)
             if of is not None and not self._same(leaf_spec, self._broadcast.leaf_specs[of], leaf):
                 of = None
-            found.append(OutputLeaf(name, leaf, leaf_spec, root > 0, of))
+            found.append(OutputLeaf(name, leaf, leaf_spec, root > 0, of, root == 0 and i in in_values))
         if whole is not None and nodes:
             own = {path for root, path in places if root == 0}
             if alone:
                 paths = whole.graphdef.leaf_paths()
-                own.update(paths[i] for i in leaves_in_functions(whole.graphdef))
+                own.update(paths[i] for i in leaves_in_values(whole.graphdef))
             self._check_returned(whole, own, found)
         return found
 

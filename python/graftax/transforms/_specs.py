@@ -309,6 +309,7 @@ class Broadcast:
         self._patterns: dict[int, Patterns] = {}
         self._chosen: dict[int, set[int]] = {}  # the leaves that filters mean, by the filter's id
         self._met: set[Any] = set()
+        self.asked: set[int] = set()  # the leaves of which a function of the leaf was asked
         self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
         self._nothing = specs[0].option.nothing if specs else None
         self.keyword = specs[0].option.keyword if specs else ""
@@ -347,6 +348,8 @@ class Broadcast:
         option = spec.option
         if value is UNKNOWN:
             raise StructureError(NO_ENTRY.format(name=option.name, option=option.keyword, path=self.name(chain)))
+        if isinstance(spec, ByLeaf):
+            self.asked.add(leaf)
         known, place = self._found.setdefault(leaf, (value, chain))
         same = option.canonical
         if same(known, self.leaves[leaf]) != same(value, self.leaves[leaf]):

@@ -44,8 +44,7 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
         a callable, which is a pytree of the arrays that `fn` captures, and of its Jaxpr, or of `fn` itself.
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
-    # Every array counts as one of a type of its own, as in Equinox.
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in program.leaves]
+    shapes = [_struct(x) for x in program.leaves]
     own = program.below(range(program.operands))
     names = program.names[: program.operands]
     arguments = _Arguments(
@@ -77,6 +76,11 @@ def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[A
 
     closed: Any = jax.make_jaxpr(named(flat, program))(*shapes)
     return closed, outputs[-1].graphdef
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    """What the function sees of an array; whether it has the type of a Python number is no part of `in_struct`."""
+    return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), weak_type=getattr(x, "weak_type", False))
 
 
 def _in_order_of(expected: Any, given: Any) -> Any:
@@ -169,8 +173,7 @@ class Converted:
     @property
     def out_struct(self) -> Any:
         """What it returns, with `jax.ShapeDtypeStruct`s in place of arrays."""
-        shapes = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in self.jaxpr.outvars)
-        return _core.unflatten(self._conversion.output, list(shapes))
+        return _core.unflatten(self._conversion.output, [_struct(x.aval) for x in self.jaxpr.outvars])
 
     @boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from .._stacking import Each
 from .._symbols import NUMBERS
 from .._tracebacks import boundary
 from .._tree_function import of_trees
-from ._alone import leaves_in_functions
+from ._alone import leaves_in_functions, leaves_in_values
 from ._layers import note_lists, with_objects
 from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
@@ -139,10 +139,13 @@ def vmap_by(
     spmd_axis_name: Hashable | None,
     alone: bool = False,
     call: Call = call_first,
+    new_alone: bool = False,
 ) -> Callable[..., Any]:
     """`vmap` under another title, with programs that `make` makes.
 
-    `alone`: what functions capture is not mapped. `call` calls the function.
+    `alone`: what functions capture is not mapped, nor what is in other values where `in_axes` is a function of the
+    leaf. `call` calls the function. `new_alone`: nor what is in new values in the result, where it does not depend on
+    the axis.
     """
 
     @wraps(fun, title)
@@ -153,7 +156,7 @@ def vmap_by(
         axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         try:
             program = make(name_of(fun, title), [fun], args, kwargs)
-            return _run(program, in_axes, out_axes, axis_size, axis, alone, call)
+            return _run(program, in_axes, out_axes, axis_size, axis, alone, call, new_alone)
         except (ValueError, TypeError, AttributeError) as error:
             note_lists(name_of(fun, title), args, error)
             raise
@@ -169,15 +172,17 @@ def _run(
     axis: dict[str, Any],
     alone: bool,
     call: Call,
+    new_alone: bool,
 ) -> Any:
     """The result of the mapped program, with what it changes written back. `axis`: what `jax.vmap` is told besides."""
     inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
-    broadcast = broadcast_of(program, inputs, in_axes, 0)
-    for i in leaves_in_functions(program.graphdef) if alone else ():
+    broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if alone else 0)
+    for i in _not_mapped(program, broadcast) if alone else ():
         broadcast.leaf_specs[i] = None
-    size = size_of(program, broadcast, axis_size)
     axes = list(broadcast.leaf_specs)
     at = [i for i, axis in enumerate(axes) if axis is not None]
+    once = alone and not at and axis_size is None  # nothing is mapped: the function runs once, as in Equinox
+    size = 1 if once else size_of(program, broadcast, axis_size)
     given = [program.leaves[i] for i in at]
     in_axes_flat = [axes[i] for i in at]
     probe = next((k for k, x in enumerate(given) if not isinstance(x, ref_types)), None)
@@ -192,6 +197,9 @@ def _run(
         leaves = program.with_leaves(at, values[: len(at)])
         results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
         outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, call)
+        outputs[:] = _left_alone(outputs, values[probe]) if new_alone else outputs
+        if once and any(o.spec is not None for o in outputs):
+            raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
         _refuse_misfits(program.name, outputs, values[probe])
         out[:] = [o.spec for o in outputs]
         return [o.leaf for o in outputs]
@@ -217,28 +225,30 @@ def _run(
 def filter_vmap(
     fun: Callable[P, R],
     *,
-    in_axes: Any = 0,
+    in_axes: Any = ...,
     out_axes: Any = ...,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
 ) -> Callable[P, R]: ...
 @overload
 def filter_vmap(
-    *, in_axes: Any = 0, out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
+    *, in_axes: Any = ..., out_axes: Any = ..., axis_name: Hashable | None = None, axis_size: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @of_trees
 @boundary
 def filter_vmap(
     fun: Callable[..., Any] | None = None,
     *,
-    in_axes: Any = 0,
+    in_axes: Any = ARRAYS,
     out_axes: Any = ARRAYS,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
 ) -> Any:
     """As `equinox.filter_vmap`: maps over axis 0 of every array, or over what `in_axes` says.
 
-    Functions among the arguments and in the result are left alone, with the arrays that they capture.
+    What JAX does not know as a tree is a value, as in Equinox: functions and objects of plain classes among the
+    arguments and in the result are left alone, with the arrays in them. An axis that is given for an object (an int in
+    `in_axes`) maps its arrays. Where nothing is mapped and there is no `axis_size`, the function runs once.
 
     Args:
         fun: the function; without one, a decorator is returned.
@@ -253,7 +263,8 @@ def filter_vmap(
         )
     by = in_axes, out_axes, axis_name, axis_size
     call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
-    out_axes = 0 if out_axes is ARRAYS else out_axes
+    new_alone = out_axes is ARRAYS or callable(out_axes)
+    in_axes, out_axes = _axis_0 if in_axes is ARRAYS else in_axes, 0 if out_axes is ARRAYS else out_axes
     if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
         given = cast("dict[str, Any]", in_axes)
 
@@ -261,11 +272,14 @@ def filter_vmap(
         def by_name(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
             axes = _axes_by_name(fun, given, bound)
-            run = vmap_by(by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call)
+            run = vmap_by(
+                by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call, new_alone
+            )
             return run(*bound.args, **bound.kwargs)
 
         return by_name
-    mapped = vmap_by(by_value, "filter_vmap", fun, in_axes, out_axes, axis_name, axis_size, None, True, call)
+    options = in_axes, out_axes, axis_name, axis_size, None, True, call, new_alone
+    mapped = vmap_by(by_value, "filter_vmap", fun, *options)
     return made(mapped, fun, "filter_vmap", *by)
 
 
@@ -299,7 +313,17 @@ def _axes_by_name(fun: Callable[..., Any], given: dict[str, Any], bound: inspect
         if name not in names:
             operands = ", ".join(filter(None, names))
             raise ValueError(NO_SUCH_OPERAND.format(name=name_of(fun, "filter_vmap"), which=name, operands=operands))
-    return tuple(given.get(name, 0) for name in names)
+    return tuple(given.get(name, _axis_0) for name in names)
+
+
+def _axis_0(leaf: Any) -> int:
+    """The default of `filter_vmap`: axis 0 of every array that Equinox finds."""
+    del leaf
+    return 0
+
+
+def _not_mapped(program: Program, broadcast: Broadcast) -> set[int]:
+    return leaves_in_functions(program.graphdef) | (leaves_in_values(program.graphdef) & broadcast.asked)
 
 
 _AXIS = "an axis (int or None)"
@@ -365,7 +389,25 @@ def _refuse_misfits(name: str, found: Sequence[OutputLeaf], mapped: Any) -> None
                     shape=np.shape(output.leaf),
                 )
             )
-    asked = [o for o in found if o.spec is None and isinstance(o.leaf, Tracer)]
+    asked = [o for o in found if o.spec is None]
+    for output, bad in zip(asked, _depend([o.leaf for o in asked], mapped), strict=True):
+        if bad and output.written:
+            raise MutationError(DEPENDS_ON_AXIS.format(name=name, path=output.path))
+        if bad:
+            raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))
+
+
+def _left_alone(found: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf]:
+    """What is within values in the result is not mapped where it does not depend on the mapped axis."""
+    within = [i for i, o in enumerate(found) if o.in_value and o.spec is not None]
+    depend = _depend([found[i].leaf for i in within], mapped)
+    free = {i for i, depends in zip(within, depend, strict=True) if not depends}
+    return [o._replace(spec=None) if i in free else o for i, o in enumerate(found)]
+
+
+def _depend(leaves: Sequence[Any], mapped: Any) -> list[bool]:
+    """Which arrays depend on the mapped axis? `mapped` is one that does."""
+    tracers = [x for x in leaves if isinstance(x, Tracer)]
     depends: list[bool] = []
 
     @custom_vmap
@@ -379,10 +421,7 @@ def _refuse_misfits(name: str, found: Sequence[OutputLeaf], mapped: Any) -> None
         depends.extend(batched[1])
         return mapped, True
 
-    if asked:
-        ask(mapped, [o.leaf for o in asked])
-    for output, bad in zip(asked, depends, strict=True):
-        if bad and output.written:
-            raise MutationError(DEPENDS_ON_AXIS.format(name=name, path=output.path))
-        if bad:
-            raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))
+    if tracers:
+        ask(mapped, tracers)
+    answers = iter(depends)
+    return [isinstance(x, Tracer) and next(answers) for x in leaves]
