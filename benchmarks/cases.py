@@ -53,7 +53,7 @@ def cases() -> list[Case]:
         *_sized(LIST, *_SIZES),
         *_sized(DICT, *_SIZES),
         *_sized(EQUINOX, *_SIZES),
-        *_sized(OBJECT, 100, 1000),
+        *_sized(OBJECT, *_SIZES),
         *_sized(NNX, 100),
         *_sized(FLAREJAX, 100),
         Case("deep 100", DEEP, 100),

@@ -245,6 +245,27 @@ def _equal(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
     return Ready(lambda: bool(equal(one, other)), right)
 
 
+def _merge(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    if not hasattr(subject, "merge"):
+        return None
+    form, merge = subject.taken_as(case.form), subject.merge
+    obj, others = form.build(arrays), [form.build(arrays), form.build(bumped(arrays))]
+    equal = same(form.arrays(merge(obj, others[1])), plus(case, 1))
+
+    def call() -> Any:
+        others.reverse()  # other arrays each time: nothing is written where they are the same
+        return merge(obj, others[0])
+
+    return Ready(call, equal)
+
+
+def _flat_form(subject: ModuleType, case: Case, arrays: list[Any]) -> Ready | None:
+    if not hasattr(subject, "to_dict"):
+        return None
+    obj, to_dict = subject.taken_as(case.form).build(arrays), subject.to_dict
+    return Ready(lambda: to_dict(obj), _complete(list(to_dict(obj)), arrays))
+
+
 MEASURES = {
     m.name: m
     for m in (
@@ -263,5 +284,7 @@ MEASURES = {
         Measure("combine", "combine what partition gave", _combine),
         Measure("copy", "copy", _copy),
         Measure("equal", "equal", _equal),
+        Measure("merge", "new arrays into it", _merge),
+        Measure("to_dict", "leaves by their paths", _flat_form),
     )
 }

@@ -133,12 +133,14 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     table.add_column("budget")
     table.add_column("at most", justify="right")
     table.add_column("measured", justify="right")
+    table.add_column("floor", justify="right")
     table.add_column("")
     table.add_column("detail")
     for v in verdicts:
         measured = "none" if v.measured is None else f"{v.measured:.3f}x"
         held = "[green]held[/green]" if v.held else "[red]MISSED[/red]"
-        table.add_row(v.title, f"{v.limit:.2f}x", measured, held, v.detail)
+        floor = "" if v.floor is None else f"{v.floor:.3f}x"
+        table.add_row(v.title, f"{v.limit:.2f}x", measured, floor, held, v.detail)
     console.print(table)
 
 

@@ -16,3 +16,5 @@ class Verdict:
     measured: float | None
     held: bool
     detail: str
+    # The same of the executable alone, measured in the same rounds: no call can be below. None where none was.
+    floor: float | None = None

@@ -120,6 +120,10 @@ void bind_kinds(nb::module_& m);
 // An empty mutable node of this kind (or an immutable one with fields only), without running user code.
 Owned make_shell(const Kind& kind, PyTypeObject* type);
 
+inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
+}
+
 // Iterates over the children of one open node, in the order of the program: the extra child (aux data of a
 // registered node, factory of a defaultdict), the items, the instance dictionary, the slots.
 // The node is held; a child is borrowed from it and must be held by whoever runs user code before using it.
@@ -135,6 +139,17 @@ class Cursor {
     bool more = advance(child, key);
     key_ = key;
     return more;
+  }
+
+  // Goes on over plain children as long as `take(child, key)` accepts them; the first one that it does not accept is
+  // the next one still. `take` runs no Python code. Children that must be asked for or sorted are left to `next`.
+  template <class Take>
+  void skim(Take take) {
+    if (stage_ == Stage::extra && !extra_) stage_ = Stage::items;
+    if (stage_ == Stage::items) skim_items(take);
+    if (stage_ == Stage::fields && !dict_) stage_ = Stage::slots;
+    if (stage_ == Stage::fields && !kind_->by_name && !hidden_) skim_fields(take);
+    if (stage_ == Stage::slots && !kind_->node->is_registered) skim_slots(take);
   }
 
   Stage stage() const { return at_; }  // of the child returned last
@@ -155,9 +170,19 @@ class Cursor {
   PyObject* shared_dict() const { return dict_ && Py_REFCNT(dict_.get()) > 2 ? dict_.get() : nullptr; }
   // False when the sizes read at opening no longer hold: user code changed the node meanwhile.
   bool intact() const;
+  // Was every slot met, or is there none?
+  bool slots_met() const {
+    return kind_->slots.empty() || (stage_ == Stage::slots && static_cast<size_t>(i_) == kind_->slots.size());
+  }
   bool fields_intact() const { return !dict_ || PyDict_GET_SIZE(dict_.get()) == dict_size_; }
 
  private:
+  template <class Take>
+  void skim_items(Take take);
+  template <class Take>
+  void skim_fields(Take take);
+  template <class Take>
+  void skim_slots(Take take);
   bool advance(PyObject*& child, PyObject*& key);
   bool next_item(PyObject*& child, PyObject*& key);
   bool next_ordered(PyObject*& child, PyObject*& key);
@@ -189,15 +214,53 @@ inline bool is_number(PyObject* obj, const Kind& kind) {
                                         kind.how == How::complex || PyBool_Check(obj));
 }
 
-inline PyObject* slot_value(PyObject* obj, const Slot& slot) {
-  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(obj) + slot.offset);
-}
-
 // Has this object neither attributes nor filled slots?
 inline bool is_bare(PyObject* obj, const Kind& kind) {
   for (const Slot& slot : kind.slots)
     if (slot_value(obj, slot)) return false;
   return !kind.has_dict || PyDict_GET_SIZE(instance_dict(obj).get()) == 0;
+}
+
+template <class Take>
+inline void Cursor::skim_items(Take take) {
+  PyObject *obj = obj_.get(), *child = nullptr, *key = nullptr;
+  switch (kind_->items) {
+    case Items::none: stage_ = Stage::fields; break;
+    case Items::dict:
+      for (Py_ssize_t at = pos_; PyDict_Next(obj, &at, &key, &child) && take(child, key); ++i_) pos_ = at;
+      break;
+    case Items::list:
+      while (i_ < PyList_GET_SIZE(obj) && (child = PyList_GET_ITEM(obj, i_)) && take(child, nullptr)) ++i_;
+      break;
+    case Items::tuple:
+      while (i_ < size_ && (child = PyTuple_GET_ITEM(obj, i_)) && take(child, nullptr)) ++i_;
+      break;
+    default: break;
+  }
+}
+
+template <class Take>
+inline void Cursor::skim_fields(Take take) {
+  PyObject *dict = dict_.get(), *child = nullptr, *key = nullptr;
+  const std::vector<PyObject*>& order = kind_->order;
+  if (order.empty()) {
+    for (Py_ssize_t at = pos_; PyDict_Next(dict, &at, &key, &child) && take(child, key); ++i_) pos_ = at;
+    return;
+  }
+  for (Py_ssize_t at = pos_; in_step_ && static_cast<size_t>(i_) < order.size(); ++i_, ++given_) {
+    if (!PyDict_Next(dict, &at, &key, &child) || key != order[static_cast<size_t>(i_)]) return;
+    if (child == kind_->absent || !take(child, key)) return;
+    pos_ = at;
+  }
+}
+
+template <class Take>
+inline void Cursor::skim_slots(Take take) {
+  for (; static_cast<size_t>(i_) < kind_->slots.size(); ++i_) {
+    const Slot& slot = kind_->slots[static_cast<size_t>(i_)];
+    PyObject* child = slot_value(obj_.get(), slot);
+    if (child && !take(child, slot.name)) return;
+  }
 }
 
 inline bool Cursor::next_item(PyObject*& child, PyObject*& key) {

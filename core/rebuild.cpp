@@ -7,7 +7,7 @@
 
 namespace graftax {
 
-Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs) {
+Owned found_key(const Program& p, uint32_t id, PyObject* const* inputs) {
   if (p.statics[id].how == How::input && inputs) return Owned::borrow(inputs[p.statics[id].first]);
   Owned value = static_object(p.statics[id]);
   if (!value) raise_error(PyExc_ReferenceError, "a key of this GraphDef no longer exists");
@@ -225,6 +225,27 @@ void Builder::value(uint32_t pc, bool keep) {
   }
 }
 
+// The same where there is no more to do than to take a reference. False: see `value`.
+bool Builder::push_plain(uint32_t pc) {
+  const Instr& n = program_.code[pc];
+  PyObject* found = nullptr;
+  switch (n.op) {
+    case Op::leaf: found = sources_.leaves[n.arg]; break;
+    case Op::forward: found = sources_.input_leaves[n.arg]; break;
+    case Op::input: found = sources_.input_nodes[n.arg]; break;
+    case Op::ref: found = nodes_[n.arg]; break;
+    case Op::stat: {
+      const Static& s = program_.statics[n.arg];
+      if (s.weak || s.how >= How::copied || s.how == How::reduce) return false;
+      found = sources_.live ? sources_.live[pc] : s.obj;
+      break;
+    }
+    default: return false;
+  }
+  if (found) values_.push(found);
+  return found;
+}
+
 void Builder::finish_frame(const Frame& frame) {
   const Instr& n = program_.code[frame.pc];
   PyObject** values = values_.data() + frame.base;
@@ -256,8 +277,10 @@ void Builder::finish_frame(const Frame& frame) {
 }
 
 void Builder::run(size_t floor) {
+  bool plain = !recording_ && !sources_.leaves_only && !sources_.replaced;
   while (frames_.size() > floor) {
     Frame& top = frames_.back();
+    for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;
     if (top.left == 0) {
       Frame frame = top;
       frames_.pop_back();

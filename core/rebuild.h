@@ -8,7 +8,11 @@
 namespace graftax {
 
 // A key as an object; `inputs` are the caller's nodes.
-Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs);
+Owned found_key(const Program& p, uint32_t id, PyObject* const* inputs);
+inline Owned key_object(const Program& p, uint32_t id, PyObject* const* inputs) {
+  const Static& key = p.statics[id];
+  return !key.weak && key.how == How::string ? Owned::borrow(key.obj) : found_key(p, id, inputs);
+}
 
 // What a node is made of, or gets: its children, built.
 struct Content {
@@ -63,6 +67,7 @@ class Builder {
   void run(size_t floor);
   // Pushes the value of instruction pc, or a frame that will. With `keep`, dead code elimination leaves it.
   void value(uint32_t pc, bool keep = false);
+  bool push_plain(uint32_t pc);
   void node(uint32_t pc, uint32_t at, bool keep);
   void push(uint32_t at, Owned obj);
   void finish_frame(const Frame& frame);

@@ -15,7 +15,7 @@ struct ReplayFrame {
 
   // Every recorded child was met. Does the node have more now? Most nodes know without asking for another child.
   bool is_complete() const {
-    if (left > 0 || !cursor.kind().slots.empty()) return false;
+    if (left > 0 || !cursor.slots_met()) return false;
     return cursor.kind().items == Items::none ? cursor.fields_intact() : cursor.intact();
   }
 
@@ -141,9 +141,39 @@ class Replayer {
            (cursor.items() == static_cast<Py_ssize_t>(in.items));
   }
 
+  // Arrays, nodes met before, and statics that are the very objects recorded: for these no Python code runs, and
+  // nothing has to be held.
+  void skim(ReplayFrame& top) {
+    if (p_.aliases) return;
+    const Static* statics = p_.statics.data();
+    const uint32_t* keys = p_.keys.data();
+    const Instr* code = p_.code.data();
+    top.cursor.skim([&](PyObject* child, PyObject* key) {
+      if (top.left == 0) return false;
+      if (key) {
+        const Static& expected = statics[keys[top.key]];
+        if (expected.obj != key || expected.how >= How::tuple) return false;
+      }
+      const Instr& in = code[top.child];
+      if (in.op == Op::leaf) {
+        if (Py_TYPE(child) != runtime.array_type) return false;
+        walk_.leaves.push(child);
+      } else if (in.op == Op::ref) {
+        if (walk_.nodes[in.arg] != child) return false;
+      } else if (in.op != Op::stat || !matches_at_once(statics[in.arg], child)) {
+        return false;
+      }
+      if (key) ++top.key;
+      ++top.child;
+      --top.left;
+      return true;
+    });
+  }
+
   bool step() {
     ReplayFrame& top = stack_.back();
     PyObject *child = nullptr, *key = nullptr;
+    skim(top);
     if (top.is_complete()) {
       stack_.pop_back();
       return true;
@@ -169,12 +199,7 @@ class Replayer {
       ++top.key;
     }
     uint32_t pc = top.child;
-    const Instr& in = p_.code[pc];
-    top.child = in.op == Op::node ? in.next : pc + 1;
-    if (in.op == Op::leaf && Py_TYPE(child) == runtime.array_type && !p_.aliases) {
-      walk_.leaves.push(child);
-      return true;
-    }
+    top.child = p_.after(pc);
     Owned hold = Owned::borrow(child);
     return match(child, pc);
   }

@@ -22,6 +22,13 @@ uint32_t add_key(Program& program, PyObject* given, int depth = 0);
 // Does `obj` equal static `id`? May run a registry function or an extension type's own ==.
 bool static_matches(const Program& program, uint32_t id, PyObject* obj);
 
+// The same where no more than a look at the pointer tells; false may mean that it has to be asked.
+inline bool matches_at_once(const Static& s, PyObject* obj) {
+  if (s.weak || s.how == How::function) return false;
+  if (s.how == How::context) return Py_TYPE(obj) == s.type;
+  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple;
+}
+
 // The same for two pools.
 bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib);
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import budgets, callgrind, growth, subjects, table, trees
+from benchmarks import timed as timing
 from benchmarks.cases import case, cases
 from benchmarks.inputs import DICT, Case
 from benchmarks.measures import MEASURES
@@ -129,7 +130,7 @@ def test_a_narrow_ratio_is_measured_again_and_the_later_figure_counts(monkeypatc
         common = {"case": case.name, "measure": measure.name, "equal": True, "fastest": 1.0, "quartiles": (1.0, 1.0)}
         return [table.Row(subject=s, seconds=1.0, ratio=r, **common) for s, r in zip(pair, (1.0, ratio), strict=True)]
 
-    monkeypatch.setattr(budgets, "compare", compare)
+    monkeypatch.setattr(timing, "compare", compare)
     present, _ = subjects.load(("jax_tree", "graftax_jit"))
     verdict = timed(1.0).run(present, 10, lambda: None)
     assert asked == [10, 20] and verdict.measured == 0.90 and verdict.held

@@ -78,10 +78,11 @@ def versions(results: dict[str, Any]) -> str:
 def budgets(results: dict[str, Any], wanted: Callable[[str], bool] = lambda _: True) -> str:
     def line(v: dict[str, Any]) -> list[str]:
         measured = "not measured" if "measured" not in v else f"{v['measured']:.3f}"
-        return [v["title"], f"{v['limit']:.2f}", measured, "yes" if v["held"] else "**no**"]
+        floor = f"{v['floor']:.3f}" if v.get("floor") else ""
+        return [v["title"], f"{v['limit']:.2f}", measured, floor, "yes" if v["held"] else "**no**"]
 
     verdicts = [v for v in results["budgets"]["budgets"] if wanted(v["title"])]
-    return _grid(["budget", "at most", "measured", "held"], [line(v) for v in verdicts])
+    return _grid(["budget", "at most", "measured", "floor", "held"], [line(v) for v in verdicts])
 
 
 def readme(results: dict[str, Any]) -> str:
@@ -198,7 +199,7 @@ def trees(results: dict[str, Any]) -> str:
 # What a row of each part keeps: what a page shows of it.
 ROW = ("case", "measure", "subject")
 KEPT = {
-    "budgets": ("title", "limit", "measured", "held"),
+    "budgets": ("title", "limit", "measured", "floor", "held"),
     "growth": (*ROW, "leaves", "seconds", "error"),
     "table": (*ROW, "ratio", "amount", "equal", "error"),
     "trees": (*ROW, "seconds"),

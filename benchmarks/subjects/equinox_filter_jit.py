@@ -34,6 +34,14 @@ def copy(obj: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf, obj)
 
 
+def merge(obj: Any, other: Any) -> Any:
+    return jax.tree.map(lambda _, new: new, obj, other)
+
+
+def to_dict(obj: Any) -> Any:
+    return {path: leaf for path, leaf in jax.tree.flatten_with_path(obj)[0]}.values()
+
+
 def flatten(obj: Any) -> tuple[list[Any], Any]:
     dynamic, static = eqx.partition(obj, eqx.is_array)
     leaves, treedef = jax.tree.flatten(dynamic)

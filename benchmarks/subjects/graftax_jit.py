@@ -14,7 +14,9 @@ from graftax import equal as equal
 from graftax import flatten as flatten
 from graftax import jit as jit
 from graftax import partition as _partition
+from graftax import to_dict as _to_dict
 from graftax import unflatten as unflatten
+from graftax import update as merge  # noqa: F401 (a measure's)
 from graftax import value_and_grad as value_and_grad
 
 NAME = "graftax.jit"
@@ -35,6 +37,10 @@ def in_place(form: Form, change: Callable[[Any], None]) -> Callable[[Any], None]
 
 def partition(obj: Any) -> tuple[Any, Any]:
     return _partition(obj, jax.Array)
+
+
+def to_dict(obj: Any) -> Any:
+    return _to_dict(obj).values()
 
 
 def replay(structure: Any, obj: Any) -> list[Any]:

@@ -161,18 +161,39 @@ def capture(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 
     return _captured(compiled, leaves, tupled, inputs) if _tested() else None
 
 
-def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
+def _call_of(stage: Any) -> Any:
+    """What a compiled stage runs; None where that is no executable with its handlers."""
     from jax._src.interpreters import pxla
 
+    if type(stage._executable) is not pxla.MeshExecutable:
+        return None
+    call = stage._executable.unsafe_call
+    return call if type(call) is pxla.ExecuteReplicated else None
+
+
+def alone(stage: Any) -> Callable[[list[Any]], list[Any]]:
+    """The executable of a compiled stage with what makes arrays of its results, and nothing else.
+
+    Nothing that runs it and hands arrays back takes less: the benchmarks show it as the floor. The arrays have to be
+    those that it is compiled for; a program may not drop one of them.
+    """
+    call = _call_of(stage)
+    if call is None or len(stage._executable._kept_var_idx) != len(stage.args_info[0]):
+        raise ValueError("this stage has no executable that takes these arrays as they are")
+    execute, handlers = call.xla_executable.execute_sharded, list(call.out_handler.handlers)
+    return lambda arrays: execute(arrays).consume_with_handlers(handlers)
+
+
+def _captured(compiled: Any, leaves: tuple[Any, ...], tupled: bool, inputs: int = 0) -> tuple[Any, ...] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first compilation has given its warnings
         stage = compiled.stage_for(leaves) if hasattr(compiled, "stage_for") else None  # one that was loaded
         if stage is None:
             stage = compiled.lower(leaves).compile() if tupled else compiled.lower(*leaves).compile()
-    executable: Any = stage._executable
-    if type(executable) is not pxla.MeshExecutable or type(executable.unsafe_call) is not pxla.ExecuteReplicated:
+    call = _call_of(stage)
+    if call is None:
         return None
-    call: Any = executable.unsafe_call
+    executable: Any = stage._executable
     kept = tuple(sorted(executable._kept_var_idx))
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
