@@ -157,32 +157,53 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
 }
 
 // The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
+// Is this call one of the entry's? Then the walk has its leaves, and `host` what the host computes of its numbers.
+bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, Owned& host) {
+  bool same_context =
+      e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
+  if (!same_context || !layout_matches(e.program, roots.layout.get())) return false;
+  if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
+  try {
+    if (replay(e.program, roots.values.data(), roots.values.size(), walk) &&
+        e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
+        (e.symbols.empty() || (host = e.host_values(walk.leaves))))
+      return true;
+  } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
+    if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
+  }
+  walk.clear();
+  walk.opened->walk_again();
+  return false;
+}
+
+constexpr int max_hinted = 4;  // one after the other: each may differ in another static
+
 Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, const Roots& roots, PyObject* context,
                      Walk& walk, Owned& recording, Owned& host) {
   Opened opened;
   walk.opened = &opened;
   walk.in_order = true;
+  size_t missed = 0;  // what was met on the way, where the newest entry is not the right one
+  auto is_right = [&](const Owned& entry) {
+    walk.missed = 0;
+    if (!serves(*nb::inst_ptr<Entry>(entry.get()), roots, context, walk, host)) return false;
+    ++table.hits;
+    table.promote(entry.get());
+    table.hint(missed, entry.get());
+    walk.opened = nullptr;
+    return true;
+  };
   for (size_t i = 0; i < table.recent.size(); ++i) {
     Owned hold = table.recent[i];
-    const Entry& e = *nb::inst_ptr<Entry>(hold.get());
-    bool same_context =
-        e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
-    if (!same_context || !layout_matches(e.program, roots.layout.get())) continue;
-    if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) continue;
-    try {
-      if (replay(e.program, roots.values.data(), roots.values.size(), walk) &&
-          e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
-          (e.symbols.empty() || (host = e.host_values(walk.leaves)))) {
-        ++table.hits;
-        table.promote(hold.get());
-        walk.opened = nullptr;
-        return hold;
-      }
-    } catch (nb::python_error& raised) {  // by user code: a recording meets it again and knows where
-      if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
+    if (is_right(hold)) return hold;
+    if (i > 0) continue;
+    missed = walk.missed;
+    for (int hops = 0; hops < max_hinted; ++hops) {
+      Owned hinted = table.hinted(missed);
+      if (!hinted) break;
+      if (is_right(hinted)) return hinted;
+      missed = walk.missed == 0 ? 0 : missed * 31 + walk.missed;
     }
-    walk.clear();
-    opened.walk_again();
   }
   walk.opened = nullptr;
   nb::object asked = nb::cast(std::move(opened));
@@ -201,6 +222,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   if (!e.symbols.empty() && !(host = e.host_values(walk.leaves)))
     raise_error(PyExc_SystemError, "the numbers of this call are not those of its entry");
   table.promote(entry.get());
+  table.hint(missed, entry.get());
   return entry;
 }
 

@@ -136,6 +136,7 @@ struct Walk {
   bool in_order = false;      // sets count as the same only where they iterate in the same order
   bool any_sentinel = false;  // an instance without fields that counts by identity fits any other of its class
   Opened* opened = nullptr;   // what walks before have asked registered classes
+  size_t missed = 0;          // of a walk that failed: a hash of where, and of what stands there; 0: not known
 
   void clear() {
     leaves.clear();

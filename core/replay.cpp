@@ -36,6 +36,10 @@ class Replayer {
     walk_.nodes.resize(p_.track_pc.size());
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
+      if (const Instr& in = p_.code[pc]; in.op == Op::stat && matches_at_once(p_.statics[in.arg], roots[r])) {
+        ++pc;
+        continue;
+      }
       if (!match(roots[r], pc)) return false;
       while (!stack_.empty())
         if (!step()) return false;
@@ -75,6 +79,18 @@ class Replayer {
     return kind.shape && p_.shapes;
   }
 
+  // Another structure, and this is how it can be told again: by what stands at `pc`.
+  bool miss(uint32_t pc, size_t what) {
+    walk_.missed = (what ^ (static_cast<size_t>(pc) << 40)) * 0x9e3779b97f4a7c15ULL | 1;
+    return false;
+  }
+
+  // By its value where that is plain, else by its address.
+  bool miss_value(uint32_t pc, PyObject* obj) {
+    bool plain = PyUnicode_CheckExact(obj) || PyLong_CheckExact(obj) || PyFloat_CheckExact(obj) || PyBytes_CheckExact(obj);
+    return miss(pc, plain ? static_cast<size_t>(PyObject_Hash(obj)) : reinterpret_cast<size_t>(obj));
+  }
+
   bool match(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
     switch (in.op) {
@@ -91,7 +107,7 @@ class Replayer {
         walk_.leaves.push(obj);
         return true;
       }
-      case Op::stat: return static_matches(p_, in.arg, obj);
+      case Op::stat: return static_matches(p_, in.arg, obj) || miss_value(pc, obj);
       case Op::ref: return walk_.nodes[in.arg] == obj;
       case Op::same: return match_node(obj, in.arg);
       case Op::node: return match_node(obj, pc);
@@ -107,7 +123,8 @@ class Replayer {
 
   bool match_node(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
-    if (Py_TYPE(obj) != in.type || in.kind->stale) return in.kind->node->is_ignored && match_ignored(obj, in);
+    if (Py_TYPE(obj) != in.type || in.kind->stale)
+      return in.kind->node->is_ignored ? match_ignored(obj, in) : miss(pc, reinterpret_cast<size_t>(Py_TYPE(obj)));
     if (in.whole == obj) return true;
     const Kind& kind = *in.kind;
     if (in.flags & TARGET) {
@@ -115,7 +132,8 @@ class Replayer {
       if (same_[pc] == obj) return true;
       same_.set(pc, obj);
     }
-    if (is_sized(kind) && raw_size(obj, kind) != static_cast<Py_ssize_t>(in.items)) return false;
+    if (is_sized(kind) && raw_size(obj, kind) != static_cast<Py_ssize_t>(in.items))
+      return miss(pc, static_cast<size_t>(raw_size(obj, kind)));
     if (in.track != NONE) {
       if (!ids_->insert(obj, in.track)) return false;
       walk_.nodes.set(in.track, obj);
@@ -194,7 +212,7 @@ class Replayer {
       const Static& expected = p_.statics[p_.keys[top.key]];
       if (expected.obj != key || expected.how >= How::tuple) {
         Owned hold = Owned::borrow(child), hold_key = Owned::borrow(key);
-        if (!static_matches(p_, p_.keys[top.key], key)) return false;
+        if (!static_matches(p_, p_.keys[top.key], key)) return miss_value(top.child, key);
       }
       ++top.key;
     }

@@ -11,6 +11,10 @@ namespace graftax {
 namespace {
 
 constexpr size_t max_recent = 8;
+constexpr size_t max_hints = 1024;
+constexpr size_t hints_of_one_hash = 4;
+
+size_t first_hint(size_t missed) { return (missed >> 20) % (max_hints / hints_of_one_hash) * hints_of_one_hash; }
 
 int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -46,13 +50,14 @@ int table_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
   for (const Owned& e : nb::inst_ptr<Table>(self)->recent) Py_VISIT(e.get());
+  for (const Table::Hint& h : nb::inst_ptr<Table>(self)->hints) Py_VISIT(h.entry.get());
   return 0;
 }
 
 int table_clear(PyObject* self) {
   if (nb::inst_ready(self)) {
-    auto dead = std::move(nb::inst_ptr<Table>(self)->recent);
-    nb::inst_ptr<Table>(self)->recent.clear();
+    auto dead = std::exchange(nb::inst_ptr<Table>(self)->recent, {});
+    auto hints = std::exchange(nb::inst_ptr<Table>(self)->hints, {});
   }
   return 0;
 }
@@ -177,6 +182,23 @@ void Table::promote(PyObject* entry) {
   recent.insert(recent.begin(), std::move(held));
 }
 
+Owned Table::hinted(size_t missed) const {
+  if (missed == 0 || hints.empty()) return {};
+  for (size_t i = first_hint(missed), end = i + hints_of_one_hash; i < end; ++i)
+    if (hints[i].missed == missed) return Owned::borrow(hints[i].entry.get());
+  return {};
+}
+
+void Table::hint(size_t missed, PyObject* entry) {
+  if (missed == 0) return;
+  if (hints.empty()) hints.resize(max_hints);
+  size_t first = first_hint(missed), at = first;
+  while (at < first + hints_of_one_hash - 1 && hints[at].missed != missed && hints[at].entry) ++at;
+  if (hints[at].entry.get() == entry && hints[at].missed == missed) return;
+  Hint before = std::exchange(hints[at], {missed, Owned::borrow(entry)});
+  std::swap(hints[first], hints[at]);  // of a full row the one that was first goes next
+}
+
 void bind_table(nb::module_& m) {
   nb::class_<Entry>(m, "Entry", nb::type_slots(entry_slots), nb::is_weak_referenceable(),
                     "What is compiled for one structure of one function.")
@@ -284,6 +306,9 @@ void bind_table(nb::module_& m) {
       .def(
           "_forget",
           [](Table& t, nb::handle entry) {
+            std::vector<Table::Hint> gone;
+            for (Table::Hint& h : t.hints)
+              if (h.entry.get() == entry.ptr()) gone.push_back(std::exchange(h, {}));
             auto it =
                 std::find_if(t.recent.begin(), t.recent.end(), [&](const Owned& e) { return e.get() == entry.ptr(); });
             if (it == t.recent.end()) return;
@@ -292,8 +317,8 @@ void bind_table(nb::module_& m) {
           },
           nb::arg("entry"))
       .def("_forget_all", [](Table& t) {
-        auto dead = std::move(t.recent);
-        t.recent.clear();
+        auto dead = std::exchange(t.recent, {});
+        auto hints = std::exchange(t.hints, {});
         t.hits = 0;
       });
 }

@@ -51,7 +51,15 @@ struct Entry {
 };
 
 struct Table {
+  // Where many structures come in turn, the one that is wanted is seldom among the last. A walk in lockstep with another
+  // one fails where they differ; what stood there tells which entry was the right one the last time.
+  struct Hint {
+    size_t missed = 0;
+    Owned entry;
+  };
+
   std::vector<Owned> recent;  // the entries used last, first the newest
+  std::vector<Hint> hints;    // by the hash of what was missed; empty until there is one
   uint64_t hits = 0;
   uint64_t clock = 0;
   bool as_plain = false;    // inside of a trace the plain function is called
@@ -59,6 +67,9 @@ struct Table {
 
   // Makes this entry the newest.
   void promote(PyObject* entry);
+  // The entry to try after such a miss; empty where none is known.
+  Owned hinted(size_t missed) const;
+  void hint(size_t missed, PyObject* entry);
 };
 
 void bind_table(nb::module_& m);

@@ -7,8 +7,10 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import graftax
+from graftax._jitted import Jitted
 from zoo import Box, Data, f32
 
 
@@ -119,3 +121,53 @@ def test_the_same_call_under_another_x64_setting_is_another_trace():
         inside = f(jnp.ones(1, jnp.float64))
     after = f(f32(1))
     assert [x.dtype for x in (before, inside, after)] == [np.float32, np.float64, np.float32]
+
+
+def counted_recordings(monkeypatch):
+    """How often a call had to record what it was given, because no walk knew it."""
+    recorded = []
+    entry = Jitted._entry
+
+    def counted(self, *args):
+        recorded.append(self)
+        return entry(self, *args)
+
+    monkeypatch.setattr(Jitted, "_entry", counted)
+    return recorded
+
+
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+def test_one_of_many_structures_in_turn_is_found_without_a_recording(monkeypatch):
+    f = graftax.jit(lambda o: o["x"] * len(o["kind"]) + len(o["layers"]))
+    inputs = [{"x": f32(i), "kind": "k" * i, "layers": [0] * (i % 3)} for i in range(40)]
+    for _ in range(3):
+        for o in inputs:
+            f(o)
+    recorded = counted_recordings(monkeypatch)
+    for o in inputs + inputs[::-7]:
+        assert f(o).item() == o["x"].item() * len(o["kind"]) + len(o["layers"])
+    assert not recorded and traces(f) == 40
+
+
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+def test_structures_that_differ_in_two_statics_are_found_too(monkeypatch):
+    f = graftax.jit(lambda a, x, b: x + int(a) * 10 + int(b))
+    pairs = [(a, b) for a in "01234" for b in "01234"]
+    for _ in range(6):
+        for a, b in pairs:
+            f(a, f32(1), b)
+    recorded = counted_recordings(monkeypatch)
+    for a, b in pairs:
+        assert f(a, f32(1), b).item() == 1 + int(a) * 10 + int(b)
+    assert not recorded and traces(f) == 25
+
+
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+def test_a_structure_that_was_forgotten_is_not_found_by_its_hint():
+    f = graftax.jit(lambda x, n: x + len(n), cache_size=4)
+    for _ in range(3):
+        for n in range(12):
+            assert f(f32(1), "n" * n).item() == 1 + n
+    assert f.cache_info().currsize == 4 and traces(f) == 36
+    f.clear_cache()
+    assert f(f32(1), "nn").item() == 3 and traces(f) == 1
