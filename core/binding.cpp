@@ -62,8 +62,8 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   auto positional_at = [&](Py_ssize_t i) { return i < skip ? PyTuple_GET_ITEM(prefix, i) : args[i - skip]; };
   if (total > b.positional && !b.var_positional) return false;
   Py_ssize_t nkw = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-  Py_ssize_t captured = PyTuple_GET_SIZE(b.cells.ptr()) + PyTuple_GET_SIZE(b.global_names.ptr()) +
-                        PyTuple_GET_SIZE(b.origins.ptr());
+  Py_ssize_t captured =
+      PyTuple_GET_SIZE(b.cells.ptr()) + PyTuple_GET_SIZE(b.global_names.ptr()) + PyTuple_GET_SIZE(b.origins.ptr());
   out.values.reserve(static_cast<size_t>(count + total + nkw + captured));
   for (Py_ssize_t i = 0; i < b.positional; ++i) out.values.push(i < total ? positional_at(i) : nullptr);
   Py_ssize_t extra = std::max<Py_ssize_t>(0, total - b.positional);

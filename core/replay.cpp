@@ -87,7 +87,8 @@ class Replayer {
 
   // By its value where that is plain, else by its address.
   bool miss_value(uint32_t pc, PyObject* obj) {
-    bool plain = PyUnicode_CheckExact(obj) || PyLong_CheckExact(obj) || PyFloat_CheckExact(obj) || PyBytes_CheckExact(obj);
+    bool plain =
+        PyUnicode_CheckExact(obj) || PyLong_CheckExact(obj) || PyFloat_CheckExact(obj) || PyBytes_CheckExact(obj);
     return miss(pc, plain ? static_cast<size_t>(PyObject_Hash(obj)) : reinterpret_cast<size_t>(obj));
   }
 

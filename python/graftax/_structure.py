@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from jax.tree_util import GetAttrKey, keystr
+from jax.tree_util import GetAttrKey
 
 from . import _core
 from .interop import UNSPOKEN
@@ -126,8 +126,10 @@ def place_name(place: Place, names: tuple[str, ...]) -> str:
 
 
 def path_text(path: Iterable[Any]) -> str:
-    """The text of a key path, as messages print it."""
-    return keystr(tuple(entry for entry in path if not (entry == _CELL or is_unspoken(entry))))
+    """The text of a key path, as messages print it; that of JAX's `keystr`, which a trace asks of every leaf."""
+    return "".join(
+        [str(e) for e in path if type(e) is not GetAttrKey or (e.name not in UNSPOKEN and e.name != _CELL.name)]
+    )
 
 
 def plain_key(entry: Any) -> Any:
