@@ -4,6 +4,8 @@
 import functools
 import inspect
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -119,6 +121,29 @@ def test_a_callable_object_sees_its_state():
     model.w = f32(4)
     assert call(f32(2)).tolist() == [8.0]
     assert traces(call) == 1
+
+
+@pytest.mark.parametrize("transform", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])
+def test_a_bound_method_equals_itself_as_in_python(transform):
+    class Model:
+        def __init__(self):
+            self.w = jnp.ones(2)
+
+        @transform
+        def step(self):
+            return self.w + 1
+
+        @transform
+        def other(self):
+            return self.w
+
+    model, another = Model(), Model()
+    assert model.step == model.step and hash(model.step) == hash(model.step)
+    assert model.step != model.other and model.step != another.step and model.step != Model.step
+    listeners = [model.step, another.step]
+    listeners.remove(another.step)
+    assert listeners == [model.step] and len({model.step, model.step, another.step}) == 2
+    np.testing.assert_array_equal(graftax.jit(lambda step: step())(model.step), [2, 2])
 
 
 def test_a_partial():

@@ -86,6 +86,11 @@ class Traced(_Stage[P, R]):
 class Lowered(_Stage[P, R]):
     """A lowered function."""
 
+    @property
+    def lowered(self) -> Any:
+        """JAX's own stage, under the name that it has in Equinox."""
+        return self._stage
+
     @boundary
     def compile(self, *args: Any, **options: Any) -> Compiled[P, R]:
         """Compiles it for the backend; the arguments are those of JAX's `Lowered.compile`."""
@@ -95,6 +100,11 @@ class Lowered(_Stage[P, R]):
 
 class Compiled(_Stage[P, R]):
     """A compiled function: takes arguments of the structure and the statics that it was lowered for."""
+
+    @property
+    def compiled(self) -> Any:
+        """JAX's own stage, under the name that it has in Equinox."""
+        return self._stage
 
     @boundary
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -425,6 +425,15 @@ class Jitted(Stageable[P, R]):
                 return inspect.signature(self.__wrapped__.__get__(self.__self__))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
+    def __eq__(self, other: object) -> bool:
+        """As methods of Python: they are equal where they are the same method of one object."""
+        if self is other or not (self._is_bound and isinstance(other, Jitted) and other._is_bound):
+            return self is other
+        return self.__self__ is other.__self__ and self._method_of is other._method_of
+
+    def __hash__(self) -> int:
+        return hash((id(self.__self__), self._method_of)) if self._is_bound else object.__hash__(self)
+
     def __repr__(self) -> str:
         if not self._is_bound:
             return f"<graftax.jit of {self.__wrapped__!r}>"

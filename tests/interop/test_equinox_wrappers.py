@@ -187,3 +187,10 @@ def test_a_method_is_pickled_and_counts_its_traces():
     assert close(method(jnp.ones(2)), field.value(jnp.ones(2)))
     assert method.__self__.net.weight.shape == (2, 2) and method.cache_info().traces >= 1
     assert len(jax.tree.leaves(eqx.filter(method, eqx.is_array))) == 2
+
+
+@pytest.mark.parametrize("library", [eqx, graftax], ids=["equinox", "graftax"])
+def test_the_stages_of_jax_are_reached(library):
+    lowered = library.filter_jit(lambda f, x: f(x)).lower(linear(), jnp.ones(2))
+    assert lowered.lowered.cost_analysis()["flops"] > 0
+    assert lowered.compile().compiled.memory_analysis() is not None
