@@ -29,7 +29,14 @@ import pytest
 PATIENCE = 60.0  # seconds that tests may take longer, and ten times as long: what runs on hangs, and was noticed
 FEW = 12  # tests that run first, of so many files at most
 FILES = 3
-AT_IMPORT = ["tests/test_direct.py", "tests/test_settings.py"]  # for what runs while graftax is imported
+AT_IMPORT = [  # tests for what runs while graftax is imported
+    "tests/test_direct.py::test_the_second_call_of_a_structure_goes_direct",
+    "tests/test_direct.py::test_results_are_those_of_jax_jit_in_every_attribute",
+    "tests/test_direct.py::test_a_numpy_leaf_is_what_jax_jit_makes_of_it",
+    "tests/test_direct.py::test_a_layout_of_its_own_is_seen",
+    "tests/test_direct_leaves.py",
+    "tests/test_watch.py",
+]
 AT_ONCE = 2  # processes
 
 
