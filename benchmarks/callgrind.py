@@ -39,8 +39,16 @@ REPLAYS = (
     "graftax_jit/eqx.Module 1000/replay",
 )
 _CALLS = tuple(f"graftax_jit/{name}/reduce" for name in ("one array", "list 1000", "eqx.Module 1000"))
+_TRAINING = (
+    "jax_flat/list 1/update",
+    "graftax_jit/list 1/update",
+    "graftax_jit/object 10/update",
+    "graftax_jit/nnx.Module 100/update",
+    "graftax_jit/dict 1000/chain",
+    "graftax_jit/eqx.Module 1000/update",
+)
 _NO_DIRECT = ", no direct dispatch"
-LOOPS = (*REPLAYS, *_CALLS, *(name + _NO_DIRECT for name in _CALLS))
+LOOPS = (*REPLAYS, *_CALLS, *_TRAINING, *(name + _NO_DIRECT for name in _CALLS))
 BASELINE = Path(__file__).resolve().parent / "callgrind.json"
 TOLERANCE = 0.05
 # More than the calls after which a small call asks for its executable: that, and its self-test, compile.
@@ -138,6 +146,11 @@ def _instructions(name: str, iterations: int) -> float:
         return (totals["loop"] - totals["empty"]) / iterations
 
 
+def _passes(name: str, iterations: int) -> int:
+    """Fewer of a loop over many arrays: each of its passes counts as many of a small one."""
+    return max(25, min(iterations, 50 * iterations // _parts(name)[1].size))
+
+
 def _measure(names: list[str], iterations: int) -> dict[str, float]:
     """Instructions of one pass of each loop."""
     from benchmarks import report
@@ -147,7 +160,7 @@ def _measure(names: list[str], iterations: int) -> dict[str, float]:
         task = bar.add_task("", total=len(names))
         for name in names:
             bar.update(task, description=name)
-            counts[name] = _instructions(name, iterations)
+            counts[name] = _instructions(name, _passes(name, iterations))
             bar.advance(task)
     return counts
 
