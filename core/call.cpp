@@ -156,7 +156,6 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
   return PyObject_Vectorcall(plain.get(), args, static_cast<size_t>(nargs), kwnames);
 }
 
-// The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
 // Is this call one of the entry's? Then the walk has its leaves, and `host` what the host computes of its numbers.
 bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, Owned& host) {
   bool same_context =
@@ -178,6 +177,7 @@ bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, O
 
 constexpr int max_hinted = 4;  // one after the other: each may differ in another static
 
+// The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
 Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, const Roots& roots, PyObject* context,
                      Walk& walk, Owned& recording, Owned& host) {
   Opened opened;

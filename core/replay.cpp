@@ -36,10 +36,6 @@ class Replayer {
     walk_.nodes.resize(p_.track_pc.size());
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
-      if (const Instr& in = p_.code[pc]; in.op == Op::stat && matches_at_once(p_.statics[in.arg], roots[r])) {
-        ++pc;
-        continue;
-      }
       if (!match(roots[r], pc)) return false;
       while (!stack_.empty())
         if (!step()) return false;

@@ -237,12 +237,11 @@ uint32_t add_identity(Program& program, PyObject* obj) {
 
 bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
   const Static& s = program.statics[id];
+  if (matches_at_once(s, obj)) return true;
   if (s.how == How::function) return PyFunction_Check(obj) && function_matches(s, obj);
   if (s.weak) return static_object(s).get() == obj;
   if (s.how == How::reduce && s.obj == obj && kind_of(obj).immortal_value) return true;
-  if (s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple) return true;
   if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
-  if (s.how == How::context) return true;
   if (s.how == How::tuple) {
     if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
     Owned tuple = Owned::borrow(obj);

@@ -126,10 +126,9 @@ def place_name(place: Place, names: tuple[str, ...]) -> str:
 
 
 def path_text(path: Iterable[Any]) -> str:
-    """The text of a key path, as messages print it; that of JAX's `keystr`, which a trace asks of every leaf."""
-    return "".join(
-        [str(e) for e in path if type(e) is not GetAttrKey or (e.name not in UNSPOKEN and e.name != _CELL.name)]
-    )
+    """The text of a key path, as messages print it: that of JAX's `keystr`, without what goes without saying."""
+    spoken = [e for e in path if type(e) is not GetAttrKey or not (e == _CELL or is_unspoken(e))]
+    return "".join(map(str, spoken))
 
 
 def plain_key(entry: Any) -> Any:
