@@ -59,7 +59,25 @@ bool plain_equal(PyObject* a, PyObject* b, int depth) {
   return equal(a, b);
 }
 
-Py_hash_t plain_hash(PyObject* a) {
+Py_hash_t combined(Py_hash_t a, Py_hash_t b) {
+  return static_cast<Py_hash_t>(static_cast<size_t>(a) * 31 + static_cast<size_t>(b));
+}
+
+Py_hash_t hash_complex(PyObject* obj) {
+  Py_complex z = PyComplex_AsCComplex(obj);
+  return combined(hash_double(z.real), hash_double(z.imag));
+}
+
+// Of values that are plain_equal it is the same: Python's own differs for two nan objects.
+Py_hash_t plain_hash(PyObject* a, int depth) {
+  if (PyFloat_CheckExact(a)) return hash_double(PyFloat_AS_DOUBLE(a));
+  if (PyComplex_CheckExact(a)) return hash_complex(a);
+  if (PyTuple_CheckExact(a)) {
+    Py_hash_t h = 17;
+    for (Py_ssize_t i = 0; depth < max_key_depth && i < PyTuple_GET_SIZE(a); ++i)
+      h = combined(h, plain_hash(PyTuple_GET_ITEM(a, i), depth + 1));
+    return h;
+  }
   Py_hash_t h = PyObject_Hash(a);
   if (h == -1) PyErr_Clear();
   return h;
@@ -149,15 +167,10 @@ uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy
     case How::identity:
     case How::copied: s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); break;
     case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
-    case How::complex: {
-      Py_complex z = PyComplex_AsCComplex(obj);
-      auto real = static_cast<size_t>(hash_double(z.real)), imag = static_cast<size_t>(hash_double(z.imag));
-      s.hash = static_cast<Py_hash_t>(real * 31 + imag);
-      break;
-    }
+    case How::complex: s.hash = hash_complex(obj); break;
     case How::reduce:
       s.snapshot = program.keep(reduced(kind, obj));
-      s.hash = plain_hash(s.snapshot);
+      s.hash = plain_hash(s.snapshot, 0);
       break;
     default:
       s.hash = PyObject_Hash(obj);
@@ -192,8 +205,7 @@ uint32_t add_key(Program& program, PyObject* given, int depth) {
     Py_hash_t hash = 17;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
       ids.push_back(add_key(program, PyTuple_GET_ITEM(key, i), depth + 1));
-      hash = static_cast<Py_hash_t>(static_cast<size_t>(hash) * 31 +
-                                    static_cast<size_t>(program.statics[ids.back()].hash));
+      hash = combined(hash, program.statics[ids.back()].hash);
     }
     Static s;
     s.how = How::tuple;

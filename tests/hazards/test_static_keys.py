@@ -102,6 +102,26 @@ def test_nan_is_one_key_in_ten_thousand_calls():
     assert f.cache_info().traces == 1
 
 
+@pytest.mark.parametrize("wrap", [lambda v: v, slice, lambda v: {(v, 1): 2}], ids=["bare", "slice", "tuple_key"])
+def test_complex_numbers_that_agree_in_one_part_are_other_keys(wrap):
+    f = graftax.jit(lambda v, w: repr(v))
+    for value in 2 * (complex(1, 2), complex(1, 3), complex(2, 2), complex(math.nan, 2), complex(2, math.nan)):
+        assert f(wrap(value), f32(1)) == repr(wrap(value))
+    assert f.cache_info().traces == 5
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, slice, lambda v: {v}, lambda v: {(v, 1): 2}])
+@pytest.mark.parametrize("of", [float, complex, lambda v: complex(1, v)], ids=["float", "real", "imaginary"])
+def test_nan_is_one_key_whatever_its_bits(of, wrap):
+    nan = of(math.nan)
+    other = of(math.copysign(math.nan, -1))
+    f = graftax.jit(lambda v, w: w + 1)
+    for value in (nan, other, nan):
+        f(wrap(value), f32(1))
+    assert f.cache_info().traces == 1
+    assert graftax.flatten(wrap(nan))[1] == graftax.flatten(wrap(other))[1]
+
+
 def set_int(x):
     x.n += 1
 
