@@ -54,13 +54,11 @@ bool Trace::is_key(PyObject* key, uint32_t at) const {
   return recorded.obj == key || (recorded.how == How::string && static_matches(p, p.keys[at], key));
 }
 
-// The names of an object's attributes, where it is immutable and a registered class says what it holds; null elsewhere.
-Owned Trace::unflattened_names(uint32_t pc) const {
+// An object's attributes, where it is immutable and a registered class says what it holds; null elsewhere.
+Owned Trace::unflattened(uint32_t pc) const {
   const Instr& n = recording_->program().code[pc];
   if (n.op != Op::node || n.track != NONE || !n.kind->node->is_registered) return {};
-  Owned dict = Owned::steal(PyObject_GenericGetDict(expected(pc), nullptr));
-  if (!dict) return PyErr_Clear(), Owned();
-  return own(PyDict_Keys(dict.get()));
+  return Py_TYPE(expected(pc)) == n.type ? raw_snapshot(expected(pc), *n.kind) : Owned();
 }
 
 // An attribute of a name that the class has too is a cache (cached_property): it is dropped, and computed again.
@@ -76,6 +74,46 @@ void Trace::refuse_new_attributes(uint32_t pc, PyObject* dict, const std::functi
   }
 }
 
+// The same for an attribute that a registered class has already, unless it flattens to what it was made of: then it is
+// a cache, too.
+void Trace::refuse_changed_registered(uint32_t pc, PyObject* before) {
+  const Kind& kind = *recording_->program().code[pc].kind;
+  Owned now = raw_snapshot(expected(pc), kind);
+  auto part = [](PyObject* snapshot, Py_ssize_t i) { return PyTuple_GET_ITEM(snapshot, i); };
+  refuse_new_attributes(pc, part(now.get(), 0),
+                        [&](PyObject* name) { return dict_get(part(before, 0), name) != nullptr; });
+  auto look = [&](PyObject* name, PyObject* was, PyObject* is) {
+    if (was == is || (!(is_part(pc, was) && kind_of(was).is_node()) && !is_made_otherwise(pc))) return;
+    raise_graftax("MutationError", path_text(recording_->program(), pc, root_names()) + ": the attribute " +
+                                       short_repr(name) + " of an immutable " + Py_TYPE(expected(pc))->tp_name +
+                                       " was changed inside the traced function. It has no identity that the change "
+                                       "could be brought back to: make the class mutable, or return the changed "
+                                       "object.");
+  };
+  PyObject *name, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(part(before, 0), &at, &name, &value);)
+    look(name, value, dict_get(part(now.get(), 0), name));
+  for (size_t i = 0; i < kind.slots.size(); ++i) {
+    auto at = static_cast<Py_ssize_t>(i);
+    look(kind.slots[i].name, part(part(before, 1), at), part(part(now.get(), 1), at));
+  }
+}
+
+// Does a registered class flatten an immutable object to other values, or with other aux data, than it was made of?
+bool Trace::is_made_otherwise(uint32_t pc) {
+  const Program& p = recording_->program();
+  Cursor now(expected(pc), *p.code[pc].kind, &opened_);
+  uint32_t child = pc + 1, i = 0;
+  PyObject *value, *key;
+  for (; now.next(value, key); ++i, child = p.after(child)) {
+    if (i == p.children(pc)) return true;
+    if (now.stage() == Cursor::Stage::extra ? !equal(value, expected(child))
+                                            : p.code[child].op != Op::node && !is_as_built(value, child))
+      return true;
+  }
+  return i != p.children(pc);
+}
+
 // Was an attribute of an immutable object replaced, deleted or added (below its own __setattr__)?
 void Trace::refuse_changed_frozen() {
   const Program& p = recording_->program();
@@ -84,11 +122,7 @@ void Trace::refuse_changed_frozen() {
     if (n.op != Op::node || n.track != NONE || Py_TYPE(expected(pc)) != n.type) continue;
     PyObject* obj = expected(pc);
     if (n.kind->node->is_registered) {
-      if (PyObject* names = unflattened_[pc]) {
-        Owned dict = own(PyObject_GenericGetDict(obj, nullptr));
-        refuse_new_attributes(pc, dict.get(),
-                              [names](PyObject* name) { return PySequence_Contains(names, name) == 1; });
-      }
+      refuse_changed_registered(pc, unflattened_[pc]);
       continue;
     }
     Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();

@@ -78,15 +78,13 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   for (uint32_t t = 0; t < p.track_pc.size(); ++t)
     if (raw_[t]) behind_.replace(t, behind(p.track_pc[t], PyTuple_GET_ITEM(raw_[t], 0)));
   unflattened_.resize(p.code.size());
-  for (uint32_t c = 0; c < p.code.size(); ++c) unflattened_.set(c, unflattened_names(c).get());
+  for (uint32_t c = 0; c < p.code.size(); ++c) unflattened_.set(c, unflattened(c).get());
   named_.enter(p, built_, root_names());
   return out;
 }
 
 PyObject* Trace::expected(uint32_t pc) const {
-  const Instr& n = recording_->program().code[pc];
-  if (n.op == Op::node && (n.flags & HANDED_OVER)) return recording_->live[pc];
-  return built_[pc] ? built_[pc] : recording_->live[pc];
+  return built_[pc] ? built_[pc] : recording_->live[pc];  // what is handed over was not built
 }
 
 void Trace::restore_node(uint32_t pc) {
@@ -174,6 +172,25 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
   }
 }
 
+bool Trace::find_change(Change& change) {
+  uint32_t pc = recording_->program().track_pc[change.track];
+  if (!recording_->program().code[pc].kind->node->is_registered) return changed(pc);
+  if (!raw_[change.track]) return false;
+  change.delta = own(PyDict_New());
+  change.deleted = own(PyList_New(0));
+  return raw_changed(change.track, expected(pc), change.delta.get(), change.deleted.get());
+}
+
+// Did the function change it, or is it written only because its arrays were donated?
+bool Trace::changed_by_function(uint32_t track) {
+  if (donated_.empty()) return true;
+  std::vector<PyObject*> donated = std::exchange(donated_, {});
+  Change alone{track, {}, {}};
+  bool answer = find_change(alone);
+  donated_ = std::move(donated);
+  return answer;
+}
+
 nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
                         bool numbers, bool share, bool numpy) {
   const Program& p = recording_->program();
@@ -182,34 +199,15 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   std::sort(donated_.begin(), donated_.end());
 
   refuse_changed_frozen();
-  struct Change {
-    uint32_t track;
-    Owned delta, deleted;
-  };
   std::vector<Change> changes;
   std::vector<uint32_t> changed_tracks;
   nb::list paths;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
-    const Instr& n = p.code[pc];
     Change change{t, {}, {}};
-    std::vector<PyObject*> donated_here;
-    // Did the function change it, or is it written because its arrays were donated?
-    bool by_function = donated_.empty();
-    if (!by_function && !n.kind->node->is_registered) {
-      donated_here.swap(donated_);
-      by_function = changed(pc);
-      donated_here.swap(donated_);
-    }
-    if (n.kind->node->is_registered) {
-      if (!raw_[t]) continue;
-      change.delta = own(PyDict_New());
-      change.deleted = own(PyList_New(0));
-      if (!raw_changed(t, expected(pc), change.delta.get(), change.deleted.get())) continue;
-    } else if (!changed(pc)) {
-      continue;
-    }
-    if (by_function && !n.kind->expires && nb::len(paths) < 8) paths.append(path_text(p, pc, root_names()));
+    if (!find_change(change)) continue;
+    if (changed_by_function(t) && !p.code[pc].kind->expires && nb::len(paths) < 8)
+      paths.append(path_text(p, pc, root_names()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
   }

@@ -41,6 +41,12 @@ bool is_context(const Program& p, uint32_t pc);
 // Builds the result and applies the writes: every value exists before the first write.
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes);
 
+// What became of an input node. Of a registered one: the attributes that changed, and the names of those that are gone.
+struct Change {
+  uint32_t track;
+  Owned delta, deleted;
+};
+
 class Trace {
  public:
   explicit Trace(nb::object recording);  // a Recording
@@ -72,6 +78,8 @@ class Trace {
  private:
   PyObject* expected(uint32_t pc) const;
   bool changed(uint32_t pc) const;
+  bool find_change(Change& change);
+  bool changed_by_function(uint32_t track);
   bool is_as_built(PyObject* value, uint32_t pc) const;
   bool is_key(PyObject* key, uint32_t at) const;
   Touched touched_parts(uint32_t pc, Recorder& recorder) const;
@@ -82,7 +90,9 @@ class Trace {
   Owned behind(uint32_t pc, PyObject* attributes) const;
   bool flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before);
   void refuse_changed_frozen();
-  Owned unflattened_names(uint32_t pc) const;
+  Owned unflattened(uint32_t pc) const;
+  void refuse_changed_registered(uint32_t pc, PyObject* before);
+  bool is_made_otherwise(uint32_t pc);
   void refuse_new_attributes(uint32_t pc, PyObject* dict, const std::function<bool(PyObject*)>& is_known) const;
   void restore_node(uint32_t pc);
   void restore_raw(uint32_t track, Commit& commit);
@@ -98,7 +108,7 @@ class Trace {
   OwnedList built_;
   OwnedList raw_;                   // by tracked index: registered nodes as rebuilt
   OwnedList behind_;                // by tracked index, of these: what is behind their attributes
-  OwnedList unflattened_;           // by instruction: names of attributes of immutable registered nodes, as rebuilt
+  OwnedList unflattened_;           // by instruction: attributes of immutable registered nodes, as rebuilt
   Opened opened_;                   // rebuilt registered nodes, as the function left them
   std::vector<PyObject*> donated_;  // tracers of donated leaves, sorted
   Named named_;                     // what methods are called on

@@ -2,7 +2,9 @@
 """Donation: by words, names, positions and key paths; one buffer is passed once; errors name both paths."""
 
 import warnings
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -81,6 +83,63 @@ def test_what_is_donated_and_stays_reachable_is_written_back():
     for _ in range(3):
         assert float(total(held)) == 4
     assert held["a"].tolist() == [0] * 4 and held["b"][0].tolist() == [1] * 4 and held["b"][1] == "note"
+
+
+@jax.tree_util.register_pytree_node_class
+class Holder:
+    """Registered with JAX: its arrays are in a slot, in an attribute, and in a tuple."""
+
+    __slots__ = ("__dict__", "a", "empty")
+
+    def __init__(self, a, b, c):
+        self.a, self.b, self.c = a, b, (c, "note")
+
+    def tree_flatten(self):
+        return (self.a, self.b, self.c[0]), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_a_registered_object_never_holds_an_array_that_is_gone():
+    before = arrays(3)
+    held = Holder(*before)
+    total = graftax.jit(lambda held: held.a.sum() + held.b.sum() + held.c[0].sum(), donate="all")
+    for _ in range(3):
+        assert float(total(held)) == 12
+    assert all(x.is_deleted() for x in before) and held.c[1] == "note"
+    assert [x.tolist() for x in (held.a, held.b, held.c[0])] == [[0] * 4, [1] * 4, [2] * 4]
+
+
+@pytest.mark.parametrize("make", [Holder, lambda *xs: SimpleNamespace(a=xs[0], b=xs[1])], ids=["registered", "object"])
+def test_what_is_written_for_a_donation_is_no_change_of_the_function(make):
+    def pure(held):
+        return held.a + held.b
+
+    def changes(held):
+        held.b = held.b + 1
+        return held.a
+
+    assert graftax.jit(pure, mutation="error", donate="all")(make(*arrays(3))).tolist() == [1] * 4
+    with pytest.raises(graftax.MutationError, match="changed held"):
+        graftax.jit(changes, mutation="error", donate="all")(make(*arrays(3)))
+
+
+def test_of_many_arrays_none_that_is_donated_comes_back():
+    @graftax.jit(donate="gone")
+    def f(stays, gone):
+        stays[0], gone[0] = gone[0], stays[0]
+        return [gone[-1], stays[-1], *gone]
+
+    stays, gone = arrays(40), [x + 100 for x in arrays(40)]
+    expected = [[x[0].item() for x in xs] for xs in (stays, gone)]
+    expected[0][0], expected[1][0] = expected[1][0], expected[0][0]
+    before, last = list(gone), stays[-1]
+    out = f(stays, gone)
+    assert all(x.is_deleted() for x in before) and out[1] is last
+    assert [[x[0].item() for x in xs] for xs in (stays, gone)] == expected
+    assert [x[0].item() for x in out] == [expected[1][-1], expected[0][-1], *expected[1]]
 
 
 def test_a_shared_object_that_holds_the_donated_array_is_one_place():
