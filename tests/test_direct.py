@@ -475,6 +475,12 @@ def test_it_is_right_over_several_devices():
                 assert "incompatible devices" in str(error), error
             else:
                 raise AssertionError("arrays on two devices were taken")
+        keys = jax.random.split(jax.random.key(0), 8)
+        g = graftax.jit(lambda k: jax.random.key_data(k["k"]) + 1)
+        for _ in range(3):
+            k = {"k": jax.device_put(keys, NamedSharding(mesh, P("x")))}
+            assert np.array_equal(g(k), jax.random.key_data(keys) + 1)
+        assert [entry.direct for entry in g._table.entries.values()] == [1]
         loose = {"a": jnp.ones((8, 2)), "b": jnp.ones(8)}
         with jax.default_device(jax.devices()[5]):
             for _ in range(3):

@@ -52,3 +52,21 @@ def test_each_leaf_is_looked_at_wherever_it_stands(place, other):
             f(first)
         for a, b in zip(f(second), expected(second), strict=True):
             assert a.aval == b.aval and a.committed == b.committed and np.array_equal(a, b)
+
+
+def test_an_array_at_the_address_of_a_result_that_is_gone_says_nothing_of_that_result():
+    f = graftax.jit(lambda t: {"a": t["a"] + 1, "b": t["a"].T * 2})
+    a, met = jnp.zeros((2, 3)), False
+    for _ in range(20):
+        for _ in range(6):  # its first result comes back as its leaf
+            out = f({"a": a})
+            a = out["a"]
+        place = id(out["b"])
+        del out
+        others = [a + i for i in range(20)]
+        [other, *_] = [x for x in others if id(x) == place] or [a]
+        met = met or other is not a
+        second = f({"a": other})["b"]
+        assert np.array_equal(second, other.T * 2)
+        assert np.array_equal(f({"a": second})["a"], second + 1)
+    assert met

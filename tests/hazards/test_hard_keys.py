@@ -108,6 +108,11 @@ def test_the_attributes_of_a_known_types_subclass_count():
     for make in (lambda: Money(1), lambda: Day(2024, 1, 1), lambda: Ratio(1)):
         for note in ("a", "b", "a"):
             assert f(with_note(make(), note), f32(1)) == note
+    names = graftax.jit(lambda value, w: sorted(vars(value)))
+    for name in ("note", "other", "note"):
+        value = Money(1)
+        setattr(value, name, "a")
+        assert names(value, f32(1)) == [name]
 
 
 # ── containers, by content ──
