@@ -2,8 +2,10 @@
 """Runs mutants: one process imports everything once, and forks for each mutant.
 
 First each test runs without a mutant and says which ones it reaches, and how long it takes. A mutant's tests are those
-that reach it: first those that noticed others of its file, then one case of each test function, the fastest first. A
-test counts that passes without the mutant, in a process of its own too.
+that reach it: first those that noticed others of its file, then one case of each test function, first what is fast and
+reaches little else.
+Where a sample of the cases is run and none notices it, the other cases of these functions follow for a while. A test
+counts that passes without the mutant, in a process of its own too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import mmap
 import os
 import shutil
@@ -20,7 +23,7 @@ import sys
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +32,7 @@ import pytest
 PATIENCE = 60.0  # seconds that tests may take longer, and ten times as long: what runs on hangs, and was noticed
 FEW = 12  # tests that run first, of so many files at most
 FILES = 3
+CASES = 2  # the stage that runs all cases of the functions
 AT_IMPORT = [  # tests for what runs while graftax is imported
     "tests/test_direct.py::test_the_second_call_of_a_structure_goes_direct",
     "tests/test_direct.py::test_results_are_those_of_jax_jit_in_every_attribute",
@@ -111,6 +115,8 @@ class Children:
                 os.waitpid(child.pid, 0)
             self.running.remove(child)
             ended = "hung" if not pid else "ended" if status == 0 else "crashed"
+            if ended == "crashed":
+                print("status", status, (child.out / "log").read_text(errors="replace")[-1500:], flush=True)
             out = child.out / "out"
             lines = out.read_text().splitlines() if out.exists() else []
             shutil.rmtree(child.out, ignore_errors=True)
@@ -125,15 +131,32 @@ class Children:
 class Chosen:
     """A plugin of pytest: runs tests in an order, and writes what became of each."""
 
-    def __init__(self, tests: list[str] | None, out: Any, taken: Callable[[], set[int]]) -> None:
+    def __init__(
+        self,
+        tests: list[str] | None,
+        out: Any,
+        taken: Callable[[], set[int]],
+        seconds: float = math.inf,
+        without: Container[str] = (),
+    ) -> None:
         self.tests = None if tests is None else {test: i for i, test in enumerate(tests)}
         self.out, self.taken, self.failed = out, taken, False
+        self.until, self.without = time.monotonic() + seconds, without
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.tests is not None and self.until < math.inf:  # functions: a case of each, then another of each
+            turn: Counter[str] = Counter()
+            chosen: list[tuple[int, int, pytest.Item]] = []
+            for item in items:
+                if (function := function_of(item.nodeid)) in self.tests and item.nodeid not in self.without:
+                    chosen.append((turn[function], self.tests[function], item))
+                    turn[function] += 1
+            items[:] = [item for _, _, item in sorted(chosen, key=lambda c: c[:2])]
+        elif self.tests is not None:
+            chosen_items = [item for item in items if item.nodeid in self.tests]
+            items[:] = sorted(chosen_items, key=lambda item: self.tests[item.nodeid])
         if self.tests is not None:
-            chosen = [item for item in items if item.nodeid in self.tests]
-            items[:] = sorted(chosen, key=lambda item: self.tests[item.nodeid])
             print(json.dumps(("chosen", len(items))), file=self.out)
 
     @pytest.hookimpl(wrapper=True)
@@ -145,6 +168,8 @@ class Chosen:
         answer = yield
         seconds = time.monotonic() - start
         print(json.dumps((item.nodeid, seconds, not self.failed, sorted(self.taken()))), file=self.out)
+        if time.monotonic() > self.until:
+            item.session.shouldstop = "enough"
         return answer
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -163,11 +188,13 @@ class Runs:
         wanted: list[Mutant],
         at_import: bytes,
         budget: float,
+        cases: float,
         words: list[str],
     ) -> None:
         self.place, self.record, self.mutants, self.key, self.wanted = place, record, mutants, key, wanted
-        self.budget = budget
-        self.words = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", *words]
+        self.budget, self.cases = budget, cases
+        self.every, self.sample = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider"], words
+        self.named = {mutant.name: mutant for mutant in mutants}
         self.children = Children(place / "runs")
         self.reached: list[Reach] = []
         self.alone: dict[str, bool] = {}  # test -> does it pass in a process of its own?
@@ -183,6 +210,7 @@ class Runs:
 
     def run(self, files: list[str]) -> None:
         self._reach(files)
+        self._place_new()
         self._run_all()
 
     def _open_memory(self, path: Path) -> None:
@@ -198,9 +226,17 @@ class Runs:
         self.memory[:] = bytes(len(self.memory))
         return found
 
-    def _pytest(self, words: list[str], tests: list[str] | None, out: Any) -> None:
-        status = pytest.main([*self.words, *words], plugins=[Chosen(tests, out, self._take_reached)])
-        if status in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+    def _pytest(self, words: list[str], tests: list[str] | None, out: Any, seconds: float = math.inf) -> None:
+        """Runs tests by name; for some seconds, functions in all their cases."""
+        bad = {test for test, passes in self.alone.items() if not passes}
+        plugin = Chosen(tests, out, self._take_reached, seconds, bad)
+        given = [*self.every, *(self.sample if seconds == math.inf else []), *words]
+        status = pytest.main(given, plugins=[plugin])
+        stopped = status == pytest.ExitCode.INTERRUPTED and time.monotonic() > plugin.until
+        if (
+            status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
+            and not stopped
+        ):
             os._exit(4)  # what the tests share, or one of their files, cannot be imported
 
     # ---- what each test reaches
@@ -208,11 +244,12 @@ class Runs:
     def _reach(self, files: list[str]) -> None:
         kept = self.place / "reached"
         kept.mkdir(exist_ok=True)
+        by_number = {mutant.number: mutant for mutant in self.mutants}
         for name in files:
             key = f"{zlib.crc32(Path(name).read_bytes())} {self.key}"
             cache = kept / f"{name.replace('/', '-')}.json"
             if cache.exists() and (found := json.loads(cache.read_text()))["key"] == key:
-                self.reached += [Reach(*r) for r in found["reached"]]
+                self._take_kept(found["reached"])
                 continue
 
             def work(out: Any, name: str = name) -> None:
@@ -224,11 +261,31 @@ class Runs:
                 bad = [r[0] for r in found if not r[2]]
                 seconds = sum(r[1] for r in found)
                 print(f"{name}: {ended}, {len(found)} tests, {seconds:.0f} s, fail: {bad}", flush=True)
-                cache.write_text(json.dumps({"key": key, "reached": found}))
                 self.reached.extend(Reach(*r) for r in found)
+                named = [(*r[:3], [by_number[n].name for n in r[3]]) for r in found]
+                cache.write_text(json.dumps({"key": key, "reached": named}))
 
             self.children.start(work, 1200, done)
         self.children.wait()
+
+    def _take_kept(self, kept: list[list[Any]]) -> None:
+        for test, seconds, passed, names in kept:
+            numbers = sorted(self.named[name].number for name in names if name in self.named)
+            self.reached.append(Reach(test, seconds, passed, numbers))
+
+    def _place_new(self) -> None:
+        """Lines that are new since the build that was asked what it reaches: whoever reaches the one next to them."""
+        met = {number for r in self.reached for number in r.mutants}
+        of_file: dict[str, list[Mutant]] = defaultdict(list)
+        for mutant in self.mutants:
+            if mutant.number in met:
+                of_file[mutant.file].append(mutant)
+        for mutant in self.wanted:
+            if mutant.number not in met and (near := of_file[mutant.file]):
+                next_to = min(near, key=lambda m: abs(m.line - mutant.line)).number
+                for r in self.reached:
+                    if next_to in r.mutants:
+                        r.mutants.append(mutant.number)
 
     # ---- mutants
 
@@ -242,9 +299,9 @@ class Runs:
         case: Counter[str] = Counter()
         rest: list[tuple[int, float, Reach]] = []
         for r in sorted(reach, key=lambda r: r.seconds):
-            function = r.test.partition("[")[0]
+            function = function_of(r.test)
             if r.test not in chosen:
-                rest.append((case[function], r.seconds, r))
+                rest.append((case[function], r.seconds * len(r.mutants), r))
             case[function] += 1
         budget = self.budget
         few: list[Reach] = []
@@ -269,39 +326,49 @@ class Runs:
         lived = sum(r["result"] == "survived" for r in self.results.values())
         print(f"{len(self.results) - lived} of {len(self.results)} mutants noticed; {len(self.mutants)} were made")
 
-    def _run(self, mutant: Mutant, is_first: bool = True) -> None:
-        """Runs a few tests of a mutant; where none fails, all others."""
+    def _run(self, mutant: Mutant, stage: int = 0, crashed: str | None = None) -> None:
+        """Runs a few tests of a mutant; where none fails, all others; then their other cases, for a while.
+
+        A process that crashes, or hangs, has to do so twice in one test: any forked process may by chance.
+        """
         few, others = self.tests_of(mutant)
-        part, tests = few if is_first else others, len(few) + len(others)
-        names = [r.test for r in part]
+        tests = len(few) + len(others)
+        part = [few, others, [*few, *others] if self.cases and self.sample else []][stage]
+        names = [r.test for r in part] if stage < CASES else list(dict.fromkeys(function_of(r.test) for r in part))
+        seconds = math.inf if stage < CASES else self.cases
 
         def work(out: Any) -> None:
             os.environ["GRAFTAX_MUTANT"] = str(mutant.number)
             self.chosen.value = mutant.number
-            self._pytest(["-x", *sorted(set(map(file_of, names)))], names, out)
+            self._pytest(["-x", *sorted(set(map(file_of, names)))], names, out, seconds)
 
         def done(ended: str, lines: list[str]) -> None:
             by, noticed = failure(ended, [json.loads(line) for line in lines])
-            if by and not self._passes_alone(by):
-                return self._run(mutant, is_first)
-            if not noticed and is_first and others:
-                return self._run(mutant, False)
-            if not noticed and mutant.number in self.at_import and tests < FEW:
+            if by and not self._passes_alone(by, seconds):
+                return self._run(mutant, stage)
+            if ended != "ended" and crashed != (by or ""):
+                return self._run(mutant, stage, by or "")
+            if not noticed and stage < CASES:
+                return self._run(mutant, stage + 1)
+            if not noticed and mutant.number in self.at_import:
                 return self._run_anew(mutant, tests)
             if by:
                 self.kills[mutant.file][by] += 1
             self._note(mutant, ("killed" if ended == "ended" else ended) if noticed else "survived", by, tests)
 
         if part:
-            self.children.start(work, PATIENCE + 10 * sum(r.seconds for r in part), done)
+            usual = sum(r.seconds for r in part) if stage < CASES else seconds
+            self.children.start(work, PATIENCE + 10 * usual, done)
         else:
             done("ended", [])
 
-    def _passes_alone(self, test: str) -> bool:
+    def _passes_alone(self, test: str, seconds: float) -> bool:
         if test not in self.alone:
             answers: list[bool] = []
 
             def work(out: Any) -> None:
+                if seconds < math.inf:
+                    self.sample = []
                 self._pytest([file_of(test)], [test], out)
 
             def done(ended: str, lines: list[str]) -> None:
@@ -321,7 +388,7 @@ class Runs:
 
         def work(out: Any) -> None:
             given = {**os.environ, "GRAFTAX_MUTANT": str(mutant.number)}
-            words = [sys.executable, "-m", "pytest", "-x", *self.words, *AT_IMPORT]
+            words = [sys.executable, "-m", "pytest", "-x", *self.every, *self.sample, *AT_IMPORT]
             print(subprocess.run(words, env=given, check=False).returncode, file=out)
 
         def done(ended: str, lines: list[str]) -> None:
@@ -352,6 +419,10 @@ class Runs:
 
 def file_of(test: str) -> str:
     return test.partition("::")[0]
+
+
+def function_of(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def numbers(flags: bytes) -> set[int]:

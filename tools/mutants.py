@@ -45,16 +45,19 @@ FIRST = FILES[0]  # it defines which mutant runs
 UNTIL = "# ---- several processes"  # what stands below in a Python file does not decide about calls
 # Where tests are looked for: those that reach a mutant are run.
 TESTS = (
-    "hazards tree test_arguments.py test_async.py test_cache.py test_commit.py test_direct.py "
+    "hazards tree test_arguments.py test_async.py test_cache.py test_commit.py test_direct.py test_direct_leaves.py "
     "test_direct_modules.py test_donation.py test_failure_points.py test_flatten.py test_functions.py "
     "test_graphdef.py test_kept.py test_mutation_modes.py test_numbers_in_place.py test_outcome.py "
-    "test_partition.py test_path.py test_placing.py test_reads.py test_reads_below_jax.py "
-    "test_reads_of_classes.py test_recording.py test_settings.py test_shardings.py test_weakrefs.py "
-    "test_writeback.py test_packed.py test_errors.py test_methods.py test_explain.py transforms/test_filtered.py "
-    "transforms/test_custom_state.py transforms/test_replaced.py transforms/test_cond.py"
+    "test_partition.py test_path.py test_placing.py test_reads.py test_reads_below_jax.py test_reads_of_classes.py "
+    "test_recording.py test_settings.py test_shardings.py test_weakrefs.py test_watch.py test_writeback.py "
+    "test_packed.py test_errors.py test_methods.py test_explain.py transforms/test_filtered.py "
+    "transforms/test_custom_state.py transforms/test_replaced.py transforms/test_cond.py test_ignore.py "
+    "test_jax_ref.py test_one_array.py test_registry.py test_numbers.py test_numbers_of_new_structures.py "
+    "test_module.py"
 )
 
-MOST = 10_000  # mutants of one build
+MOST = 10_000  # numbers of mutants
+MOST_OF_FILE = 1000  # the numbers of a file stay, whatever is changed in another
 HEADER = f"""
 #pragma once
 #define MOST {MOST}
@@ -293,13 +296,9 @@ def build(files: list[str]) -> list[Mutant]:
     without: dict[str, set[int]] = {name: set() for name in files}
     while True:
         mutants: list[Mutant] = []
-        for name in files:
-            source = (ROOT / name).read_text(encoding="utf-8")
-            made = (
-                Cpp(name, source, len(mutants), without[name])
-                if name[-4:] == ".cpp"
-                else Py(name, source, len(mutants))
-            )
+        for i, name in enumerate(files):
+            source, first = (ROOT / name).read_text(encoding="utf-8"), i * MOST_OF_FILE
+            made = Cpp(name, source, first, without[name]) if name[-4:] == ".cpp" else Py(name, source, first)
             put(PLACE / name, made.text.encode())
             mutants += made.mutants
         if FIRST not in files:
@@ -372,12 +371,14 @@ def serve(mutants: list[Mutant], given: argparse.Namespace) -> None:
     known = json.loads(RECORD.read_text())["mutants"] if RECORD.exists() else []
     done = {r["name"] for r in known if r["result"] != "survived" or not given.again}
     equal = set(equal_mutants())
-    turns = [m for m in in_turn(mutants) if m.name not in equal][: given.most]
+    turns = [m for m in in_turn(mutants) if m.name not in equal and re.search(given.like, m.name)]
+    turns = turns[given.after : given.after + given.most]
     wanted = [m for m in turns if m.name not in done]
     places = [Path("tests") / test for test in given.tests.split()]
     tests = [path for place in places for path in (sorted(place.glob("test_*.py")) if place.is_dir() else [place])]
-    key = f"{key_of(given.files)} {given.whole}"
-    runs = Runs(PLACE, RECORD, mutants, key, wanted, first.read_bytes(), given.budget, ["--quick"] * (not given.whole))
+    key = f"{'kept' if given.reached else key_of(given.files)} {given.whole}"
+    words = ["--quick"] * (not given.whole)
+    runs = Runs(PLACE, RECORD, mutants, key, wanted, first.read_bytes(), given.budget, given.cases, words)
     runs.run(list(map(str, tests)))
 
 
@@ -391,10 +392,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", default=list(FILES), help="of those that FILES names")
     parser.add_argument("--most", type=int, default=10_000, help="mutants that are run")
+    parser.add_argument("--after", type=int, default=0, help="mutants of the order that are left out before these")
+    parser.add_argument("--like", default="", help="a pattern of their names: file | line | what was done | which")
+    parser.add_argument("--reached", action="store_true", help="what tests reach is kept from a build to the next one")
     parser.add_argument("--again", action="store_true", help="those that survived run once more")
     parser.add_argument("--whole", action="store_true", help="all cases of the tests, not a sample of them")
     parser.add_argument("--tests", default=TESTS, help="files and folders of tests")
     parser.add_argument("--budget", type=float, default=30, help="seconds that the tests of one take without it")
+    parser.add_argument("--cases", type=float, default=30, help="seconds for all cases of the tests, where none fails")
     given = parser.parse_args()
     serve(build(given.files), given)
 
