@@ -54,6 +54,31 @@ def test_each_leaf_is_looked_at_wherever_it_stands(place, other):
             assert a.aval == b.aval and a.committed == b.committed and np.array_equal(a, b)
 
 
+def test_keys_of_two_implementations_with_the_same_bits_are_two_programs():
+    def program(t):
+        return jax.random.key_data(jax.random.split(t["x"], 3)), t["x"]
+
+    bits = jnp.arange(4, dtype="uint32") + 5
+    keys = [jax.random.wrap_key_data(bits, impl=impl) for impl in ("rbg", "unsafe_rbg")]
+    f, expected = graftax.jit(program), [program({"x": key})[0] for key in keys]
+    assert not np.array_equal(*expected)
+    for i in (0, 1, 0, 1, 0, 1, 0, 0, 1, 1, bits, 0, 1):
+        if i is bits:
+            with pytest.raises(TypeError):
+                f({"x": bits})
+            continue
+        found, key = f({"x": keys[i]})
+        assert np.array_equal(found, expected[i]) and key is keys[i]
+
+
+def test_an_array_in_a_file_is_taken_as_jit_takes_it(tmp_path):
+    f = graftax.jit(lambda t: t["x"] * 2)
+    for i in range(6):
+        x = np.memmap(tmp_path / str(i), "float32", "w+", shape=(2, 2))
+        x[:] = i
+        assert np.array_equal(f({"x": x}), jax.jit(lambda x: x * 2)(x))
+
+
 def test_an_array_at_the_address_of_a_result_that_is_gone_says_nothing_of_that_result():
     f = graftax.jit(lambda t: {"a": t["a"] + 1, "b": t["a"].T * 2})
     a, met = jnp.zeros((2, 3)), False

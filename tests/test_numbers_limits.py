@@ -289,6 +289,23 @@ def types_below(value: Any) -> Any:
     return type(value), types_below(value.n) if isinstance(value, Key) else None
 
 
+def test_keys_made_of_a_number_are_plain_numbers_afterwards():
+    def f(d, n, x):
+        d[n + 1, "a"] = x * n
+        d["b", (n, 2)] = n
+        return {n, (n, "c")}
+
+    f = graftax.jit(f)
+    for n in range(8):
+        d: dict[Any, Any] = {}
+        found = f(d, n, jnp.ones(2))
+        keys = [*d, *found]
+        assert list(d) == [(n + 1, "a"), ("b", (n, 2))] and found == {n, (n, "c")}
+        flat = [e for key in keys if isinstance(key, tuple) for e in key]
+        flat += [e for key in flat if isinstance(key, tuple) for e in key]
+        assert {type(e) for e in [*flat, *keys]} <= {int, str, tuple} and type(d["b", (n, 2)]) is int
+
+
 OTHERS = (with_other_numbers, with_decimals, with_a_match, as_keys, added_by_sum, as_a_seed, in_messages)
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call records at most once, and asks a registered class for its children as seldom as it can."""
 
+import gc
 import warnings
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -236,6 +238,22 @@ def test_a_flatten_that_raises_is_told_with_its_path_and_may_work_later(monkeypa
     monkeypatch.setattr(Failing, "broken", False)
     assert jitted(graph) == 1
     assert jitted.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("make", [lambda x: [x], lambda x: MAKE["layer"](0), lambda x: MAKE["stack"](0)])
+def test_a_closed_trace_keeps_nothing_alive(make):
+    roots = (make(jnp.ones(2)),)
+    held = [weakref.ref(x) for x in jax.tree.leaves(roots)]
+    recording = _core.Recording(roots, ("x",), [0])
+    trace, leaf = _core.Trace(recording), jnp.zeros(2)
+    held.append(weakref.ref(leaf))
+    rebuilt = trace.rebuild([leaf])
+    result = trace.finish(None, False, True, [])
+    trace.close()
+    del roots, recording, leaf, rebuilt, result
+    gc.collect()
+    assert [x() for x in held] == [None, None]
+    assert trace.functions() == [] == trace.leaf_names()
 
 
 def test_a_recording_serves_every_trace_of_its_call():
