@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import types
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -118,9 +118,14 @@ def differences_text(
     names: Sequence[str] | None = None,
     limit: int = 4,
     orders: bool = True,
+    known: Collection[str] = (),
 ) -> str:
-    """At most `limit` differences as lines of text; without `orders` none in the order of keys, where it is free."""
-    counted = (d for d in differences(expected, given, names) if orders or d.kind != "order")
+    """At most `limit` differences as lines of text, but for those of paths that are `known`.
+
+    Without `orders` none in the order of keys, where it is free.
+    """
+    told = (d for d in differences(expected, given, names) if d.path not in known)
+    counted = (d for d in told if orders or d.kind != "order")
     found = list(itertools.islice(counted, limit + 1))
     lines = [f"  {d.line()}" for d in found[:limit]]
     if len(found) > limit:

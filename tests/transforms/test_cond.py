@@ -156,6 +156,49 @@ def test_a_python_number_in_an_operand_that_one_branch_changes_is_traced(pred: b
     assert box.n == (2 if pred else 1)
 
 
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "graftax.jit"])
+def test_numbers_beside_one_that_a_branch_changes_stay_numbers(jit: Callable[..., Any]):
+    def count(box: Any) -> Any:
+        box.n += 1
+        return jnp.ones(box.size)
+
+    def keep(box: Any) -> Any:
+        return jnp.zeros(box.size)
+
+    run = jit(lambda pred, box: graftax.cond(pred, count, keep, box))
+    box = Box(n=1, size=3, rate=-0.5, table=np.arange(3.0))
+    table = box.table
+    for pred, n in ((True, 2), (False, 2), (True, 3)):
+        assert run(jnp.asarray(pred), box).tolist() == [float(pred)] * 3
+        assert box.n == n
+        assert (type(box.size), box.size, type(box.rate), box.rate) == (int, 3, float, -0.5)
+        assert box.table is table
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "graftax.jit"])
+def test_a_number_that_a_branch_computes_of_others_leaves_them_numbers(jit: Callable[..., Any]):
+    def double(box: Any) -> None:
+        box.n = box.m * 2
+
+    run = jit(lambda pred, box: graftax.cond(pred, double, lambda box: None, box))
+    box = Box(n=1, m=4, rate=-0.5)
+    for n in (8, 8):
+        run(jnp.asarray(True), box)
+        assert box.n == n
+        assert (type(box.m), box.m, type(box.rate), box.rate) == (int, 4, float, -0.5)
+
+
+def test_a_number_that_all_branches_change_alike_stays_one():
+    def halve(box: Any) -> None:
+        box.n *= 0.5
+
+    run = graftax.jit(lambda pred, box: graftax.cond(pred, halve, halve, box))
+    box = Box(n=1.0)
+    for n in (0.5, 0.25, 0.125):
+        run(jnp.asarray(True), box)
+        assert (type(box.n), box.n) == (float, n)
+
+
 def test_a_python_number_that_no_branch_changes_stays_one():
     box = Box(n=2, w=jnp.ones(4))
     assert graftax.cond(True, lambda b: b.w[: b.n], lambda b: b.w[-b.n :], box).shape == (2,)

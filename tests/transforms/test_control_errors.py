@@ -166,6 +166,15 @@ def number_used_for_a_shape() -> Any:
     )
 
 
+def number_used_for_a_key() -> Any:
+    def step(i: Any, d: dict[str, Any]) -> Any:
+        d["n"] += 1
+        d[f"item {d['n']}"] = ZERO
+        return d
+
+    return graftax.fori_loop(0, 2, step, {"n": 0})
+
+
 CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
     (
         appending,
@@ -303,6 +312,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], list[str]]] = [
         ["s['list'] stays the object that it is in one of true_fun and false_fun"],
     ),
     (changed_and_replaced_in_both, graftax.StructureError, ["changes the object at s['c'] in place, and then removes"]),
+    (number_used_for_a_key, graftax.StructureError, ["d['item 1']: expected nothing, given an array"]),
     (number_used_for_a_shape, graftax.StructureError, ["result['n']: expected 3, given 2"]),
     (lambda: graftax.switch(1, [], ZERO), ValueError, ["at least one function"]),
     (lambda: graftax.cond(ZERO, lambda s: s, lambda s: s, [ZERO]), TypeError, ["Pred must be a scalar"]),

@@ -97,6 +97,7 @@ class Loop:
         self.slices = slices
         self.carried: set[str] = set()  # captured arrays that a step changes
         self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
+        self.differing = ""  # what else it changed before they were traced
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
         self.fixpoint: Fixpoint[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Fixpoint()
 
@@ -250,12 +251,14 @@ class Steps:
         """Numbers of the carry that have changed are traced from now on; without such, it is an error."""
         loop, program = self.loop, self.program
         if loop.carry is not None:
-            numbers = numbers_in(program, loop.carry)
-            changed = {d.path for d in differences(before, after, program.names)} & numbers
+            found = {d.path for d in differences(before, after, program.names) if d.kind != "order"}
+            changed = found & numbers_in(program, loop.carry)
             if changed - loop.dynamic:
                 loop.dynamic |= changed
+                if not loop.differing and found - changed:  # a key made of a traced number says little
+                    loop.differing = differences_text(before, after, program.names, orders=False, known=changed)
                 raise Retrace
-        text = differences_text(before, after, program.names, orders=False)
+        text = loop.differing or differences_text(before, after, program.names, orders=False)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
     def _moved(self, after: StateAfter, moved: list[tuple[int, int]]) -> None:

@@ -235,23 +235,24 @@ class Program:
         """
         outcome = outcome or self.outcome
         assert outcome is not None
-        return self.finish_all([(out, outcome)], untouched=untouched)[0]
+        return self.finish_all([(out, outcome)], untouched=[untouched or {}])[0]
 
     def finish_all(
         self,
         pairs: Sequence[tuple[Sequence[Any], _core.Outcome]],
         nodes: Callable[[int, list[Any]], list[Any]] | None = None,
-        untouched: Mapping[int, int] | None = None,
+        untouched: Sequence[Mapping[int, int]] = (),
     ) -> list[Any]:
         """The results of several Outcomes of this graph; their changes are written back in this order.
 
-        `nodes` says of each Outcome, by its number, which objects its input nodes are by then.
+        `nodes` says of each Outcome, by its number, which objects its input nodes are by then; `untouched` is as in
+        `finish`, for each of them.
         """
         walked = _core.walk(self.graphdef, self.roots) or self._changed([outcome for _, outcome in pairs])
         results: list[Any] = []
         for at, (out, outcome) in enumerate(pairs):
             values = list(out)
-            for output, leaf in (untouched or {}).items():
+            for output, leaf in (untouched[at] if untouched else {}).items():
                 values[output] = walked[0][leaf]
             results.append(outcome.apply(values, self.leaves, nodes(at, walked[1]) if nodes else walked[1]))
         return results

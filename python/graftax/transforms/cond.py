@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from .. import _core
-from .._difference import differences_text, only_order
+from .._difference import differences, differences_text, only_order
 from .._errors import StructureError, rename_leaves
 from .._structure import place_name
 from .._trace import note_copy
@@ -163,14 +163,14 @@ class Branches:
         titles: tuple[str, ...],
         branches: Sequence[Callable[..., Any]],
         operands: Sequence[Any],
-        fixpoint: Fixpoint[tuple[frozenset[str], frozenset[int], bool]] | None = None,
+        fixpoint: Fixpoint[tuple[frozenset[str], frozenset[int], frozenset[str]]] | None = None,
     ) -> None:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
         self.program = Program(name, branches, operands)
         self.fixpoint = fixpoint or Fixpoint.of(name, branches)
-        self.traced = False  # are the operands' Python numbers traced?
-        self.error: StructureError | None = None  # how they differed before the operands' Python numbers were traced
+        self.traced: frozenset[str] = frozenset()  # Python numbers of the operands that are traced
+        self.error: StructureError | None = None  # how they differed before Python numbers were traced
         self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
         self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
         self.seen: dict[int, StateAfter] = {}
@@ -180,10 +180,12 @@ class Branches:
         fixpoint = self.fixpoint
         guessed = fixpoint.found is not None
         if fixpoint.found is not None:
-            self.carried, self.copied, traced = fixpoint.found
-            if traced:
-                self._trace_numbers()
+            self.carried, self.copied, self.traced = fixpoint.found
+        traced: frozenset[str] = frozenset()
         while True:
+            if self.traced != traced:  # here, not in the trace of a branch: its tracers end with it
+                traced = self.traced
+                self.program = Program(self.name, self.branches, self.operands, dynamic=traced.__contains__)
             program = self.program
             self.seen.clear()
             flats = [self._flat(i) for i in range(len(self.branches))]
@@ -283,23 +285,22 @@ class Branches:
     def _differ(
         self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str, names: Sequence[str] | None = None
     ) -> NoReturn:
-        """An error, unless it may be mended by tracing the Python numbers in the operands."""
-        text = differences_text(one, other, names or self._names(), orders=False)
-        error = StructureError(message.format(name=self.name, one=self.titles[0], other=title, differences=text))
-        if self.error is not None:
-            raise self.error
-        if self.traced or not self._trace_numbers():
-            raise error
-        self.error = error
-        raise Retrace
+        """An error, unless it may be mended by tracing Python numbers in the operands: what differs, then all of them.
 
-    def _trace_numbers(self) -> bool:
-        """Has the Python numbers in the operands traced from now on. False where there are none."""
+        Another number may be a shape, and what differs may be computed of another number.
+        """
+        names = names or self._names()
         numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
-        if numbers:
-            self.traced = True
-            self.program = Program(self.name, self.branches, self.operands, dynamic=numbers.__contains__)
-        return bool(numbers)
+        paths = {d.path for d in differences(one, other, names)}
+        found = paths & numbers if self.error is None else set[str]()
+        if self.error is None:
+            text = differences_text(one, other, names, orders=False)
+            text = message.format(name=self.name, one=self.titles[0], other=title, differences=text)
+            self.error = StructureError(text)
+        if not numbers or not paths:  # what differs in nothing that is seen are two symbols of one value
+            raise self.error
+        self.traced |= found or numbers
+        raise Retrace
 
     def _names(self) -> tuple[str, ...]:
         count = len(elements(self.seen[0].result))
@@ -373,15 +374,14 @@ class Branches:
             chosen[leaf] = one.setdefault(tuple(after.values[leaf].one for after in self.seen.values()), value)
         chosen = dict(zip(chosen, self.program.with_ties(chosen.values(), self._ways(chosen)), strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
+        untouched: list[dict[int, int]] = []
         order = list(reversed(range(len(self.branches))))
         for number in order:
             after = self.seen[number]
-            values: list[Any] = []
-            for leaf in after.out:
-                source = None if leaf in chosen else self._source(leaf)
-                values.append(chosen[leaf] if source is None else self.program.leaves[source])
-            pairs.append((values, after.outcome))
-        result = self.program.finish_all(pairs, self._writing(order))[-1]
+            sources = {i: self._source(leaf) for i, leaf in enumerate(after.out) if leaf not in chosen}
+            untouched.append({i: source for i, source in sources.items() if source is not None})
+            pairs.append(([chosen.get(leaf) for leaf in after.out], after.outcome))
+        result = self.program.finish_all(pairs, self._writing(order), untouched)[-1]
         if self.copied:
             self._note_copies(result)
         return result
