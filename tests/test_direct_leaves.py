@@ -95,3 +95,13 @@ def test_an_array_at_the_address_of_a_result_that_is_gone_says_nothing_of_that_r
         assert np.array_equal(second, other.T * 2)
         assert np.array_equal(f({"a": second})["a"], second + 1)
     assert met
+
+
+def test_leaves_with_one_sharding_object_are_told_apart_by_all_else():
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    weak = jax.jit(lambda: jnp.broadcast_to(1.5, (3,)))()
+    given = [jax.device_put(x, one) for x in (jnp.ones(3), weak, jnp.arange(3), jnp.arange(3, dtype="uint32"))]
+    f, expected = graftax.jit(lambda t: t["x"] * 2), jax.jit(lambda x: x * 2)
+    for leaf in 3 * given + [x for x in given for _ in range(3)] + given[::-1]:
+        found = f({"x": leaf})
+        assert found.aval == expected(leaf).aval and np.array_equal(found, expected(leaf))

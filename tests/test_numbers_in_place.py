@@ -55,9 +55,9 @@ def test_numbers_are_read_in_place_on_the_cpu(made):
 def test_a_numpy_array_between_the_numbers_is_not_taken_for_one(made):
     f = graftax.jit(lambda a, n, b, m: (a * n, b + m, n))
     for i in range(80):
-        a, b = np.full(3, i, "float32"), np.full(2, -i, "float32")
+        a, b = np.full(16, i, "int32"), np.full(16, -i, "float32")  # as the vectors of the numbers are
         found = f(a, i + 1, b, i * 0.5)
-        assert [x.tolist() for x in found[:2]] == [[i * (i + 1.0)] * 3, [i * -0.5] * 2] and found[2] == i + 1
+        assert [x.tolist() for x in found[:2]] == [[i * (i + 1)] * 16, [i * -0.5] * 16] and found[2] == i + 1
 
 
 def test_calls_that_wait_for_their_arrays_see_their_own_numbers(made):

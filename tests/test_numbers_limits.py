@@ -304,6 +304,7 @@ def test_keys_made_of_a_number_are_plain_numbers_afterwards():
         flat = [e for key in keys if isinstance(key, tuple) for e in key]
         flat += [e for key in flat if isinstance(key, tuple) for e in key]
         assert {type(e) for e in [*flat, *keys]} <= {int, str, tuple} and type(d["b", (n, 2)]) is int
+    assert f.cache_info().misses == 8
 
 
 OTHERS = (with_other_numbers, with_decimals, with_a_match, as_keys, added_by_sum, as_a_seed, in_messages)

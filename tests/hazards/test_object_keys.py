@@ -9,6 +9,7 @@ import gc
 import pathlib
 import weakref
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -197,6 +198,30 @@ def test_objects_that_are_keys_count_by_identity_everywhere():
         g = graftax.jit(lambda s, t: t in s)
         for t in order:
             assert g({a}, t) is (t is a)
+
+
+@jax.tree_util.register_pytree_node_class
+class Named:
+    """Registered with JAX, and compared by identity."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def tree_flatten(self):
+        return (), self.name
+
+    @classmethod
+    def tree_unflatten(cls, name, _):
+        return cls(name)
+
+
+def test_a_registered_object_that_is_a_key_is_itself_and_no_other_one_like_it():
+    one, other = Named("n"), Named("n")
+    f = graftax.jit(lambda d, y: (d, y * 2))
+    for key in (one, other, one, other):
+        [found] = f({key: 1}, x)[0]
+        assert found is key
+    assert graftax.flatten({one: 1})[1] == graftax.flatten({one: 1})[1] != graftax.flatten({other: 1})[1]
 
 
 def test_an_argument_that_becomes_a_key_is_the_callers_own_object():
