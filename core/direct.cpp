@@ -295,8 +295,6 @@ void bind_direct(nb::module_& m) {
         jax.impl = keep(key_attributes[0]);
         jax.base = keep(key_attributes[1]);
         jax.consume = keep(consume);
-        jax.required.clear();
-        jax.at_first.clear();
         jax.put = keep(put[0]);
         jax.refused = keep(refused);
         jax.semantics = keep(put[1]);
