@@ -113,8 +113,7 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t
   out_.leaves.push(obj);
 }
 
-// With `everything`: is this one value, which is not looked into?
-bool Recorder::is_value(PyObject* obj, const Kind& kind) const {
+bool is_value(PyObject* obj, const Kind& kind) {
   switch (kind.leaf) {
     case Leaf::none: break;
     case Leaf::array: return false;

@@ -95,7 +95,6 @@ class Recorder {
   void emit(Op op, uint32_t arg, PyObject* obj);
   void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags = 0);
   void add_value(PyObject* obj);
-  bool is_value(PyObject* obj, const Kind& kind) const;
   bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
   bool is_traced_symbol(const Kind& kind) const;
   std::vector<Step> open_steps() const;
@@ -135,6 +134,7 @@ struct Walk {
   bool has_numpy = false;
   bool in_order = false;      // sets count as the same only where they iterate in the same order
   bool any_sentinel = false;  // an instance without fields that counts by identity fits any other of its class
+  bool any_value = false;     // where a program has a leaf, any array or value fits: one recorded with `everything`
   Opened* opened = nullptr;   // what walks before have asked registered classes
   size_t missed = 0;          // of a walk that failed: a hash of where, and of what stands there; 0: not known
 
@@ -147,6 +147,9 @@ struct Walk {
 
 // Walks the roots in lockstep with `program`. False (and an empty walk) when they do not match.
 bool replay(const Program& program, PyObject* const* roots, size_t n, Walk& walk);
+
+// With `everything`: is this one value, which is not looked into?
+bool is_value(PyObject* obj, const Kind& kind);
 
 // A list that takes the references over; None for null.
 nb::object handed_over(OwnedList& items);

@@ -69,6 +69,7 @@ class Replayer {
 
   bool may_be_leaf(const Instr& in, PyObject* obj, const Kind& kind) const {
     if (kind.leaf == Leaf::array) return true;
+    if (walk_.any_value) return kind.leaf == Leaf::numpy || is_value(obj, kind);
     if (kind.leaf == Leaf::numpy) return numpy_is_dynamic(obj, false);  // recording says why not, and where
     if (in.flags & NUMBER) return is_number(obj, kind);
     if (kind.scalar) return true;

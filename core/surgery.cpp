@@ -143,8 +143,7 @@ nb::object build(GraphEditor& g, nb::dict given, bool all) {
 
 // Writes other values into the caller's own nodes. Everything is made before the first write. False, and nothing is
 // written, where no mutable object holds one of the rows.
-bool write(GraphEditor& g, nb::dict given) {
-  Changes changes = read_changes(g, given);
+bool write_changes(GraphEditor& g, const Changes& changes) {
   std::vector<uint32_t> written;
   std::vector<bool> spine = g.spine(changes, true, &written);
   if (!changes.empty() && (changes.has(0) || spine[0])) return false;
@@ -178,6 +177,32 @@ bool write(GraphEditor& g, nb::dict given) {
   }
   commit.run();
   return true;
+}
+
+bool write(GraphEditor& g, nb::dict given) { return write_changes(g, read_changes(g, given)); }
+
+// Writes what `source` has in its leaves, but for None. False, and nothing is written, where a closer look is needed: the
+// structures are not known to be the same, or no mutable object holds a leaf.
+bool update(GraphEditor& g, nb::handle source) {
+  Walk theirs;
+  theirs.any_value = true;
+  PyObject* root = source.ptr();
+  try {
+    if (!replay(g.rec.program, &root, 1, theirs)) return false;
+  } catch (nb::python_error& raised) {  // by user code: who looks closer meets it again, and knows where
+    if (!PyErr_GivenExceptionMatches(raised.value().ptr(), PyExc_Exception)) throw;
+    return false;
+  }
+  Changes changes{std::vector<PyObject*>(g.rec.program.code.size()), {}};
+  for (uint32_t pc = 0; pc < g.end(); ++pc) {
+    const Instr& n = g.at(pc);
+    if (n.op != Op::leaf) continue;
+    PyObject* value = theirs.leaves[n.arg];
+    if (value == g.rec.live[pc]) continue;
+    if (n.flags & AUX) return false;
+    if (value != Py_None) changes.by_row[pc] = value, changes.rows.push_back(pc);
+  }
+  return changes.empty() || write_changes(g, changes);
 }
 
 // A copy of the whole graph with other values for some rows, and what each row is in it.
@@ -356,6 +381,9 @@ void bind_surgery(nb::module_& m) {
       .def("write", &write, nb::arg("changes"), nb::sig("def write(self, changes: dict[int, Any]) -> bool"),
            "Writes other values into the nodes themselves; immutable ones on the way are made anew. False: no mutable "
            "object holds one of the rows, and nothing was written.")
+      .def("update", &update, nb::arg("source").none(), nb::sig("def update(self, source: object) -> bool"),
+           "Writes what another graph of the same structure has in its leaves, but for None. False: nothing was "
+           "written, and a closer look is needed.")
       .def("twin", &twin, nb::arg("changes"),
            nb::sig("def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]"),
            "A copy with other values for some rows, and the object of each row in it.");

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flat form: paths to values, references as ``Ref``."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +15,7 @@ import oracle
 import zoo
 from hazards.watchdog import python
 from strategies import graphs
-from zoo import Box
+from zoo import Box, f32
 
 pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
 
@@ -218,3 +220,34 @@ def test_named_items_go_by_name():
     renamed = {graftax.Path([*p[:-1], SequenceKey(0)]) if str(p) == "[0].x" else p: v for p, v in flat.items()}
     with pytest.raises(graftax.StructureError, match=r"obj\[0\] is a tuple node and needs the entries x, y"):
         graftax.from_dict(renamed)
+
+
+def test_a_structure_met_again_has_a_flat_form_of_its_own():
+    graph = {"x": f32(1), "tied": {"y": f32(2)}, "set": {"a"}, "n": 3}
+    graph["again"] = graph["tied"]
+    one, two = graftax.to_dict(graph), graftax.to_dict(graph)
+    elements = next(path for path, value in one.items() if isinstance(value, list))
+    one[elements].append("b")
+    one.popitem()
+    three = graftax.to_dict(graftax.map_leaves(lambda leaf: leaf + 1, graph))
+    assert list(two) == list(three) and two[elements] == three[elements] == ["a"]
+    x = graftax.Path([DictKey("x")])
+    assert two[x] is graph["x"] and three[x] == 2
+    assert oracle.difference(graph, graftax.from_dict(two)) is None
+    assert graftax.to_dict({**graph, "n": 4})[graftax.Path([DictKey("n")])] == 4
+
+
+def test_a_flat_form_keeps_nothing_alive():
+    class Held:
+        pass
+
+    def flat_form():
+        held = Held()
+        graph = {"x": f32(1), "key": (held,)}
+        for _ in range(3):
+            graftax.to_dict(graph)
+        return weakref.ref(held)
+
+    held = flat_form()
+    gc.collect()
+    assert held() is None

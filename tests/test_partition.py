@@ -277,6 +277,52 @@ def test_update_writes_in_place_and_keeps_what_the_source_has_none_for():
     assert x["head"].w[0] == 10 and x["layers"][0] is layers[0] is x["head"] and layers[0].name == "tied"
 
 
+def test_update_takes_values_as_they_are():
+    """A value is the source's own, though an equal one stands there; what is another structure is an error."""
+    text, number = "".join(["te", "xt"]), float("2.5")
+    x = {"t": "text", "n": 2.5, "f": max, "a": f32(1), "g": jax.nn.relu, "np": np.ones(2)}
+    source = {"t": text, "n": number, "f": min, "a": np.float32(3), "g": jax.nn.gelu, "np": f32(2)}
+    graftax.update(x, source)
+    assert all(x[key] is source[key] for key in source)
+    graftax.update(x, dict.fromkeys(source))
+    assert all(x[key] is source[key] for key in source)
+    with pytest.raises(graftax.StructureError, match=r"\['t'\]|\[t\]"):
+        graftax.update(x, {**source, "t": [1]})
+    assert all(x[key] is source[key] for key in source)
+
+
+@pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
+def test_update_gives_what_writing_each_leaf_gives(build: Any):
+    def changed() -> Any:
+        graph = Graph(build())
+        more = {n: v + 1 if type(v) in (int, float) else v for n, v in zip(*graph.core.values(), strict=True)}
+        return graph.core.build(more, all=True)
+
+    x, y = build(), build()
+    graph, source = Graph(x), Graph(changed())
+    values = zip(*graph.core.values(), source.core.values()[1], strict=True)
+    changes = {number: new for number, old, new in values if new is not None and new is not old}
+    if graph.core.write(changes):
+        assert graftax.diff(graftax.update(y, changed()), x) == []
+
+
+def test_update_of_a_source_that_raises_when_it_is_walked():
+    class Raises:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    def flatten(node: Raises) -> Any:
+        if node.value == "raise":
+            raise ArithmeticError("not now")
+        return (node.value,), None
+
+    graftax.register(Raises, flatten=flatten, unflatten=lambda _, children: Raises(*children))
+    x = [Raises(1), [2]]
+    with pytest.raises(ArithmeticError, match="not now"):
+        graftax.update(x, [Raises("raise"), [3]])
+    assert x[0].value == 1 and x[1] == [2]
+
+
 def test_update_makes_immutable_objects_anew_in_what_holds_them():
     x = {"t": (1, Frozen(2, [3])), "kept": [4]}
     inner, kept = x["t"][1].a, x["kept"]

@@ -490,6 +490,11 @@ class GraphEditor:
         Writes other values into the nodes themselves; immutable ones on the way are made anew. False: no mutable object holds one of the rows, and nothing was written.
         """
 
+    def update(self, source: object) -> bool:
+        """
+        Writes what another graph of the same structure has in its leaves, but for None. False: nothing was written, and a closer look is needed.
+        """
+
     def twin(self, changes: dict[int, Any]) -> tuple[Any, list[Any]]:
         """
         A copy with other values for some rows, and the object of each row in it.

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any, cast
 
 from jax.tree_util import GetAttrKey
@@ -38,34 +40,73 @@ def to_dict(obj: object) -> dict[Path, Any]:
          obj[b]: Ref(obj[a])}
     """
     leaves, graphdef = _core.flatten(obj)
-    out: dict[Path, Any] = {}
-    structure = Structure(graphdef)
-    # Rows to write, and where; the list counts the entries that a repeated value was written out to.
-    todo: list[tuple[Row, Path, list[int] | None]] = [(structure.rows[0], Path(), None)]
-    places: dict[int, Path] = {}  # of the nodes, by their numbers
-    while todo:
-        row, at, written = todo.pop()
-        if written is not None:
-            written[0] += 1
-        if row.op is Op.leaf:
-            out[at] = leaves[row.leaf]
-        elif row.op is Op.static:
-            value = row.value
-            out[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
-        elif row.op is Op.node:
-            places[row.number] = at
-            out[at + (_CLASS,)] = row.type
-            if (value := row.value) is not None:
-                out[at + (_EXTRA,)] = value
-            below = [(child, at + (child.key_entry,), written) for child in structure.children(row)]
-            todo += reversed(below)
-        elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
-            # An equal immutable value met before: written out again, it has no identity.
-            todo.append((structure.target(row), at, written or [0]))
-        else:
-            place = places.get(row.target)
-            out[at] = Ref(Path(structure.place(structure.target(row))[1]) if place is None else place)
+    layout = _layout_of(graphdef)
+    out = layout.fixed.copy()
+    out.update((path, elements.copy()) for path, elements in layout.lists)
+    out.update(zip(layout.paths, map(leaves.__getitem__, layout.numbers), strict=True))
     return out
+
+
+class _Layout:
+    """The flat form of a structure without its arrays, for which None stands: every path, in walk order."""
+
+    def __init__(self, graphdef: _core.GraphDef) -> None:
+        self.fixed: dict[Path, Any] = {}
+        self.paths: list[Path] = []  # of the arrays
+        self.numbers: list[int] = []  # which leaf stands at each of them
+        self.lists: list[tuple[Path, list[Any]]] = []  # the elements of sets: each flat form has lists of its own
+        structure = Structure(graphdef)
+        # Rows to write, and where; the list counts the entries that a repeated value was written out to.
+        todo: list[tuple[Row, Path, list[int] | None]] = [(structure.rows[0], Path(), None)]
+        places: dict[int, Path] = {}  # of the nodes, by their numbers
+        while todo:
+            row, at, written = todo.pop()
+            if written is not None:
+                written[0] += 1
+            if row.op is Op.leaf:
+                self.fixed[at] = None
+                self.paths.append(at)
+                self.numbers.append(row.leaf)
+            elif row.op is Op.static:
+                value = row.value
+                self.fixed[at] = Leaf(value) if isinstance(value, (Ref, Leaf)) else value
+            elif row.op is Op.node:
+                places[row.number] = at
+                self._node(row, at)
+                todo += reversed([(child, at + (child.key_entry,), written) for child in structure.children(row)])
+            elif row.op is Op.same and (written is None or written[0] < _MOST_REPEATED):
+                # An equal immutable value met before: written out again, it has no identity.
+                todo.append((structure.target(row), at, written or [0]))
+            else:
+                place = places.get(row.target)
+                self.fixed[at] = Ref(Path(structure.place(structure.target(row))[1]) if place is None else place)
+
+    def _node(self, row: Row, at: Path) -> None:
+        self.fixed[at + (_CLASS,)] = row.type
+        if (value := row.value) is None:
+            return
+        self.fixed[at + (_EXTRA,)] = value
+        if isinstance(value, list):
+            self.lists.append((at + (_EXTRA,), cast("list[Any]", value)))
+
+
+# By the address of the structure, and gone when it is: a structure that is met again is one object.
+_LAYOUTS: dict[int, tuple[weakref.ref[_core.GraphDef], _Layout]] = {}
+
+
+def _layout_of(graphdef: _core.GraphDef) -> _Layout:
+    key = id(graphdef)
+    found = _LAYOUTS.get(key)
+    if found is not None and found[0]() is graphdef:
+        return found[1]
+    layout = _Layout(graphdef)
+    _LAYOUTS[key] = weakref.ref(graphdef, functools.partial(_forget, key)), layout
+    return layout
+
+
+def _forget(key: int, gone: weakref.ref[_core.GraphDef]) -> None:
+    if (found := _LAYOUTS.get(key)) is not None and found[0] is gone:
+        del _LAYOUTS[key]
 
 
 class Leaf:

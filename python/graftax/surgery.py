@@ -89,9 +89,13 @@ def update(obj: T, source: Any) -> T:
         >>> graftax.update(model, jax.tree.map(lambda w: w * 10, params))
         {'w': 20, 'names': ['x']}
     """
-    graph, other = Graph(obj), Graph(source)
+    graph = Graph(obj)
+    if graph.core.update(source):
+        return obj
     changes = {
-        number: value for number, own, value in pairs("update", graph, other) if value is not None and value is not own
+        number: value
+        for number, own, value in pairs("update", graph, Graph(source))
+        if value is not None and value is not own
     }
     if changes:
         graph.write(changes)
