@@ -23,6 +23,24 @@ bool same_name(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && PyUnicode_Compare(a, b) == 0);
 }
 
+constexpr Py_ssize_t few_names = 4;  // so few are looked up as fast as a watch is asked
+
+void push_globals(const Binding& b, OwnedList& out) {
+  uint64_t now = b.watch.now();
+  if (now != 0 && now == b.seen_at) {
+    for (PyObject* value : b.seen) out.push(value);
+    return;
+  }
+  std::vector<PyObject*> seen;  // a lookup may run code that calls this function
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
+    PyObject* value = dict_get(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
+    out.push(value ? value : b.missing.ptr());
+    if (now != 0) seen.push_back(out.back());
+  }
+  b.seen = std::move(seen);
+  b.seen_at = now;
+}
+
 int binding_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -45,6 +63,9 @@ int binding_clear(PyObject* self) {
   b->names = nb::steal(PyTuple_New(0));
   b->cells = nb::steal(PyTuple_New(0));
   b->global_names = nb::steal(PyTuple_New(0));
+  b->seen.clear();
+  b->seen_at = 0;
+  b->watch.end();
   b->origins = nb::steal(PyTuple_New(0));
   b->positional = b->positional_only = 0;
   return 0;
@@ -100,10 +121,7 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
     }
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.cells.ptr()); ++i) out.values.push(PyTuple_GET_ITEM(b.cells.ptr(), i));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.global_names.ptr()); ++i) {
-    PyObject* value = dict_get(b.globals.ptr(), PyTuple_GET_ITEM(b.global_names.ptr(), i));
-    out.values.push(value ? value : b.missing.ptr());
-  }
+  push_globals(b, out.values);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(b.origins.ptr()); ++i) {
     PyObject *origin = PyTuple_GET_ITEM(b.origins.ptr(), i), *holder = PyTuple_GET_ITEM(origin, 0);
     PyObject* name = PyTuple_GET_ITEM(origin, 1);
@@ -165,6 +183,8 @@ void bind_binding(nb::module_& m) {
               raise_error(PyExc_ValueError, "inconsistent binding");
             new (self) Binding{names,   defaults,   missing,         given,          cells,       globals, global_names,
                                origins, positional, positional_only, var_positional, var_keyword, 0};
+            if (static_cast<Py_ssize_t>(global_names.size()) > few_names)
+              self->watch.begin(globals.ptr(), global_names.ptr());
           },
           nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"),
           nb::arg("positional_only"), nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"),

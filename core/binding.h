@@ -3,6 +3,7 @@
 #pragma once
 
 #include "py.h"
+#include "watch.h"
 
 namespace graftax {
 
@@ -21,6 +22,10 @@ struct Binding {
   Py_ssize_t positional = 0, positional_only = 0;
   bool var_positional = false, var_keyword = false;
   uint64_t generation = 0;  // the table's when this was read: entries of another one have other roots
+  // What the globals' names stood for when `watch` said `seen_at`. Borrowed: none has changed while it says so.
+  mutable std::vector<PyObject*> seen = {};
+  mutable uint64_t seen_at = 0;
+  NameWatch watch = {};
 };
 
 struct Roots {

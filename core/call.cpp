@@ -279,7 +279,8 @@ Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, co
                           : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
 }
 
-PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+PyObject* call_once(CallerObject* self, const std::shared_ptr<const SettingsNow>& now, PyObject* const* args,
+                    Py_ssize_t nargs, PyObject* kwnames) {
   rebind_replaced_defaults(self);
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
@@ -293,7 +294,6 @@ PyObject* call_once(CallerObject* self, PyObject* const* args, Py_ssize_t nargs,
     if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
     return nullptr;
   }
-  std::shared_ptr<const SettingsNow> now = settings_now();
   Walk walk;
   Owned recording, host;
   Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), binding, roots, now->context.get(), walk,
@@ -363,11 +363,12 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   if (self->table == Py_None || self->binding == Py_None)
     raise_error(PyExc_TypeError, "this callable was never set up, or has been cleared");
   // While another call is traced, what this function captures is part of that one.
-  if (jit_is_disabled() || (is_watched() && nb::inst_ptr<Table>(self->table)->as_plain))
-    return call_unjitted(self, args, nargs, kwnames);
+  bool as_plain = is_watched() && nb::inst_ptr<Table>(self->table)->as_plain;
   for (int tries = 0;; ++tries) {
+    std::shared_ptr<const SettingsNow> now = settings_now();
+    if (as_plain || now->as_plain) return call_unjitted(self, args, nargs, kwnames);
     try {
-      return call_once(self, args, nargs, kwnames);
+      return call_once(self, now, args, nargs, kwnames);
     } catch (nb::python_error& e) {
       if (!new_reads || !e.matches(new_reads)) throw;
       if (tries == max_restarts)

@@ -58,7 +58,6 @@ void fill_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const*
 Builder::Builder(const Program& program, Sources sources) : program_(program), sources_(sources) {
   size_t tracked = program.track_pc.size();
   nodes_.resize(tracked);
-  open_.assign(tracked, false);
   if (program.has_same) closed_.resize(program.code.size());
   if (sources.live)
     for (size_t t = 0; t < tracked; ++t)
@@ -155,24 +154,24 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     Owned shell = n.kind->node->shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
     if (n.track != NONE) nodes_.set(n.track, shell.get());
     if (recording_) built_.set(pc, shell.get());
-    queue_.push_back(pc);
     // Untracked shells (the content of a changed input) are filled by the caller of build_children.
     if (n.track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
+    if (!fill_at_once(pc)) queue_.push_back(pc);
     return push(at, std::move(shell));
   }
   if (n.track != NONE) {
-    if (open_[n.track] && n.kind->node->is_registered && n.kind->solid == &PyBaseObject_Type) {
+    if (is_open(n.track) && n.kind->node->is_registered && n.kind->solid == &PyBaseObject_Type) {
       // A registered class whose instance reaches itself: the shell goes into the cycle, and takes over the attributes
       // of what the class's own unflatten makes.
       Owned shell = make_shell(*n.kind, n.type);
       nodes_.set(n.track, shell.get());
       return push(at, std::move(shell));
     }
-    if (open_[n.track] && n.kind->node->is_weak && n.items == 1) {  // its referent is open too: refer to its shell
+    if (is_open(n.track) && n.kind->node->is_weak && n.items == 1) {  // its referent is open too: refer to its shell
       const Instr& child = program_.code[pc + 1];
       uint32_t referent = child.op == Op::ref ? program_.track_pc[child.arg] : pc + 1;
       const Instr& r = program_.code[referent];
-      if (r.op == Op::node && r.track != NONE && r.kind->node->is_registered && (nodes_[r.track] || open_[r.track])) {
+      if (r.op == Op::node && r.track != NONE && r.kind->node->is_registered && (nodes_[r.track] || is_open(r.track))) {
         value(pc + 1);
         Owned shell = Owned::borrow(values_.back());
         values_.pop();
@@ -182,10 +181,11 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
         return push(at, std::move(ref));
       }
     }
-    if (open_[n.track])
+    if (is_open(n.track))
       raise_graftax("StructureError",
                     std::string("a cycle runs through immutable or registered nodes only (") + n.type->tp_name +
                         "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
+    if (open_.empty()) open_.resize(program_.track_pc.size());
     open_[n.track] = true;
   }
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
@@ -276,8 +276,22 @@ void Builder::finish_frame(const Frame& frame) {
   push(frame.at, std::move(obj));
 }
 
+// Fills the shell of a node that holds nothing but what is there already; false for another one.
+bool Builder::fill_at_once(uint32_t pc) {
+  uint32_t end = program_.code[pc].next;
+  if (!takes_plain() || end != pc + 1 + program_.children(pc)) return false;
+  size_t base = values_.size();
+  for (uint32_t child = pc + 1; child < end; ++child) {
+    if (push_plain(child)) continue;
+    values_.resize(base);
+    return false;
+  }
+  finish_frame({pc, end, 0, base, NONE, true});
+  return true;
+}
+
 void Builder::run(size_t floor) {
-  bool plain = !recording_ && !sources_.leaves_only && !sources_.replaced;
+  bool plain = takes_plain();
   while (frames_.size() > floor) {
     Frame& top = frames_.back();
     for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;

@@ -67,7 +67,10 @@ class Builder {
   void run(size_t floor);
   // Pushes the value of instruction pc, or a frame that will. With `keep`, dead code elimination leaves it.
   void value(uint32_t pc, bool keep = false);
+  bool takes_plain() const { return !recording_ && !sources_.leaves_only && !sources_.replaced; }
   bool push_plain(uint32_t pc);
+  bool fill_at_once(uint32_t pc);
+  bool is_open(uint32_t track) const { return !open_.empty() && open_[track]; }
   void node(uint32_t pc, uint32_t at, bool keep);
   void push(uint32_t at, Owned obj);
   void finish_frame(const Frame& frame);
@@ -87,7 +90,7 @@ class Builder {
   bool recording_ = false;
   std::vector<Frame> frames_;
   std::vector<uint32_t> queue_;  // mutable nodes whose content waits
-  std::vector<bool> open_;       // by tracked index: an immutable node under construction
+  std::vector<bool> open_;       // by tracked index: an immutable node under construction; empty until there is one
 };
 
 // Fills an empty node with the content that the node at `pc` describes. `inputs` are the caller's nodes.

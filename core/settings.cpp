@@ -41,6 +41,7 @@ Owned context() {
 std::shared_ptr<const SettingsNow> ask() {
   auto out = std::make_shared<SettingsNow>();
   out->context = context();
+  out->as_plain = asked.disable_jit.now().get() == Py_True;
   out->direct = answered(asked.off);
   for (const Question& q : asked.in_jits_key) out->in_jits_key.push_stolen(q.now());
   return out;
@@ -84,8 +85,6 @@ std::shared_ptr<const SettingsNow> settings_now() {
   return now;
 }
 
-bool jit_is_disabled() { return asked.disable_jit.now().get() == Py_True; }
-
 void bind_settings(nb::module_& m) {
   m.def(
       "use_settings",
@@ -93,6 +92,7 @@ void bind_settings(nb::module_& m) {
         asked.disable_jit = Question::of_parts(disable_jit);
         asked.prng_impl = Question::of_parts(prng_impl);
         asked.others = questions(others);
+        ++version;
       },
       nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
       nb::sig("def use_settings(disable_jit: tuple[Any, Any], prng_impl: tuple[Any, Any], others: list[tuple[Any, "

@@ -10,7 +10,8 @@
 
 namespace graftax {
 
-// One zero-argument question: a callable, and the one object it is asked of (or none). Lives as long as the process.
+// One zero-argument question: a callable or the name of an attribute, and the one object it is asked of (or none). Lives
+// as long as the process.
 struct Question {
   PyObject* ask = nullptr;
   PyObject* of = nullptr;
@@ -18,7 +19,10 @@ struct Question {
 
   // Of a tuple of two, or of three with an answer.
   static Question of_parts(nb::handle parts);
-  Owned now() const { return own(of ? PyObject_CallOneArg(ask, of) : PyObject_CallNoArgs(ask)); }
+  Owned now() const {
+    if (of && PyUnicode_CheckExact(ask)) return own(PyObject_GetAttr(of, ask));
+    return own(of ? PyObject_CallOneArg(ask, of) : PyObject_CallNoArgs(ask));
+  }
 };
 
 // Has each its answer?
@@ -27,14 +31,12 @@ bool answered(const std::vector<Question>& questions);
 // What the settings are in one thread.
 struct SettingsNow {
   Owned context;          // what a trace depends on and JAX's own key does not show: part of the key of an entry
+  bool as_plain = false;  // does JAX run functions as they are?
   bool direct = false;    // may an executable be run by itself?
   OwnedList in_jits_key;  // what jax.jit has in its key beside the trace context
 };
 
 std::shared_ptr<const SettingsNow> settings_now();
-
-// Does JAX run functions as they are here?
-bool jit_is_disabled();
 
 void bind_settings(nb::module_& m);
 

@@ -32,10 +32,10 @@ inline bool matches_at_once(const Static& s, PyObject* obj) {
 // The same for two pools.
 bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib);
 
-// Do the elements of a set equal the `count` keys that start at `first`?
 // Has one of these elements another hash than its equal among the others? Then they stand in an order by identity (two
 // nan objects do), which says nothing.
 bool hash_apart(const Program& program, uint32_t first, PyObject* const* others, uint32_t count);
+// Do the elements of a set equal the `count` keys that start at `first`?
 bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObject* set);
 
 }  // namespace graftax

@@ -90,6 +90,7 @@ bool arm(const Read& b) {
 
 bool unchanged(Reads& r) { return r.stamp == epoch && r.is_told && same_contents(r); }
 void note_versions(Reads&) {}
+uint64_t names_epoch(PyObject*) { return epoch; }
 
 void init_watchers() {
   check(dict_watcher = PyDict_AddWatcher(on_dict));
@@ -109,6 +110,8 @@ uint64_t version(PyObject* holder) {
   if (!PyType_Check(holder)) return reinterpret_cast<PyDictObject*>(holder)->ma_version_tag;
   return reinterpret_cast<PyTypeObject*>(holder)->tp_version_tag;  // 0: it has changed, or never had one
 }
+
+uint64_t names_epoch(PyObject* dict) { return version(dict); }
 
 // A type gets a version when something is looked up in it. One without is seen by `unchanged`.
 bool arm(const Read& b) {
@@ -315,6 +318,22 @@ bool reads_hold(Reads& r) {
   r.is_told = is_told;
   return r.held = held;
 }
+
+void NameWatch::begin(PyObject* dict, PyObject* names) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+    if (!PyUnicode_CHECK_INTERNED(PyTuple_GET_ITEM(names, i))) return;
+  dict_ = Owned::borrow(dict);
+  names_ = Owned::borrow(names);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) watch({dict, PyTuple_GET_ITEM(names, i), nullptr});
+}
+
+void NameWatch::end() {
+  Owned dict = std::move(dict_), names = std::move(names_);
+  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names.get()); ++i)
+    unwatch({dict.get(), PyTuple_GET_ITEM(names.get(), i), nullptr});
+}
+
+uint64_t NameWatch::now() const { return dict_ ? names_epoch(dict_.get()) : 0; }
 
 void bind_watch(nb::module_& m) {
   init_watchers();

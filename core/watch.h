@@ -44,6 +44,23 @@ struct Reads {
 // Do all bindings still have the values that were read? One comparison where none was changed since it was asked last.
 bool reads_hold(Reads& reads);
 
+// Some names of one dict: while it says the same, each of them stands for what it did.
+class NameWatch {
+ public:
+  NameWatch() = default;
+  NameWatch(const NameWatch&) = delete;
+  NameWatch& operator=(const NameWatch&) = delete;
+  ~NameWatch() { end(); }
+
+  void begin(PyObject* dict, PyObject* names);  // held: a tuple of strings
+  void end();
+  // Another number after each change; 0 where changes are not heard.
+  uint64_t now() const;
+
+ private:
+  Owned dict_, names_;
+};
+
 void bind_watch(nb::module_& m);
 
 }  // namespace graftax

@@ -122,10 +122,10 @@ def _private_names() -> tuple[Any, ...]:
     getters = tuple(vars(array)[name].fget for name in ("aval", "_sharding", "_committed", "_pjrt_layout"))
     session = next(n for n in ("session", "profile_session") if hasattr(profiler._profile_state, n))  # pyright: ignore
     state = getattr(core, "trace_state_strong_ref", None)  # what `trace_ctx.trace` reads; JAX 0.8 has none
-    trace: tuple[Any, Any] = (operator.attrgetter("trace"), core.trace_ctx) if state is None else _question(state)
+    trace: tuple[Any, Any] = ("trace", core.trace_ctx) if state is None else _question(state)
     required: list[tuple[Any, Any, Any]] = [(*trace, core.eval_trace)]
-    _expect(trace[0](trace[1]) is core.trace_ctx.trace, trace)
-    required.append((operator.attrgetter(session), profiler._profile_state, None))  # pyright: ignore
+    _expect(state is None or trace[0](trace[1]) is core.trace_ctx.trace, trace)
+    required.append((session, profiler._profile_state, None))  # pyright: ignore
     _expect(hasattr(pxla, "ExecuteReplicated") and hasattr(pxla, "MeshExecutable"), pxla)
     return (
         key,
@@ -427,6 +427,7 @@ def _follow_settings() -> bool:
     holders = _holders()
     names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
     kept = [holders[name] for name in names if name in holders and name not in _shown()]
+    kept.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
     try:
         for state in kept:
             for hook in ("_update_global_hook", "_update_thread_local_hook"):
