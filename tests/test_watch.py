@@ -8,10 +8,14 @@ import pickle
 import sys
 import types
 import weakref
+from random import Random
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import graftax
 from graftax import _core
 
 
@@ -192,3 +196,80 @@ def test_defaults_that_are_equal_are_the_same_ones():
         assert not reads.holds()
         function.__defaults__ = (10**30, "two")
         assert reads.holds()
+
+
+def many_globals() -> tuple[dict[str, Any], Any]:
+    """A function that reads so many globals that they are watched, and its globals."""
+    scope: dict[str, Any] = {"__name__": "globals of a test", **{f"g{i}": i for i in range(8)}}
+    exec("def f(x):\n    return x + len((1, 2)) + " + " + ".join(f"g{i}" for i in range(8)), scope)
+    return scope, scope["f"]
+
+
+def outcome(f: Any, *args: Any) -> tuple[Any, ...]:
+    try:
+        return type(result := f(*args)), float(result)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_global_of_many_that_changes_is_seen_on_the_next_call(seed: int) -> None:
+    scope, plain_f = many_globals()
+    f, x, random = graftax.jit(plain_f), jnp.float32(1), Random(seed)
+    values = [7, 2.5, jnp.float32(3), np.float32(4), True, jnp.float32(5)]
+    changes: list[Any] = [
+        lambda name: scope.__setitem__(name, random.choice(values)),
+        lambda name: scope.update({name: random.choice(values)}),
+        lambda name: scope.pop(name, None),
+        lambda name: scope.setdefault(name, 6),
+        lambda name: scope.__setitem__("len", lambda _, value=random.choice(values): value),
+        lambda name: scope.pop("len", None),
+        lambda name: scope.__setitem__("of nobody", object()),
+        lambda name: None,
+    ]
+    for _ in range(40):
+        random.choice(changes)(f"g{random.randrange(8)}")
+        assert outcome(f, x) == outcome(plain_f, x)
+
+
+def test_a_global_of_many_is_not_kept_alive() -> None:
+    scope, plain_f = many_globals()
+    f = graftax.jit(plain_f)
+    scope["g3"] = jnp.ones(())
+    for _ in range(3):
+        f(1.0)
+    array = weakref.ref(scope["g3"])
+    scope["g3"] = 3
+    gc.collect()
+    assert array() is None and f(1.0) == plain_f(1.0)
+    globals_ = weakref.ref(scope["f"])
+    scope.clear()
+    del f, plain_f, scope
+    gc.collect()
+    assert globals_() is None
+
+
+def test_a_lookup_of_globals_that_calls_the_function_again() -> None:
+    scope, plain_f = many_globals()
+    f, x = graftax.jit(plain_f), jnp.float32(1)
+
+    class Calls(str):
+        depth = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            if Calls.depth == 0:
+                Calls.depth = 1
+                scope["g5"] = 50
+                assert f(x) == plain_f(x)
+                Calls.depth = 0
+            return str.__eq__(self, str(other))
+
+    f(x)
+    Calls.depth = 1
+    for i in range(8):
+        scope[Calls(f"h{i}")] = i
+    Calls.depth = 0
+    scope["g1"] = 10
+    for _ in range(3):
+        assert f(x) == plain_f(x)
