@@ -244,6 +244,14 @@ def test_an_argument_that_becomes_a_key_is_the_callers_own_object():
     assert f.cache_info().traces == 1
 
 
+def test_an_object_that_is_a_key_becomes_a_part_of_other_keys():
+    f = graftax.jit(lambda d, y: ({(k, 1): 2 for k in d}, {(k, "a") for k in d}, y))
+    for thing in (Thing(), Thing()):
+        for _ in range(2):
+            keys, elements, _ = f({thing: 1}, x)
+            assert keys == {(thing, 1): 2} and elements == {(thing, "a")}
+
+
 def test_an_object_made_inside_that_becomes_a_key_is_a_clear_error():
     s = set()
     with pytest.raises(graftax.UnsupportedValueError, match="makes becomes a dict key"):
