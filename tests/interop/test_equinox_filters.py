@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The filtered transforms beside Equinox's own, where programs of Equinox look at more than the result."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -94,6 +96,59 @@ def test_a_rule_counts_its_traces(of):
     for _ in range(3):
         assert of.filter_grad(of.filter_jit(f))(ONE) == 3
     assert backward == 1
+
+
+CALLS = {
+    "filter_grad": lambda of, f: of.filter_grad(f)(ONE),
+    "filter_vmap": lambda of, f: of.filter_vmap(f)(ONE[None]),
+    "filter_jvp": lambda of, f: of.filter_jvp(f, (ONE,), (ONE,)),
+    "filter_vjp": lambda of, f: of.filter_vjp(f, ONE)[0],
+    "filter_hessian": lambda of, f: of.filter_hessian(f)(ONE),
+    "filter_checkpoint": lambda of, f: of.filter_checkpoint(f)(ONE),
+    "filter_closure_convert": lambda of, f: of.filter_closure_convert(f, ONE)(ONE),
+    "filter_eval_shape": lambda of, f: of.filter_eval_shape(f, ONE),
+    "filter_make_jaxpr": lambda of, f: of.filter_make_jaxpr(f)(ONE),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_target_holds_counts_its_traces(of, call):
+    class Held(eqx.Module):
+        function: object
+
+        def __call__(self, x):
+            return self.function(x)
+
+    class Plain:
+        def __init__(self, function):
+            self.function = function
+
+        def __call__(self, x):
+            return self.function(x)
+
+    for hold in (Held, lambda f: Held(f).__call__, Plain, eqx.Partial, lambda f: functools.partial(lambda g, x: g(x), f)):
+        counted = Counted()
+        CALLS[call](of, hold(counted.function))
+        assert counted.traces() == 1
+
+
+@BOTH
+def test_arrays_that_a_target_captures_are_differentiated(of):
+    class Held(eqx.Module):
+        function: object
+
+        def __call__(self, x):
+            return self.function(x)
+
+    def through(call):
+        return of.filter_grad(lambda w: jnp.sum(call(Held(lambda x: w * w * x))))(3 * ONE)
+
+    assert through(lambda f: of.filter_vmap(f)(ONE[None])) == 6
+    assert through(lambda f: of.filter_grad(f)(ONE)) == 6
+    assert through(lambda f: of.filter_jvp(f, (ONE,), (ONE,))[1]) == 6
+    assert through(lambda f: of.filter_closure_convert(f, ONE)(ONE)) == 6
+    assert through(lambda f: of.filter_checkpoint(f)(ONE)) == 6
 
 
 def test_an_object_with_another_function_is_traced_again():

@@ -133,6 +133,8 @@ class Program:
             raise GraftaxError(f"the arguments of {self.name} could not be bound")
         roots, layout = bound
         names, flags = signature.root_names(layout), signature.root_flags(layout, ())
+        if not captured:  # a function is as in JAX, and so are those that a callable object holds
+            flags[: len(prefix)] = [flag | _core.RootFlag.target for flag in flags[: len(prefix)]]
         known = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         numbers: list[int] = []
         for root, name, flag in zip(roots, names, flags, strict=True):
