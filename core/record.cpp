@@ -145,6 +145,11 @@ std::string Recorder::open_path() const {
   return path;
 }
 
+// By value, a function in the result is left alone, with the NumPy arrays that it captures.
+bool Recorder::is_left_alone(const Below& below) const {
+  return below.in_function && options_.inputs && !options_.inputs->functions;
+}
+
 bool Recorder::is_traced_symbol(const Kind& kind) const {
   if (!options_.inputs) return kind.symbolic && kind.scalar;
   return kind.symbolic && (options_.inputs->numbers || (kind.scalar && options_.inputs->arrays));
@@ -193,7 +198,7 @@ void Recorder::visit(PyObject* obj, Below below) {
     case Leaf::array: return add_leaf(obj, kind, below.in_static);
     case Leaf::numpy:
       if (numpy_is_dynamic(obj, true)) {
-        if (!below.in_static || options_.inputs) return add_leaf(obj, kind, below.in_static);
+        if (!below.in_static || options_.inputs) return add_leaf(obj, kind, below.in_static || is_left_alone(below));
         return add_static_leaf(obj, kind);
       }
       if (Py_TYPE(obj) == runtime.ndarray_type && !below.in_static) return open(obj, text_array_kind(), below, true);

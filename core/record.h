@@ -19,6 +19,7 @@ struct Inputs {
   const Program* program = nullptr;  // what the inputs were recorded as
   bool arrays = false;               // NumPy arrays are leaves, not constants
   bool numbers = false;              // what stands for a Python number is a leaf
+  bool functions = true;             // with `arrays`: those that functions capture, too
 };
 
 enum RootFlag : uint8_t {  // Python's RootFlag
@@ -96,6 +97,7 @@ class Recorder {
   void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags = 0);
   void add_value(PyObject* obj);
   bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
+  bool is_left_alone(const Below& below) const;
   bool is_traced_symbol(const Kind& kind) const;
   std::vector<Step> open_steps() const;
   std::string open_path() const;

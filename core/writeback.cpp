@@ -228,7 +228,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     if (forward && (numpy || kind_of(recording_->leaves[i]).leaf != Leaf::numpy) &&
         !std::binary_search(donated_.begin(), donated_.end(), tracers_[i]))
       leaves->insert(tracers_[i], i);
-  Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays, numbers};
+  Inputs inputs{&*nodes, &*leaves, &*keys, &p, arrays, numbers, numpy};
   RecordOptions options{nullptr, nullptr, &inputs, forward || share, false, nullptr};
   opened_.walk_again();
   options.opened = &opened_;

@@ -66,7 +66,7 @@ class Trace {
   // With `arrays`, a NumPy array that the function made is an output too, not a constant.
   // With `numbers`, so is what stands for a Python number.
   // With `forward` or `share`, an array that the function leaves in two places is one output.
-  // Without `numpy`, an untouched NumPy leaf is an output, also with `forward`.
+  // Without `numpy`, an untouched NumPy leaf is an output, also with `forward`, and what functions capture is none.
   nb::tuple finish(nb::handle result, bool by_value, bool forward, const std::vector<bool>& donated, bool arrays,
                    bool numbers, bool share, bool numpy);
   // Puts handed-over nodes back to what they were.

@@ -170,6 +170,7 @@ def trace(
             forward=forward,
             share=share,
             donated=donated,
+            arrays=not options.captured,
             numbers=numbers,
             graph=graph,
             keeps=not options.captured,
@@ -217,8 +218,8 @@ def run_trace(
 
     With `arrays`, NumPy arrays that `call` makes are output leaves, and not constants; with `numbers`, symbols are.
     `graph` is told of the trace that `call` runs in.
-    With `keeps`, an `object()` that `call` makes is one object for as long as the trace is used, and a NumPy leaf that
-    it returns is an array of JAX, as in Equinox.
+    With `keeps`, an `object()` that `call` makes is one object for as long as the trace is used, a NumPy leaf that
+    it returns is an array of JAX, and what a function in the result captures is its own, as in Equinox.
 
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).

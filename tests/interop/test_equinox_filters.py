@@ -247,6 +247,67 @@ def test_numbers_in_the_result_of_vmap(of):
     assert of.filter_vmap(lambda x: x, out_axes=None, axis_size=2)(1) == 1
 
 
+# ---- NumPy values in the result
+
+
+def numpy_values():
+    return np.int32(0), np.zeros(2), {"a": np.float64(2.0)}, np.bool_(True)
+
+
+def looks(tree):
+    return [(type(x).__module__.partition(".")[0], str(x.dtype), np.shape(x)) for x in jax.tree.leaves(tree)]
+
+
+RESULTS = {
+    "filter_jit": lambda of: of.filter_jit(lambda x: (x, numpy_values()))(ONE),
+    "filter_jit, argument": lambda of: of.filter_jit(lambda x, n: (x, n))(ONE, numpy_values()),
+    "filter_jit of filter_grad": lambda of: of.filter_jit(
+        of.filter_grad(lambda x: (x * x, numpy_values()), has_aux=True)
+    )(ONE),
+    "filter_grad, aux": lambda of: of.filter_grad(lambda x: (x * x, numpy_values()), has_aux=True)(ONE),
+    "filter_vmap": lambda of: of.filter_vmap(lambda x: (x, numpy_values()))(ONE[None]),
+    "filter_vmap, mapped": lambda of: of.filter_vmap(lambda x, n: (x, n))(jnp.ones(2), np.arange(2.0)),
+    "filter_vmap, not mapped": lambda of: of.filter_vmap(lambda x, n: (x, n), in_axes=(0, None))(ONE[None], np.ones(2)),
+    "filter_eval_shape": lambda of: of.filter_eval_shape(lambda x: (x, numpy_values()), ONE),
+    "filter_closure_convert": lambda of: of.filter_closure_convert(lambda x: (x, numpy_values()), ONE).out_struct,
+    "filter_make_jaxpr": lambda of: of.filter_make_jaxpr(lambda x: (x, numpy_values()))(ONE)[1],
+}
+
+
+@BOTH
+def test_numpy_values_in_the_result_of_filter_jit_are_arrays_in_each_call(of):
+    f = of.filter_jit(lambda x: (x, numpy_values()))
+    for x in (ONE, ONE + 1):
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(f(x)))
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_numpy_values_in_a_result_are_what_equinox_makes_of_them(result):
+    own, ours = (RESULTS[result](of) for of in (eqx, graftax))
+    assert looks(own) == looks(ours)
+    assert jax.tree.structure(own) == jax.tree.structure(ours)
+
+
+@BOTH
+def test_a_jaxpr_returns_the_numpy_values_of_its_function(of):
+    jaxpr, shapes, rest = of.filter_make_jaxpr(lambda x: (x, numpy_values(), "text"))(ONE)
+    assert len(jaxpr.out_avals) == len(jax.tree.leaves(shapes)) == 5
+    assert jax.tree.leaves(rest) == ["text"]
+
+
+@BOTH
+@pytest.mark.parametrize("transform", ["filter_jit", "filter_vmap"])
+def test_a_function_in_the_result_keeps_its_numpy_values(of, transform):
+    def make(x):
+        values = np.arange(3.0)
+        return lambda y: values * y
+
+    f = getattr(of, transform)(make)
+    for x in (ONE, ONE + 1):
+        found = f(x if transform == "filter_jit" else x[None])(np.float64(2))
+        assert isinstance(found, np.ndarray) and found.dtype == np.float64
+
+
 class Power(eqx.Module):
     base: jax.Array
 

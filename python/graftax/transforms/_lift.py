@@ -137,11 +137,14 @@ def named(flat: Callable[..., Any], program: Program) -> Callable[..., Any]:
     return flat
 
 
-def flat_of(program: Program) -> Callable[..., tuple[Any, ...]]:
-    """The flat function of a program's one function: arrays to the output leaves of the Outcome."""
+def flat_of(program: Program, arrays: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """The flat function of a program's one function: arrays to the output leaves of the Outcome.
+
+    With `arrays`, NumPy arrays that the function makes are outputs too.
+    """
 
     def flat(*leaves: Any) -> tuple[Any, ...]:
-        _, out = program.trace(leaves, call_first)
+        _, out = program.trace(leaves, call_first, arrays=arrays)
         return tuple(out)
 
     return named(flat, program)

@@ -9,7 +9,6 @@ from typing import Any, Literal, overload
 import jax
 import jax.extend
 import jax.numpy as jnp
-import numpy as np
 
 from .. import _core
 from .._jitted import Jitted
@@ -112,7 +111,7 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
     def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
         own = sorted(program.below(range(program.operands)))  # what the function holds is a constant of the jaxpr
-        flat = flat_of(program)
+        flat = flat_of(program, arrays=True)
 
         def of_arguments(*leaves: Any) -> tuple[Any, ...]:
             return flat(*program.with_leaves(own, leaves))
@@ -121,7 +120,7 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
         jaxpr, shapes = run(*(program.leaves[i] for i in own))
         found, graphdef = _core.record((program.finish(shapes),), shapes=True)
         made = set(map(id, shapes))
-        dynamic = [_shape_of(x) if id(x) in made or isinstance(x, np.ndarray) else None for x in found]
+        dynamic = [_shape_of(x) if id(x) in made else None for x in found]
         static = [None if d is not None else x for x, d in zip(found, dynamic, strict=True)]
         return jaxpr, _core.unflatten(graphdef, dynamic, True), _core.unflatten(graphdef, static)
 

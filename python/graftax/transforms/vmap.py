@@ -218,7 +218,8 @@ def _run(
         if source is not None
     }
     found = program.with_ties(found, made)
-    return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None})
+    stays = [axis is None or not alone for axis in axes]  # by value, what is mapped comes back as an array of JAX
+    return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None and stays[o.of]})
 
 
 @overload
