@@ -156,6 +156,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   out.roots = p.roots;
   out.leaves = p.leaves;
   out.has_same = p.has_same;
+  out.cyclic = p.cyclic;
   out.aliases = p.aliases;
   out.shapes = p.shapes;
   out.kinds = p.kinds;

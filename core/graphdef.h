@@ -77,6 +77,7 @@ struct Program {
   uint32_t roots = 0;
   uint32_t leaves = 0;
   bool has_same = false;
+  bool cyclic = false;   // a node is reached from itself
   bool aliases = false;  // one array in two places is one leaf: for donation
   bool shapes = false;   // a ShapeDtypeStruct stands for an array
   Py_hash_t hash = 0;

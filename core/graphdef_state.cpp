@@ -265,6 +265,10 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     p.code.push_back(n);
   }
   validate(p, is_outcome);
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op == Op::ref && p.track_pc[n.arg] < pc && pc < p.code[p.track_pc[n.arg]].next) p.cyclic = true;
+  }
   for (Instr& n : p.code)  // a function that is code and nothing else stays itself
     if (n.op == Op::node && n.kind->node->is_function && n.items == 2 && n.fields == 0 &&
         is_plain_function(p.statics[n.payload].snapshot) && !PyFunction_GET_DEFAULTS(p.statics[n.payload].snapshot))

@@ -139,7 +139,10 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   const Instr& n = program_.code[pc];
   if (!keep && is_dead(pc)) return push(at, Owned::borrow(Py_None));
   if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
-  if (n.track != NONE && nodes_[n.track]) return push(at, Owned::borrow(nodes_[n.track]));
+  if (n.track != NONE && nodes_[n.track]) {
+    if (registered_ && is_waiting(n.track)) queue_.push_back(pc);  // unflatten reads it
+    return push(at, Owned::borrow(nodes_[n.track]));
+  }
   if (n.own != NONE) {  // counts by identity: it is itself
     Owned obj = static_object(program_.statics[n.own]);
     if (!obj) raise_error(PyExc_ReferenceError, "an object of this GraphDef that counts by identity no longer exists");
@@ -156,7 +159,7 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     if (recording_) built_.set(pc, shell.get());
     // Untracked shells (the content of a changed input) are filled by the caller of build_children.
     if (n.track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
-    if (!fill_at_once(pc)) queue_.push_back(pc);
+    if (!fill_at_once(pc)) wait(pc);
     return push(at, std::move(shell));
   }
   if (n.track != NONE) {
@@ -188,7 +191,53 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     if (open_.empty()) open_.resize(program_.track_pc.size());
     open_[n.track] = true;
   }
-  frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false});
+  registered_ += n.kind->node->is_registered;
+  frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false, queue_.size()});
+}
+
+void Builder::wait(uint32_t pc) {
+  if (waits_.empty()) waits_.resize(program_.track_pc.size());
+  waits_[program_.code[pc].track] = true;
+  queue_.push_back(pc);
+}
+
+// Begins to fill the last node that waits above `floor`; false where there is none.
+bool Builder::fill_next(size_t floor) {
+  while (queue_.size() > floor) {
+    uint32_t pc = queue_.back();
+    queue_.pop_back();
+    if (!waits_[program_.code[pc].track]) continue;
+    if (needs_open(pc)) {
+      late_.push_back(pc);
+      continue;
+    }
+    waits_[program_.code[pc].track] = false;
+    frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), NONE, true});
+    return true;
+  }
+  return false;
+}
+
+// Is the content of this mutable node made of a node that is under construction?
+bool Builder::needs_open(uint32_t pc) {
+  if (!program_.cyclic || frames_.empty()) return false;
+  looked_at_.resize(program_.code.size());
+  ++look_;
+  std::vector<uint32_t> todo = {pc};
+  while (!todo.empty()) {
+    uint32_t from = todo.back(), child = from + 1;
+    todo.pop_back();
+    if (std::exchange(looked_at_[from], look_) == look_) continue;
+    for (uint32_t i = 0; i < program_.children(from); ++i, child = program_.after(child)) {
+      const Instr& c = program_.code[child];
+      uint32_t at = c.op == Op::ref ? program_.track_pc[c.arg] : c.op == Op::same ? c.arg : child;
+      const Instr& n = program_.code[at];
+      if (n.op != Op::node || is_shell_kind(*n.kind) || (n.track != NONE && nodes_[n.track])) continue;
+      if (n.track != NONE && is_open(n.track)) return true;
+      todo.push_back(at);
+    }
+  }
+  return false;
 }
 
 // One new context value for each build, however often it stands in the graph.
@@ -233,7 +282,7 @@ bool Builder::push_plain(uint32_t pc) {
     case Op::leaf: found = sources_.leaves[n.arg]; break;
     case Op::forward: found = sources_.input_leaves[n.arg]; break;
     case Op::input: found = sources_.input_nodes[n.arg]; break;
-    case Op::ref: found = nodes_[n.arg]; break;
+    case Op::ref: found = registered_ ? nullptr : nodes_[n.arg]; break;
     case Op::stat: {
       const Static& s = program_.statics[n.arg];
       if (s.weak || s.how >= How::copied || s.how == How::reduce) return false;
@@ -256,6 +305,7 @@ void Builder::finish_frame(const Frame& frame) {
     values_.resize(frame.base);
     return;
   }
+  registered_ -= n.kind->node->is_registered;
   Owned obj = construct(frame.pc, values);
   if (n.track != NONE && nodes_[n.track]) {
     Owned shell = Owned::borrow(nodes_[n.track]);
@@ -296,6 +346,9 @@ void Builder::run(size_t floor) {
     Frame& top = frames_.back();
     for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;
     if (top.left == 0) {
+      if (queue_.size() > top.waiting && !top.fill && program_.code[top.pc].kind->node->is_registered &&
+          fill_next(top.waiting))
+        continue;
       Frame frame = top;
       frames_.pop_back();
       finish_frame(frame);
@@ -325,16 +378,13 @@ void Builder::build_children(uint32_t pc, OwnedList& values) {
 Owned Builder::make(uint32_t pc) {
   OwnedList values;
   build_children(pc, values);
+  if (program_.code[pc].kind->node->is_registered) drain();  // unflatten reads them
   return construct(pc, values.data());
 }
 
 void Builder::drain() {
-  while (!queue_.empty()) {
-    uint32_t pc = queue_.back();
-    queue_.pop_back();
-    frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), NONE, true});
-    run(frames_.size() - 1);
-  }
+  for (; !queue_.empty() || !late_.empty(); std::swap(queue_, late_))
+    while (fill_next(0)) run(frames_.size() - 1);
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leaves + GraphDef -> objects. Mutable nodes are boundaries: each gets an empty shell when it is met and its content
-// later, so that immutable spines close bottom-up and every cycle that holds a mutable node closes.
+// later, so that immutable spines close bottom-up and every cycle that holds a mutable node closes. Below a registered
+// node it gets its content before the class's own unflatten reads it, but for what waits for a node of the cycle.
 #pragma once
 
 #include "graphdef.h"
@@ -62,6 +63,7 @@ class Builder {
     size_t base;  // where its children's values start
     uint32_t at;  // the instruction that asked for this value
     bool fill;    // pc's shell exists: fill it; else construct
+    size_t waiting = 0;  // of the queue: what stands there before its children
   };
 
   void run(size_t floor);
@@ -71,7 +73,11 @@ class Builder {
   bool push_plain(uint32_t pc);
   bool fill_at_once(uint32_t pc);
   bool is_open(uint32_t track) const { return !open_.empty() && open_[track]; }
+  bool is_waiting(uint32_t track) const { return !waits_.empty() && waits_[track]; }
   void node(uint32_t pc, uint32_t at, bool keep);
+  void wait(uint32_t pc);
+  bool fill_next(size_t floor);
+  bool needs_open(uint32_t pc);
   void push(uint32_t at, Owned obj);
   void finish_frame(const Frame& frame);
   Owned construct(uint32_t pc, PyObject** values);
@@ -89,8 +95,13 @@ class Builder {
   PyTypeObject* context_type_ = nullptr;
   bool recording_ = false;
   std::vector<Frame> frames_;
-  std::vector<uint32_t> queue_;  // mutable nodes whose content waits
-  std::vector<bool> open_;       // by tracked index: an immutable node under construction; empty until there is one
+  std::vector<uint32_t> queue_;      // mutable nodes whose content waits; one may stand there twice
+  std::vector<uint32_t> late_;       // those that wait for a node under construction
+  std::vector<bool> waits_;          // by tracked index: a mutable node whose content waits; empty until there is one
+  std::vector<bool> open_;           // by tracked index: an immutable node under construction; empty until there is one
+  uint32_t registered_ = 0;          // registered nodes under construction
+  std::vector<uint32_t> looked_at_;  // by instruction: the look that has been there last
+  uint32_t look_ = 0;
 };
 
 // Fills an empty node with the content that the node at `pc` describes. `inputs` are the caller's nodes.

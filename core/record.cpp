@@ -252,6 +252,7 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
         p.track_pc.push_back(*before);
       }
       if (first.track != NONE) {
+        p.cyclic = p.cyclic || is_open;
         emit(Op::ref, first.track, obj);
         if (!stack_.empty()) stack_.back().closed = false;
         return;

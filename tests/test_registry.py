@@ -10,11 +10,13 @@ from typing import Any
 import attrs
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import graftax
+from sizes import sized
 from zoo import f32
 
 structure = jax.tree.structure
@@ -239,3 +241,82 @@ def test_children_of_a_dataclass_go_by_the_names_that_jax_has():
     gradient = graftax.grad(lambda m: (m["layers"][0].weight * m["layers"][1].weight)[0], wrt="m.**.weight")(model)
     assert gradient["layers"][0].weight == 4 and gradient["layers"][0].bias is None
     assert graftax.equal(graftax.from_dict(dict(reversed(graftax.to_dict(model).items()))), model)
+
+# ---- what a class's own unflatten reads
+
+
+class Bag:
+    """Its unflatten reads what it is given, and keeps copies."""
+
+    def __init__(self, items=(), named=None):
+        self.items, self.named = tuple(items), dict(named or {})
+
+
+jax.tree_util.register_pytree_node(
+    Bag, lambda b: ((list(b.items), b.named), None), lambda _, children: Bag(children[0], children[1])
+)
+
+
+def test_unflatten_is_given_containers_with_their_content():
+    bag = Bag([jnp.ones(2), "text"], {"c": jnp.array(2.0)})
+    assert graftax.jit(lambda b: b.items[0] * b.named["c"])(bag).tolist() == [2, 2]
+    made = graftax.jit(lambda x: Bag([x], {"c": x}))(jnp.array(3.0))
+    assert made.items == (3,) and made.named == {"c": 3}
+    copied = graftax.copy(bag)
+    assert copied.items[1] == "text" and copied.named == {"c": 2}
+    assert graftax.grad(lambda b: b.items[0].sum() * b.named["c"])(bag).named == {"c": 2}
+    assert graftax.filter_vmap(lambda b, x: b.named["c"] * x, in_axes=(None, 0))(bag, jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_a_partial_of_jax_keeps_its_keywords():
+    partial = jax.tree_util.Partial(lambda a, c=1: a * c, c=jnp.array(3.0))
+    for call in (lambda p: p(2.0), graftax.jit(lambda p: p(2.0)), graftax.filter_jit(lambda p: p(2.0))):
+        assert call(partial) == 6
+    assert graftax.jit(partial)(2.0) == 6
+    assert graftax.jit(lambda x: jax.tree_util.Partial(lambda c=1: c, c=x))(jnp.array(5.0))() == 5
+    assert graftax.grad(lambda p: p(2.0))(partial).keywords == {"c": 2}
+    assert graftax.from_dict(graftax.to_dict(partial))(2.0) == 6
+
+
+def test_unflatten_reads_containers_that_are_reached_another_way():
+    shared = {"c": jnp.array(2.0)}
+
+    def scale(named, bag, outer):
+        named["c"] = named["c"] + 1
+        return bag.named["c"] * outer.items[0].named["c"]
+
+    bag = Bag([], shared)
+    assert graftax.jit(scale)(shared, bag, Bag([bag, shared], {"again": shared})) == 4
+    assert shared["c"] == 3
+    nested = Bag([Bag([[{"c": Bag([jnp.array(7.0)])}]])])
+    assert graftax.jit(lambda b: b.items[0].items[0][0]["c"].items[0])(nested) == 7
+
+
+def test_unflatten_reads_containers_in_cycles():
+    class Owner:
+        def __init__(self):
+            self.bag = Bag([jnp.array(2.0)], {"owner": self})
+
+    def through(owner):
+        assert owner.bag.named["owner"] is owner
+        return owner.bag.items[0] * 2
+
+    owner = Owner()
+    assert graftax.jit(through)(owner) == 4
+    copied = graftax.copy(owner)
+    assert copied is not owner and copied.bag.named["owner"] is copied and copied.bag.items == (2,)
+
+    around = Bag([], {})
+    around.items = (Bag([jnp.array(3.0)], {"c": jnp.array(4.0)}), [around])
+    inner = graftax.jit(lambda b: (b.items[0].items[0], b.items[0].named["c"], b.items[1][0].items[0].named["c"]))
+    assert inner(around) == (3, 4, 4)
+
+
+def test_a_deep_graph_of_classes_whose_unflatten_reads():
+    bag = Bag([jnp.array(1.0)])
+    for _ in range(sized(100_000, 20_000)):
+        bag = Bag([bag])
+    copied = graftax.copy(bag)
+    while isinstance(copied.items[0], Bag):
+        copied = copied.items[0]
+    assert copied.items == (1,)
