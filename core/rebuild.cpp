@@ -346,8 +346,7 @@ void Builder::run(size_t floor) {
     Frame& top = frames_.back();
     for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;
     if (top.left == 0) {
-      if (queue_.size() > top.waiting && !top.fill && program_.code[top.pc].kind->node->is_registered &&
-          fill_next(top.waiting))
+      if (registered_ && !top.fill && program_.code[top.pc].kind->node->is_registered && fill_next(top.waiting))
         continue;
       Frame frame = top;
       frames_.pop_back();

@@ -60,9 +60,9 @@ class Builder {
     uint32_t pc;     // the node, or the node whose content is built
     uint32_t child;  // next child
     uint32_t left;
-    size_t base;  // where its children's values start
-    uint32_t at;  // the instruction that asked for this value
-    bool fill;    // pc's shell exists: fill it; else construct
+    size_t base;         // where its children's values start
+    uint32_t at;         // the instruction that asked for this value
+    bool fill;           // pc's shell exists: fill it; else construct
     size_t waiting = 0;  // of the queue: what stands there before its children
   };
 

@@ -242,6 +242,7 @@ def test_children_of_a_dataclass_go_by_the_names_that_jax_has():
     assert gradient["layers"][0].weight == 4 and gradient["layers"][0].bias is None
     assert graftax.equal(graftax.from_dict(dict(reversed(graftax.to_dict(model).items()))), model)
 
+
 # ---- what a class's own unflatten reads
 
 

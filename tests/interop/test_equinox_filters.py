@@ -127,7 +127,8 @@ def test_what_a_target_holds_counts_its_traces(of, call):
         def __call__(self, x):
             return self.function(x)
 
-    for hold in (Held, lambda f: Held(f).__call__, Plain, eqx.Partial, lambda f: functools.partial(lambda g, x: g(x), f)):
+    bound, partial = lambda f: Held(f).__call__, lambda f: functools.partial(lambda g, x: g(x), f)
+    for hold in (Held, bound, Plain, eqx.Partial, partial):
         counted = Counted()
         CALLS[call](of, hold(counted.function))
         assert counted.traces() == 1
