@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 import jax.extend
 
+from benchmarks.beside import BESIDE
 from benchmarks.layers import CompiledLayers
 from benchmarks.rows import ROWS
 from benchmarks.timed import Timed
@@ -333,4 +334,5 @@ BUDGETS: tuple[Budget, ...] = (
     FlattenCalls("user flatten calls, registered node, known structure outside the last eight", 1, known=True),
     StaticChurn("live executables under 10,000 static values, vs the bound", 1.00),
     *ROWS,
+    *BESIDE,
 )
