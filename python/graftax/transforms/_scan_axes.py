@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _core, interop
-from .._difference import differences_text
+from .._difference import differences_text, only_order
 from .._errors import StructureError
 from ._leaf_specs import OutputLeaf, Outputs, as_positional, broadcast_of
 from ._lift import call_first, name_of, named, wraps
+from ._loop import LOOP_STRUCTURE, MOVED
 from ._program import Program
 from ._specs import SpecOption
-from ._state import type_text, with_arrays
+from ._state import StateAfter, node_name, state_after, type_text, with_arrays
 from .vmap import size_of
 
 ONE_CARRY = (
@@ -104,6 +105,7 @@ class _Steps:
         self._carried = {i for i, axis in enumerate(given) if is_carry(axis)}
         given[:] = [None if is_carry(axis) else axis for axis in given]
         self._rows = [i for i, axis in enumerate(given) if axis is not None]
+        self._same = _always_the_same(program, in_axes)
         self._outputs: list[OutputLeaf] = []
         self._of: list[int | None] = []  # for each output leaf the leaf whose place it takes, where it is carried
 
@@ -158,6 +160,7 @@ class _Steps:
         outputs = Outputs(program, self._broadcast, results, leaves)
         self._outputs = outputs.trace(self._out_axes, call=call)
         self._of = self._places(own)
+        self._check_same(leaves)
         new = dict(zip(carried, carry, strict=True))
         more = {of for of in self._of if of is not None} - self._carried
         if more:
@@ -165,6 +168,29 @@ class _Steps:
             raise _Later
         new.update((of, output.leaf) for output, of in zip(self._outputs, self._of, strict=True) if of is not None)
         return [new[i] for i in carried], [o.leaf for o, of in zip(self._outputs, self._of, strict=True) if of is None]
+
+    def _check_same(self, leaves: Sequence[Any]) -> None:
+        """Raises where a step changes other than arrays in what is the same for all: the next one would find it as it was."""
+        program, outcome = self._program, self._program.outcome
+        assert outcome is not None
+        if not outcome.num_writes or not self._same:
+            return
+        names = tuple(program.names[i] for i in self._same)
+        after = state_after(program, leaves, outcome, [o.leaf for o in self._outputs], lambda roots, _: (roots, 0))
+        roots = program.rebuilt([np.zeros(()) for _ in leaves])
+        one, other = (_core.record(tuple(graph[i] for i in self._same), names)[1] for graph in (roots, after.roots))
+        if not only_order(one, other):
+            text = differences_text(one, other, names, orders=False)
+            raise StructureError(LOOP_STRUCTURE.format(name=program.name, differences=text))
+        self._check_places(after)
+
+    def _check_places(self, after: StateAfter) -> None:
+        """Raises where a step moves objects that the next one would find where they were."""
+        for node, origin in enumerate(after.after.origins):
+            place = after.after.place(node)
+            if origin is not None and place[0] in self._same and place != after.before.place(origin):
+                path, source = (node_name(self._program, after, at) for at in (node, origin))
+                raise StructureError(MOVED.format(name=self._program.name, path=path, source=source))
 
     def _with_arrays(self, result: Any) -> tuple[Any, Any]:
         """The result with arrays for the numbers of its carry, and the carry."""
@@ -197,6 +223,12 @@ class _Steps:
                     raise StructureError(NEW_PLACE.format(name=self._program.name, path=output.path))
             found.append(of)
         return found
+
+
+def _always_the_same(program: Program, in_axes: Any) -> list[int]:
+    """The roots that no entry gives rows or carries: arguments with None, and what is captured."""
+    each = cast("Sequence[Any]", in_axes) if isinstance(in_axes, (tuple, list)) else [in_axes] * program.positional
+    return [i for i in range(len(program.roots)) if i >= len(each) or each[i] is None]
 
 
 def _position(name: str, option: str, axes: Any) -> int | None:
