@@ -170,7 +170,7 @@ class _Steps:
         return [new[i] for i in carried], [o.leaf for o, of in zip(self._outputs, self._of, strict=True) if of is None]
 
     def _check_same(self, leaves: Sequence[Any]) -> None:
-        """Raises where a step changes other than arrays in what is the same for all: the next one would find it as it was."""
+        """Raises where a step changes other than arrays in what has no rows: the next one would find it as it was."""
         program, outcome = self._program, self._program.outcome
         assert outcome is not None
         if not outcome.num_writes or not self._same:
