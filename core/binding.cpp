@@ -59,13 +59,13 @@ int binding_traverse(PyObject* self, visitproc visit, void* arg) {
 int binding_clear(PyObject* self) {
   if (!nb::inst_ready(self)) return 0;
   auto* b = nb::inst_ptr<Binding>(self);
+  b->watch.end();  // it has borrowed the names
+  b->seen.clear();
+  b->seen_at = 0;
   b->defaults = nb::steal(PyTuple_New(0));
   b->names = nb::steal(PyTuple_New(0));
   b->cells = nb::steal(PyTuple_New(0));
   b->global_names = nb::steal(PyTuple_New(0));
-  b->seen.clear();
-  b->seen_at = 0;
-  b->watch.end();
   b->origins = nb::steal(PyTuple_New(0));
   b->positional = b->positional_only = 0;
   return 0;

@@ -25,7 +25,7 @@ struct Binding {
   // What the globals' names stood for when `watch` said `seen_at`. Borrowed: none has changed while it says so.
   mutable std::vector<PyObject*> seen = {};
   mutable uint64_t seen_at = 0;
-  NameWatch watch = {};
+  NameWatch watch = {};  // ends before what it has borrowed goes
 };
 
 struct Roots {

@@ -322,18 +322,18 @@ bool reads_hold(Reads& r) {
 void NameWatch::begin(PyObject* dict, PyObject* names) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
     if (!PyUnicode_CHECK_INTERNED(PyTuple_GET_ITEM(names, i))) return;
-  dict_ = Owned::borrow(dict);
-  names_ = Owned::borrow(names);
+  dict_ = dict;
+  names_ = names;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) watch({dict, PyTuple_GET_ITEM(names, i), nullptr});
 }
 
 void NameWatch::end() {
-  Owned dict = std::move(dict_), names = std::move(names_);
-  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names.get()); ++i)
-    unwatch({dict.get(), PyTuple_GET_ITEM(names.get(), i), nullptr});
+  PyObject *dict = std::exchange(dict_, nullptr), *names = std::exchange(names_, nullptr);
+  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i)
+    unwatch({dict, PyTuple_GET_ITEM(names, i), nullptr});
 }
 
-uint64_t NameWatch::now() const { return dict_ ? names_epoch(dict_.get()) : 0; }
+uint64_t NameWatch::now() const { return dict_ ? names_epoch(dict_) : 0; }
 
 void bind_watch(nb::module_& m) {
   init_watchers();

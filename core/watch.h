@@ -44,7 +44,7 @@ struct Reads {
 // Do all bindings still have the values that were read? One comparison where none was changed since it was asked last.
 bool reads_hold(Reads& reads);
 
-// Some names of one dict: while it says the same, each of them stands for what it did.
+// Some names of one dict, both borrowed from the owner: while it says the same, each name stands for what it did.
 class NameWatch {
  public:
   NameWatch() = default;
@@ -52,13 +52,13 @@ class NameWatch {
   NameWatch& operator=(const NameWatch&) = delete;
   ~NameWatch() { end(); }
 
-  void begin(PyObject* dict, PyObject* names);  // held: a tuple of strings
+  void begin(PyObject* dict, PyObject* names);  // a tuple of strings
   void end();
   // Another number after each change; 0 where changes are not heard.
   uint64_t now() const;
 
  private:
-  Owned dict_, names_;
+  PyObject *dict_ = nullptr, *names_ = nullptr;
 };
 
 void bind_watch(nb::module_& m);

@@ -242,8 +242,8 @@ def test_a_global_of_many_is_not_kept_alive() -> None:
     scope["g3"] = 3
     gc.collect()
     assert array() is None and f(1.0) == plain_f(1.0)
-    globals_ = weakref.ref(scope["f"])
-    scope.clear()
+    scope["compiled"], globals_ = f, weakref.ref(plain_f)
+    f(1.0)
     del f, plain_f, scope
     gc.collect()
     assert globals_() is None
