@@ -427,8 +427,8 @@ def _follow_settings() -> bool:
     holders = _holders()
     names = ("jax_default_prng_impl", "jax_enable_custom_prng", *_MUST_BE_OFF, *_IN_JITS_KEY)
     kept = [holders[name] for name in names if name in holders and name not in _shown()]
-    kept.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
     try:
+        kept.append(holders["jax_disable_jit"])  # shown or not: it is asked for before anything else
         for state in kept:
             for hook in ("_update_global_hook", "_update_thread_local_hook"):
                 setattr(state, hook, _and_tell(getattr(state, hook)))
