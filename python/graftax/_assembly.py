@@ -170,11 +170,13 @@ def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
         return _describe.item_names(cls)
     if base == "function":
         return ("__defaults__", "__kwdefaults__", *(f"__closure__[{n!r}]" for n in detail.__code__.co_freevars))
+    for builtin, fields in _describe.EXCEPTIONS.items():
+        if base == ("exception" if builtin is BaseException else builtin.__name__):
+            return ("args", "__cause__", "__context__", *fields)
     return {
         "method": ("__func__", "__self__"),
         "partial": ("func", "args", "keywords"),
         "weakref": ("referent", "__callback__"),
         "proxy": ("mapping",),
         "cell": ("cell_contents",),
-        "exception": ("args", "__cause__", "__context__"),
     }.get(base, ())

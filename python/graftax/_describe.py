@@ -155,7 +155,7 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, tree_util.PyTreeDef):
         return Description("reduce", reduce=_statics.treedef_value)
     if isinstance(obj, BaseException):
-        if solid.__basicsize__ == BaseException.__basicsize__:
+        if any(issubclass(solid, c) and solid.__basicsize__ == c.__basicsize__ for c in EXCEPTIONS):
             return Description("node", frozen=False, handed=True)
         return Description("reduce", frozen=False, reduce=_statics.exception_value)
     reduce = _statics.REDUCE.get(solid) or (_statics.known_value if isinstance(obj, _BY_PICKLE) else None)
@@ -215,6 +215,20 @@ def _has_methods(cls: type) -> bool:
     return any(name not in ignored for base in cls.__mro__[:-1] for name in vars(base))
 
 
+# Exceptions that the core opens have the layout of one of these, which keeps so much besides args, cause and context.
+EXCEPTIONS: dict[type[BaseException], tuple[str, ...]] = {
+    BaseException: (),
+    OSError: ("errno", "strerror", "filename", "filename2", "characters_written"),
+    ImportError: ("msg", "name", "path", "name_from"),
+    NameError: ("name",),
+    AttributeError: ("obj", "name"),
+    **dict.fromkeys(
+        (UnicodeEncodeError, UnicodeDecodeError, UnicodeTranslateError),
+        ("encoding", "object", "start", "end", "reason"),
+    ),
+    SystemExit: ("code",),
+    StopIteration: ("value",),
+}
 _NODES = {
     object,
     list,

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -54,13 +56,35 @@ def remade(obj: Any) -> Any:
 
 
 def exception_value(error: BaseException) -> tuple[Any, ...]:
-    """What an exception is that has fields of its own in C (OSError, UnicodeError and the like)."""
-    parts = (*error.args, *(x for item in vars(error).items() for x in item))
-    if any(isinstance(x, (jax.Array, np.ndarray)) for x in parts):
+    """What an exception is that the core does not make: a group, a SyntaxError, or one that others wrote in C."""
+    parts: list[Any] = [*error.args, *_fields_in_c(error)]
+    if isinstance(error, BaseExceptionGroup):
+        parts = [error.message, *((e, exception_value(e)) for e in error.exceptions)]
+    parts += [x for item in vars(error).items() for x in item]
+    return tuple(_part_of_exception(error, part) for part in parts)
+
+
+def _fields_in_c(error: BaseException) -> list[Any]:
+    classes = type(error).__mro__[: type(error).__mro__.index(BaseException)]
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    found = {n: field for c in classes for n, field in vars(c).items() if isinstance(field, kinds)}
+    out: list[Any] = []
+    for name in sorted(found.keys() - {"__dict__", "__weakref__"}):
+        with contextlib.suppress(AttributeError):  # it is not set
+            out += [name, found[name].__get__(error)]
+    return out
+
+
+def _part_of_exception(error: BaseException, part: Any) -> Any:
+    if type(part) is tuple:
+        return tuple(_part_of_exception(error, x) for x in part)
+    if type(part) is list:
+        return ("list", *(_part_of_exception(error, x) for x in part))
+    if isinstance(part, (jax.Array, np.ndarray)):
         raise UnsupportedValueError(
             f"a {type(error).__name__} with arrays cannot be compared. Pass the arrays beside it."
         )
-    return tuple(x if type(x) in PLAIN else f"{type(x).__qualname__} at {id(x)}" for x in parts)
+    return part if type(part) in PLAIN else f"{type(part).__qualname__} at {id(part)}"
 
 
 def text_array(content: tuple[str, tuple[int, ...], bytes]) -> np.ndarray[Any, Any]:
