@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call records at most once, and asks a registered class for its children as seldom as it can."""
 
+import functools
 import gc
 import warnings
 import weakref
@@ -78,6 +79,7 @@ def returns(node, _):
 
 
 FUNCTIONS = [reads, replaces, returns]
+BY_VALUE = functools.partial(graftax.jit, mutation="discard")
 
 
 def flattened_in(call):
@@ -102,7 +104,7 @@ def make(request):
     return MAKE[request.param]
 
 
-@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit])
+@pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit, BY_VALUE])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_miss_flattens_a_node_at_most_three_times(jit, function, make):
     jitted = called_with_every_tag(jit, function, make)

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -104,3 +106,19 @@ def test_settings_that_change_in_two_threads_are_followed(seed: int):
                 pool.submit(context.__exit__, None, None, None).result()
     assert impl(jitted) == "threefry2x32"
     assert _core.settings_now()[1]
+
+
+@pytest.mark.parametrize("other", ["int32", "uint32", "weak", "committed"])
+def test_a_setting_and_a_leaf_that_change_at_once_are_both_seen(other: str):
+    jitted, expected = graftax.jit(lambda t: {n: x * 2 for n, x in t.items()}), jax.jit(lambda x: x * 2)
+    one = {n: jnp.ones(3) + i for i, n in enumerate("abcdef")}
+    make = {
+        "weak": jax.jit(lambda x: jnp.broadcast_to(1.5, (3,)) + x[0].astype(int)),
+        "committed": lambda x: jax.device_put(x, jax.devices()[0]),
+    }.get(other, lambda x: x.astype(other))
+    two = {n: make(x) for n, x in one.items()}
+    for t in (one, one, one, two, one, two):
+        with for_all("jax_optimization_level", "O1") if t is two else contextlib.nullcontext():
+            for n, x in jitted(t).items():
+                right = expected(t[n])
+                assert x.aval == right.aval and x.committed == right.committed and np.array_equal(x, right)

@@ -107,6 +107,40 @@ def test_a_replay_raises_what_a_key_raises() -> None:
     assert _core.walk(graphdef, (obj,)) is not None
 
 
+def test_sets_in_two_orders_raise_what_an_element_raises_when_they_are_compared() -> None:
+    one, two = ({Key(v) for v in values} for values in ((0, 8, 16), (16, 8, 0)))
+    assert [k.value for k in one] != [k.value for k in two]
+    jitted = graftax.jit(_first)
+
+    def call() -> Any:
+        before, Key.left[0] = Key.left[0], 0
+        jitted.clear_cache()
+        for _ in range(3):
+            jitted(one)
+        Key.left[0] = before
+        return jitted(two)
+
+    compared: list[Callable[[], Any]] = [
+        lambda: graftax.flatten(one)[1] == graftax.flatten(two)[1],
+        lambda: graftax.equal(one, two),
+        call,
+    ]
+    for compare in compared:
+        Key.left[0] = 0
+        expected = compare()
+        for k in range(1, 200):
+            Key.left[0] = k
+            try:
+                assert compare() == expected
+            except Stop:
+                assert Key.left[0] == 0
+                continue
+            assert Key.left[0] > 0, "the exception was swallowed"
+            break
+        else:
+            raise AssertionError("it never comes to an end")
+
+
 def test_a_class_that_is_registered_while_it_is_opened_is_finished_as_it_was_begun() -> None:
     class Table(OrderedDict[Any, Any]):
         pass

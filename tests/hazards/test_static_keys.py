@@ -4,9 +4,13 @@
 import dataclasses
 import itertools
 import math
+import zlib
 
+import flax.nnx  # noqa: F401  (says how such a mapping is compared)
+import jax
 import numpy as np
 import pytest
+from flax.typing import HashableMapping
 
 import graftax
 import zoo
@@ -120,6 +124,37 @@ def test_nan_is_one_key_whatever_its_bits(of, wrap):
         f(wrap(value), f32(1))
     assert f.cache_info().traces == 1
     assert graftax.flatten(wrap(nan))[1] == graftax.flatten(wrap(other))[1]
+
+
+structure = jax.tree.structure
+OF_OTHER_SIZES = {
+    "treedefs": [
+        structure(t) for t in ((None,), (None, None), [None], {"a": None}, {"a": None, "b": None}, {"b": None})
+    ],
+    "slices": [slice(1, (1, 2)), slice(1, (1, 2, 3)), slice((1,), (1,)), slice(1, (1, (2,))), slice(1, (1, (2, 3)))],
+    "ranges": [range(3), range(4), range(0, 4, 2)],
+    "mappings": [
+        HashableMapping(m)
+        for m in (
+            *({"a": 1}, {"a": 2}, {"b": 1}, {"b": 1, "a": 1}, {"b": 2, "a": 1}, {"a": (1,)}, {"a": (1, 2)}),
+            *({"a": (1, None)}, {"a": {}}, {"a": {"b": 1}}, {"a": {"b": 1, "c": 1}}, {"a": None}, {"c": None}),
+        )
+    ],
+    "arrays of text": [np.array(list("abcd")), np.array(list("abcd")).reshape(2, 2), np.array(list("abcde"))],
+}
+
+
+@pytest.mark.parametrize("values", OF_OTHER_SIZES.values(), ids=OF_OTHER_SIZES)
+@pytest.mark.quick(5)
+@pytest.mark.filterwarnings("ignore::graftax.RecompileWarning")
+def test_values_of_other_sizes_are_other_keys_in_any_order(values):
+    def program(x, v):
+        return x * (zlib.crc32(repr(v).encode()) % 10_000)
+
+    f = graftax.jit(program)
+    for i in [*range(len(values)), *range(len(values))[::-1], *range(len(values))]:
+        assert float(f(scalar(), values[i])) == program(1, values[i])
+    assert f.cache_info().traces == len(values)
 
 
 def set_int(x):
