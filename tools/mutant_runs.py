@@ -44,7 +44,6 @@ AT_IMPORT = [  # tests for what runs while graftax is imported
     "tests/test_direct_leaves.py",
     "tests/test_watch.py",
 ]
-AT_ONCE = 2  # processes
 
 
 class Mutant(NamedTuple):
@@ -80,13 +79,13 @@ class Children:
     """Forked processes, some at a time. Each writes lines to a file of its own."""
 
     def __init__(self, place: Path) -> None:
-        self.place, self.made = place, 0
+        self.place, self.made, self.at_once = place, 0, 2
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         self.running: list[Child] = []
 
     def start(self, work: Callable[[Any], None], seconds: float, done: Callable[[str, list[str]], None]) -> None:
-        while len(self.running) >= AT_ONCE:
+        while len(self.running) >= self.at_once:
             self.look()
         self.made += 1
         folder = self.place / str(self.made)
@@ -144,7 +143,7 @@ class Chosen:
     ) -> None:
         self.tests = None if tests is None else {test: i for i, test in enumerate(tests)}
         self.out, self.taken, self.failed = out, taken, False
-        self.until, self.without = time.process_time() + seconds, without
+        self.until, self.without = busy() + seconds, without
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -167,11 +166,11 @@ class Chosen:
         self.taken()
         self.failed = False
         print(json.dumps(("starts", item.nodeid)), file=self.out)
-        start = time.process_time()  # of all threads: other processes may be busy
+        start = busy()
         answer = yield
-        seconds = time.process_time() - start
+        seconds = busy() - start
         print(json.dumps((item.nodeid, seconds, not self.failed, sorted(self.taken()))), file=self.out)
-        if time.process_time() > self.until:
+        if busy() > self.until:
             item.session.shouldstop = "enough"
         return answer
 
@@ -235,7 +234,7 @@ class Runs:
         plugin = Chosen(tests, out, self._take_reached, seconds, bad)
         given = [*self.every, *(self.sample if seconds == math.inf else []), *words]
         status = pytest.main(given, plugins=[plugin])
-        stopped = status == pytest.ExitCode.INTERRUPTED and time.process_time() > plugin.until
+        stopped = status == pytest.ExitCode.INTERRUPTED and busy() > plugin.until
         if (
             status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
             and not stopped
@@ -418,6 +417,12 @@ class Runs:
             tests,
             flush=True,
         )
+
+
+def busy() -> float:
+    """Seconds of all threads, and of the processes that were waited for: others may be busy on this machine."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
 
 
 def file_of(test: str) -> str:

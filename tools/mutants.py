@@ -379,6 +379,7 @@ def serve(mutants: list[Mutant], given: argparse.Namespace) -> None:
     key = f"{'kept' if given.reached else key_of(given.files)} {given.whole}"
     words = ["--quick"] * (not given.whole)
     runs = Runs(PLACE, RECORD, mutants, key, wanted, first.read_bytes(), given.budget, given.cases, words)
+    runs.children.at_once = given.at_once
     runs.run(list(map(str, tests)))
 
 
@@ -400,6 +401,7 @@ def main() -> None:
     parser.add_argument("--tests", default=TESTS, help="files and folders of tests")
     parser.add_argument("--budget", type=float, default=30, help="seconds that the tests of one take without it")
     parser.add_argument("--cases", type=float, default=30, help="seconds for all cases of the tests, where none fails")
+    parser.add_argument("--at-once", type=int, default=2, help="processes")
     given = parser.parse_args()
     serve(build(given.files), given)
 
