@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call records at most once, and asks a registered class for its children as seldom as it can."""
 
+import ctypes
 import functools
 import gc
 import warnings
@@ -13,6 +14,7 @@ import pytest
 
 import graftax
 from graftax import _core
+from zoo import Box
 
 TAGS = 12  # structures of one function: more than are tried by replaying them
 
@@ -272,3 +274,24 @@ def test_a_recording_serves_every_trace_of_its_call():
         assert trace.verify(roots)
         trace.close()
     assert recording.leaves[0] is roots[0][0]
+
+
+BEHIND = {
+    "a leaf": lambda x: setattr(x.v, "v", jnp.ones(1)),
+    "an equal object": lambda x: setattr(x, "v", Box(v=x.v.v)),
+    "an equal list": lambda x: setattr(x, "items", list(x.items)),
+    "another number": lambda x: setattr(x, "n", 5),
+}
+
+
+@pytest.mark.parametrize("change", BEHIND.values(), ids=BEHIND)
+@pytest.mark.quick(4)
+def test_what_replaces_a_part_of_the_callers_own_object_in_a_trace_is_told(change):
+    def program(x, address):
+        change(ctypes.cast(address, ctypes.py_object).value)
+        return x.v.v + 1
+
+    for _ in range(3):
+        x = Box(v=Box(v=jnp.ones(1)), items=[jnp.ones(2)], n=4)
+        with pytest.raises(graftax.ConcurrentChangeError, match="from outside the traced copy"):
+            graftax.jit(program)(x, id(x))

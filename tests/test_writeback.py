@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a function does to its arguments is done to the caller's objects, cold and warm."""
 
-import ctypes
 import gc
 import sys
 import weakref
@@ -592,24 +591,3 @@ def test_what_is_replaced_is_let_go_and_what_stays_is_owned_once(case):
         gc.collect()
         held.append((gone() is None, same))
     assert held == [(True, True)] * 4
-
-
-BEHIND = {
-    "a leaf": lambda x: setattr(x.v, "v", f32(1)),
-    "an equal object": lambda x: setattr(x, "v", Box(v=x.v.v)),
-    "an equal list": lambda x: setattr(x, "items", list(x.items)),
-    "another number": lambda x: setattr(x, "n", 5),
-}
-
-
-@pytest.mark.parametrize("change", BEHIND.values(), ids=BEHIND)
-@pytest.mark.quick(4)
-def test_what_replaces_a_part_of_the_callers_own_object_in_a_trace_is_told(change):
-    def program(x, address):
-        change(ctypes.cast(address, ctypes.py_object).value)
-        return x.v.v + 1
-
-    for _ in range(3):
-        x = Box(v=Box(v=f32(1)), items=[f32(2)], n=4)
-        with pytest.raises(graftax.ConcurrentChangeError, match="from outside the traced copy"):
-            graftax.jit(program)(x, id(x))

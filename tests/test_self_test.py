@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The self-test before the first direct call: whatever one result has otherwise than `jax.jit` gives, it sees."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from graftax import _direct
+
+OTHERWISE = {
+    "a type": np.asarray,
+    "a dtype": lambda x: x.astype("int16" if x.dtype == "int32" else "float16"),
+    "a place": lambda x: jax.device_put(x, jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), P())),
+    "a weak type": lambda x: x.astype(int) * 1.0,
+    "a commitment": lambda x: jax.device_put(x, jax.devices()[0]),
+    "values": lambda x: x + 1,
+}
+
+
+@pytest.mark.parametrize("otherwise", OTHERWISE.values(), ids=OTHERWISE)
+@pytest.mark.quick(6)
+def test_the_self_test_sees_a_result_that_differs_in_one_thing(otherwise, monkeypatch):
+    captured = _direct._captured
+
+    class Results:
+        def __init__(self, results):
+            self.results = results
+
+        def consume_with_handlers(self, handlers):
+            first, *others = self.results.consume_with_handlers(handlers)
+            return [otherwise(first), *others]
+
+    def changed(*args, **kwargs):
+        execute, *parts = captured(*args, **kwargs)
+        return lambda arrays: Results(execute(arrays)), *parts
+
+    _direct._self_test()
+    monkeypatch.setattr(_direct, "_captured", changed)
+    with pytest.raises(RuntimeError, match="found"):
+        _direct._self_test()
