@@ -5,10 +5,8 @@ Each is a pair of calls, made in one go: what graftax is measured by, and grafta
 """
 
 import contextlib
-import gc
 import itertools
 import time
-import tracemalloc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
+from benchmarks.memory import MEMORY
 from benchmarks.rounds import interleave, median, ratios, seconds
 from benchmarks.verdicts import OnRound, Verdict
 
@@ -103,36 +102,6 @@ class Miss:
         return ends[0] - begin
 
 
-@dataclass(frozen=True)
-class Held:
-    """Bytes of Python's allocators that one object holds, in thousands. What C++ allocates by itself is not in it."""
-
-    title: str
-    limit: float
-    made: Callable[[], Any]
-
-    def rounds(self, rounds: int) -> int:
-        return 1
-
-    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
-        if "graftax_jit" not in subjects:
-            return Verdict(self.title, self.limit, None, False, "absent: graftax_jit")
-        self.made()  # what is loaded and cached with the first one is there by now
-        gc.collect()
-        tracemalloc.start()
-        try:
-            made = self.made()
-            gc.collect()
-            held = tracemalloc.get_traced_memory()[0]
-            del made
-            gc.collect()
-            held -= tracemalloc.get_traced_memory()[0]
-        finally:
-            tracemalloc.stop()
-        on_round()
-        return Verdict(self.title, self.limit, held / 1000, held / 1000 <= self.limit, f"{held:,} bytes")
-
-
 def _arrays(count: int) -> list[Any]:
     return [jnp.full(4, float(i)) for i in range(count)]
 
@@ -213,12 +182,6 @@ def _one_of_many() -> Pair:
     return lambda: step(objects[-1]), lambda: step(next(turn))
 
 
-def _graphdef() -> Any:
-    import graftax
-
-    return graftax.flatten({f"y{i:04}": jnp.ones(4) for i in range(1000)})[1]
-
-
 BESIDE = (
     Beside("graftax.jit inside jax.jit, 100 leaves, traced anew, vs jax.jit inside it", 1.05, _under_jit, once=True),
     Beside("graftax.grad outside of jit, 100 leaves, vs jax.grad of the flat list", 1.05, _eager_gradient, once=True),
@@ -226,5 +189,5 @@ BESIDE = (
     Beside("call, a function that names 50 globals, vs jax.jit of it", 1.05, _globals),
     Beside("call, one of 100 structures in turn, vs the last one", 2.00, _one_of_many),
     Miss("a miss until JAX is called, dict of 1000, vs jax.tree.flatten", 3.00),
-    Held("a GraphDef of 1000 leaves, in thousands of bytes", 60, _graphdef),
+    *MEMORY,
 )

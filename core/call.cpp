@@ -160,10 +160,10 @@ PyObject* call_unjitted(CallerObject* self, PyObject* const* args, Py_ssize_t na
 bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, Owned& host) {
   bool same_context =
       e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
-  if (!same_context || !layout_matches(e.program, roots.layout.get())) return false;
+  if (!same_context || !layout_matches(e.program(), roots.layout.get())) return false;
   if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
   try {
-    if (replay(e.program, roots.values.data(), roots.values.size(), walk) &&
+    if (replay(e.program(), roots.values.data(), roots.values.size(), walk) &&
         e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
         (e.symbols.empty() || (host = e.host_values(walk.leaves))))
       return true;
@@ -175,7 +175,8 @@ bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, O
   return false;
 }
 
-constexpr int max_hinted = 4;  // one after the other: each may differ in another static
+constexpr int max_hinted = 4;   // one after the other: each may differ in another static
+constexpr size_t unhinted = 3;  // where what was missed has no hint, it is likely new: so many recent ones are tried
 
 // The entry for these roots, and their walk; with `recording` what was recorded, where no recent entry fitted.
 Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, const Roots& roots, PyObject* context,
@@ -193,11 +194,13 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
     walk.opened = nullptr;
     return true;
   };
-  for (size_t i = 0; i < table.recent.size(); ++i) {
+  size_t tried = table.recent.size();
+  for (size_t i = 0; i < std::min(tried, table.recent.size()); ++i) {
     Owned hold = table.recent[i];
     if (is_right(hold)) return hold;
     if (i > 0) continue;
     missed = walk.missed;
+    if (missed != 0 && !table.hinted(missed)) tried = unhinted;
     for (int hops = 0; hops < max_hinted; ++hops) {
       Owned hinted = table.hinted(missed);
       if (!hinted) break;

@@ -197,6 +197,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
       out.owned.push(s.obj);
     }
   }
+  out.weak = std::any_of(out.statics.begin(), out.statics.end(), [](const Static& s) { return s.weak; });
   if (p.layout) out.layout = out.keep(Owned::borrow(p.layout));
   return out;
 }
@@ -271,6 +272,7 @@ Program without_numbers(const Program& p) {
 }
 
 bool is_dead(const Program& p) {
+  if (!p.weak) return false;
   for (const Static& s : p.statics)
     if (s.weak && !static_object(s)) return true;
   return false;
@@ -498,6 +500,10 @@ void bind_graphdef(nb::module_& m) {
           "leaf_places", [](const GraphDef& g) { return leaf_places(g.program); },
           nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"),
           "The place of every dynamic leaf, in order: the number of its root, and its key path from there.")
+      .def(
+          "_leaf_names", [](const GraphDef& g, const nb::tuple& names) { return leaf_names(g.program, names); },
+          nb::sig("def _leaf_names(self, root_names: tuple[str, ...], /) -> list[str]"),
+          "The name of every dynamic leaf, in order: that of its root, and the text of its key path.")
       .def(
           "_node_place",
           [](const GraphDef& g, uint32_t track) { return nb::steal(node_place(g.program, track).release()); },

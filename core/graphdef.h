@@ -80,6 +80,7 @@ struct Program {
   bool cyclic = false;   // a node is reached from itself
   bool aliases = false;  // one array in two places is one leaf: for donation
   bool shapes = false;   // a ShapeDtypeStruct stands for an array
+  bool weak = false;     // some of its statics are held weakly
   Py_hash_t hash = 0;
 
   PyObject* keep(Owned obj) {

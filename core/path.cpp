@@ -99,14 +99,14 @@ Owned key_entry(const Step& s) {
   return own(PyObject_CallOneArg(cls, arg.ptr()));
 }
 
-std::string step_text(const Step& s) {
+std::string step_text(const Step& s, size_t longest) {
   bool item = s.stage == Cursor::Stage::items;
   if (s.stage == Cursor::Stage::extra) return std::string(".") + s.node->extra;
   if (!item) return PySet_Contains(hooks::unspoken.get(), s.key) == 1 ? "" : "." + utf8(s.key);
   if (s.node->is_cell) return "";
   std::string name = s.node->item_name(s.index, s.key);
   if (!name.empty()) return "." + name;
-  if (s.key) return "[" + short_repr(s.key) + "]";
+  if (s.key) return "[" + short_repr(s.key, longest) + "]";
   if (s.node->is_registered) return "[<flat index " + std::to_string(s.index) + ">]";
   return "[" + std::to_string(s.index) + "]";
 }
@@ -141,6 +141,24 @@ nb::list leaf_places(const Program& p) {
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     if (p.code[pc].op == Op::leaf && !(p.code[pc].flags & ALIAS))
       out.append(nb::steal(place_of_steps(root, steps).release()));
+  });
+  return out;
+}
+
+nb::list leaf_names(const Program& p, const nb::tuple& root_names) {
+  if (root_names.size() < p.roots) throw nb::value_error("each root has a name");
+  nb::list out;
+  std::vector<std::string> texts;  // of the place that is visited, and of those above it
+  walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
+    const Instr& n = p.code[pc];
+    if (n.op != Op::node && (n.op != Op::leaf || n.flags & ALIAS)) return;
+    texts.resize(steps.size() + 1);
+    if (steps.empty()) texts[0] = utf8(root_names[root].ptr());
+    else texts.back() = texts[steps.size() - 1] + step_text(steps.back(), SIZE_MAX);
+    if (n.op == Op::leaf) {
+      const std::string& text = texts.back();
+      out.append(nb::steal(check(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())))));
+    }
   });
   return out;
 }

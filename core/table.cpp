@@ -26,7 +26,8 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(e->outcomes.get());
   Py_VISIT(e->host.get());
   Py_VISIT(e->evaluate.get());
-  return e->program.traverse(visit, arg);
+  Py_VISIT(e->graphdef.get());
+  return 0;
 }
 
 int entry_clear(PyObject* self) {
@@ -38,7 +39,8 @@ int entry_clear(PyObject* self) {
   e->outcomes = {};
   e->host = {};
   e->evaluate = {};
-  e->program.clear();
+  e->held = &Recording::nothing().program();
+  e->graphdef = {};
   return 0;
 }
 
@@ -118,8 +120,9 @@ Owned Entry::host_values(const OwnedList& leaves) const {
 
 uint32_t Entry::captured_from() const {
   uint32_t pc = 0, track = 0;
-  for (uint32_t r = 0; r < arguments && r < program.roots; ++r) pc = program.after(pc);
-  while (track < program.track_pc.size() && program.track_pc[track] < pc) ++track;
+  const Program& p = program();
+  for (uint32_t r = 0; r < arguments && r < p.roots; ++r) pc = p.after(pc);
+  while (track < p.track_pc.size() && p.track_pc[track] < pc) ++track;
   return track;
 }
 
@@ -204,10 +207,11 @@ void bind_table(nb::module_& m) {
                     "What is compiled for one structure of one function.")
       .def(
           "__init__",
-          [](Entry* self, const GraphDef& graphdef, nb::object context, nb::object compiled, nb::list outcomes,
+          [](Entry* self, nb::handle_t<GraphDef> graphdef, nb::object context, nb::object compiled, nb::list outcomes,
              uint32_t arguments, bool tupled) {
             auto* e = new (self) Entry{};
-            e->program = weakened(graphdef.program);
+            e->graphdef = Owned::borrow(graphdef.ptr());
+            e->held = &nb::inst_ptr<GraphDef>(graphdef)->program;
             e->context = Owned::borrow(context.ptr());
             e->compiled = Owned::borrow(compiled.ptr());
             e->outcomes = Owned::borrow(outcomes.ptr());
@@ -218,6 +222,9 @@ void bind_table(nb::module_& m) {
           nb::arg("arguments"), nb::arg("tupled"),
           nb::sig("def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], "
                   "arguments: int, tupled: bool) -> None"))
+      .def_prop_ro(
+          "graphdef", [](const Entry& e) { return nb::borrow(e.graphdef ? e.graphdef.get() : Py_None); },
+          nb::sig("def graphdef(self) -> GraphDef"), "What it was made with: a structure whose statics are weak.")
       .def_prop_ro(
           "direct",
           [](const Entry& e) -> nb::object {
@@ -232,7 +239,7 @@ void bind_table(nb::module_& m) {
             if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
             const Program& p = r.program();
             return e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
-                   same_order(e.program, p) && (e.symbols.empty() || e.host_values(r.leaves));
+                   same_order(e.program(), p) && (e.symbols.empty() || e.host_values(r.leaves));
           },
           nb::arg("recording"), nb::sig("def serves(self, recording: Recording) -> bool"),
           "Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, "

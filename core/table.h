@@ -13,7 +13,7 @@ namespace graftax {
 
 // One structure of one function.
 struct Entry {
-  Program program;
+  Owned graphdef;       // of the structure, with weak statics: what stands in its key, and in what explains it
   Owned context;        // what else is in the key
   Owned compiled;       // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
   Owned reads;          // a Reads: bindings that it depends on, or null
@@ -31,6 +31,9 @@ struct Entry {
   std::vector<std::pair<uint32_t, PyTypeObject*>> symbols{};  // leaves that are symbolic numbers: int or float
   Owned host;                                                 // the HostProgram of these numbers
   Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
+
+  const Program& program() const { return *held; }
+  const Program* held = nullptr;  // that of `graphdef`
 
   // Are the nodes whose id() its code asked for the same objects? `node` gives one by its tracked index.
   template <typename Node>

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+import gc
 import logging
 import re
 
@@ -11,6 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
+from graftax import _core
+from graftax._leaf_names import LeafNames
+from graftax._structure import place_name
 
 
 class Model:
@@ -147,3 +153,53 @@ def test_nothing_but_the_names_differs():
     assert named.as_text() == plain.as_text()
     assert "a/sin" in named.as_text(debug_info=True)
     assert "a/sin" not in plain.as_text(debug_info=True)
+
+
+class Half:
+    __slots__ = ("a", "rest")
+
+    def __init__(self, a, rest):
+        self.a, self.rest = a, rest
+
+
+def kinds():
+    x = jnp.ones(2)
+    key = "a key of more than sixty letters, which a message would have cut off somewhere"
+    shared = [x + 1]
+    return {
+        "dict": {key: x, 3: {None: x + 1}, ("k", 1): x + 2},
+        "shared": [shared, (shared, Half(x, {"w": x + 2}))],
+        "partial": functools.partial(lambda a, b: a, x, b=[x + 1]),
+        "partial of JAX": jax.tree_util.Partial(jnp.add, x),
+        "order": collections.OrderedDict(b=x, a=collections.deque([x + 1])),
+        "named": collections.namedtuple("Pair", "left right")(x, [x]),
+        "function": lambda y: y + x,
+        "module": Encoder(),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_name_is_the_text_of_its_place(kind):
+    recording = _core.Recording((kinds()[kind], jnp.ones(1)), ("obj", "x"), [0, 0], None, False, False, None, None)
+    graphdef, names = recording.graphdef, recording.names
+    found = graphdef._leaf_names(names)
+    assert found == [place_name(place, names) for place in graphdef.leaf_places()]
+    assert found[-1] == "x" and len(found) == len(recording.leaves) > 1
+    assert _core.weaken(graphdef)._leaf_names(names) == found
+    with pytest.raises(ValueError, match="name"):
+        graphdef._leaf_names(("obj",))
+
+
+def test_names_are_made_when_they_are_asked_for_and_hold_no_class():
+    recording = _core.Recording((Half(jnp.ones(2), [1]),), ("half",), [0], None, False, False, None, None)
+    names = LeafNames(recording.graphdef, recording.names, False)
+    assert Half in gc.get_referents(names._graphdef)
+    assert names.bind(1).arguments == {"half.a": 1}
+    assert names._graphdef is None and names.bind(2).arguments == {"half.a": 2}
+
+
+def test_what_knows_a_structure_shares_it():
+    f = graftax.jit(lambda model: model["x"] + 1)
+    f({"x": jnp.ones(2)})
+    (key, entry), *_ = f._table.entries.items()
+    assert key[0] is entry.graphdef is f._table.history.variants[0].graphdef

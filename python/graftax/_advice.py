@@ -32,7 +32,7 @@ class Advice:
         self, name: str, leaves: list[Any], graphdef: _core.GraphDef, root_names: tuple[str, ...], first: int
     ) -> None:
         """Warns of big NumPy arrays below the roots from `first` on, which the function captures."""
-        if not any(isinstance(x, np.ndarray) and x.nbytes > _BIG for x in leaves):
+        if len(root_names) <= first or not any(isinstance(x, np.ndarray) and x.nbytes > _BIG for x in leaves):
             return
         for leaf, place in zip(leaves, graphdef.leaf_places(), strict=True):
             where = place_name(place, root_names)

@@ -15,7 +15,8 @@ from ._difference import Difference, differences_text
 from ._dispatch import leaf_options
 from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leaves
 from ._explain._compiling import compiling
-from ._plan import Plan, leaf_names
+from ._leaf_names import leaf_names
+from ._plan import Plan
 from ._signature import Signature, give_back
 from ._stage_info import NAMES, info
 from ._stood_in import MOST_RESTARTS, NewReads

@@ -21,7 +21,8 @@ from ._compat import ref_types
 from ._difference import Difference, differences
 from ._errors import CheckError, GraftaxError
 from ._jitted import Jitted
-from ._plan import dynamic_in, leaf_names
+from ._leaf_names import leaf_names
+from ._plan import dynamic_in
 from ._tracebacks import boundary
 from ._views import Rebuilt
 from .compare import equal_numbers, numbers_of

@@ -175,6 +175,11 @@ class GraphDef:
         The place of every dynamic leaf, in order: the number of its root, and its key path from there.
         """
 
+    def _leaf_names(self, root_names: tuple[str, ...], /) -> list[str]:
+        """
+        The name of every dynamic leaf, in order: that of its root, and the text of its key path.
+        """
+
     def _node_place(self, track: int) -> tuple[int, tuple[Any, ...]]: ...
 
     def fingerprint(self) -> str:
@@ -691,6 +696,10 @@ class Entry:
     """What is compiled for one structure of one function."""
 
     def __init__(self, graphdef: GraphDef, context: object, compiled: Any, outcomes: list[Outcome], arguments: int, tupled: bool) -> None: ...
+
+    @property
+    def graphdef(self) -> GraphDef:
+        """What it was made with: a structure whose statics are weak."""
 
     @property
     def direct(self) -> int | None:

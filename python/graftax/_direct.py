@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import numpy as np
 from jax import dtypes, tree_util
 
@@ -455,6 +456,19 @@ def _and_tell(before: Callable[[Any], None] | None) -> Callable[[Any], object]:
             _core.settings_changed()
 
     return changed
+
+
+# ---- where leaves are
+
+_own_sharding = operator.attrgetter("_sharding")  # what the property `sharding` of an array reads, without a frame
+
+
+def kinds_of_shardings(leaves: Sequence[Any]) -> set[type]:
+    """The classes of the shardings of leaves; that of None for what has no sharding."""
+    try:
+        return set(map(type, map(_own_sharding, leaves)))
+    except AttributeError:  # a NumPy array, a number; a tracer takes long to say that it has none
+        return {type(getattr(leaf, "sharding", None)) for leaf in leaves if not isinstance(leaf, jax.core.Tracer)}
 
 
 # ---- several processes

@@ -56,7 +56,8 @@ def build_entry(
         of_leaves = enumerate(jit_options["in_shardings"])
         given_ones = [None if leaf in numbers.leaves else sharding for leaf, sharding in of_leaves]
         jit_options["in_shardings"] = (*given_ones, None, None)  # of what the host computes
-    given.__signature__ = LeafNames(graphdef, recording.names, tupled)
+    weak = _core.weaken(graphdef)
+    given.__signature__ = LeafNames(weak, recording.names, tupled)
     placed = options.in_shardings is not None or spread(leaves)
     if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = jax.jit(given, **jit_options)
@@ -66,7 +67,7 @@ def build_entry(
         compiled = donation_warnings.run(compiled)
     if not staged and compares():
         compiled = Agreeing(compiled, plan, layout, outcomes, numbers, tupled)
-    entry = _core.Entry(graphdef, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
+    entry = _core.Entry(weak, context, compiled, outcomes, plan.signature.arguments(layout), tupled)
     if numbers is not None:
         program = numbers.begin()
         entry.use_numbers(list(zip(numbers.leaves, program.kinds, strict=True)), program)

@@ -30,9 +30,10 @@ from ._ended import ended_among, is_unexpected
 from ._errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
 from ._explain import _compiling, _frozen
 from ._handles import is_handle
+from ._leaf_names import leaf_names
 from ._numbers import SymbolicNumbers
 from ._options import DONATE, Options, split_patterns
-from ._plan import Plan, leaf_names
+from ._plan import Plan
 from ._ship._at_once import AtOnce, bind_unbound
 from ._ship._programs import shipped_entry
 from ._signature import Signature, global_names, refuse_generators, resolve
@@ -184,8 +185,8 @@ class Jitted(Stageable[P, R]):
         entry = self._build(plan, roots, layout, recording, context, numbers)
         if shipped is not None:
             arguments = plan.signature.arguments(layout)
-            entry = shipped_entry(entry, graphdef, context, arguments, shipped, numbers)
-        key = (_core.weaken(graphdef), *key[1:])
+            entry = shipped_entry(entry, context, arguments, shipped, numbers)
+        key = (entry.graphdef, *key[1:])
         if numbers is not None:
             numbers.stored(table, key)
         entry = table.store(key, entry)

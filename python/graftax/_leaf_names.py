@@ -7,22 +7,42 @@ import inspect
 from typing import Any
 
 from . import _core
-from ._plan import leaf_names
+
+
+def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
+    """One name a leaf: `params['w']`, `model.layers[0].bias`."""
+    return graphdef._leaf_names(root_names)  # pyright: ignore[reportPrivateUsage]
+
+
+_TUPLED = [inspect.Parameter("leaves", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+_APART = [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
 
 
 class LeafNames(inspect.Signature):
     """The signature of a flat function, as JAX asks it which argument a leaf is: while it traces, and never in a call.
 
     A name such as `model.enc['w']` is none that a parameter may have, so it is the binding that names the leaves. JAX
-    keeps it as long as the function, so it holds texts alone: a structure leads to the caller's classes.
+    keeps it as long as the function. So from the first question on it holds texts alone: a structure leads to the
+    caller's classes. Until then it holds the structure, weakly as an entry does.
     """
 
-    def __init__(self, graphdef: _core.GraphDef, names: tuple[str, ...], tupled: bool) -> None:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if tupled else inspect.Parameter.VAR_POSITIONAL
-        super().__init__([inspect.Parameter("leaves", kind)])
-        found, self._tupled = leaf_names(graphdef, names), tupled
-        # An array that is a leaf again under another donated name would else take its place.
-        self.names = found if len(set(found)) == len(found) else [f"{name} ({i})" for i, name in enumerate(found)]
+    def __init__(self, graphdef: _core.GraphDef, roots: tuple[str, ...], tupled: bool) -> None:
+        super().__init__(_TUPLED if tupled else _APART)
+        self._tupled, self._roots = tupled, roots
+        self._graphdef: _core.GraphDef | None = graphdef
+        self._names: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """One a leaf, all different."""
+        graphdef = self._graphdef
+        if graphdef is not None:
+            found = leaf_names(graphdef, self._roots)
+            # An array that is a leaf again under another donated name would else take its place.
+            same = len(set(found)) < len(found)
+            self._names = [f"{name} ({i})" for i, name in enumerate(found)] if same else found
+            self._graphdef = None
+        return self._names
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         (leaves,) = args if self._tupled and len(args) == 1 else (args,)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import SequenceKey
 
-from . import _core
+from . import _core, _direct
 from ._compat import array_class, is_of_an_output
 from ._errors import rename_leaves, some
 from ._options import FrozenDict, Held
@@ -343,7 +343,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def spread(leaves: Sequence[Any]) -> bool:
     """Can one of these leaves be on a mesh, or become so?"""
-    return jax.device_count() > 1 or any(type(getattr(leaf, "sharding", None)) is NamedSharding for leaf in leaves)
+    return jax.device_count() > 1 or NamedSharding in _direct.kinds_of_shardings(leaves)
 
 
 def _kept(leaf: Any) -> Any:

@@ -157,8 +157,3 @@ def refuse_vain_patterns(plan: Plan, graphdef: _core.GraphDef, names: tuple[str,
         if covers is None or not any(map(covers, places)):
             paths = nearest(pattern.text, (place_name(place, names) for place in places)) or "nothing"
             raise StructureError(NOWHERE.format(name=plan.name, option="ignore=", pattern=pattern.text, paths=paths))
-
-
-def leaf_names(graphdef: _core.GraphDef, root_names: tuple[str, ...]) -> list[str]:
-    """One name a leaf: `params['w']`, `model.layers[0].bias`."""
-    return [place_name(place, root_names) for place in graphdef.leaf_places()]

@@ -30,9 +30,10 @@ from ._errors import (
 )
 from ._handles import HandleLayout
 from ._jitted import Jitted
+from ._leaf_names import leaf_names
 from ._options import Options, split_patterns
 from ._patterns import of_arguments
-from ._plan import Plan, dynamic_in, leaf_names
+from ._plan import Plan, dynamic_in
 from ._signature import Signature
 from ._structure import Op, Structure, place_name
 from ._tracebacks import boundary

@@ -59,8 +59,8 @@ def listen() -> None:
 
 def traced(table: Entries, name: str, recording: _core.Recording, outcomes: list[_core.Outcome]) -> None:
     """The function ran in the trace of the call that this thread is in."""
-    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
     entry = table.entry_of(outcomes)
+    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
     if entry is not None:
         variant.belongs_to(entry)
         _thread.pending = _Pending(table, variant)
@@ -68,7 +68,7 @@ def traced(table: Entries, name: str, recording: _core.Recording, outcomes: list
 
 def loaded(table: Entries, entry: _core.Entry, name: str, recording: _core.Recording) -> None:
     """The program of a call comes from a file."""
-    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads, entry)
     variant.belongs_to(entry)
     table.history.loaded(variant)
 

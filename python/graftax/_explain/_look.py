@@ -43,7 +43,9 @@ class Look(NamedTuple):
 
 
 def looks(leaves: Sequence[Any]) -> tuple[Look, ...]:
-    return tuple(map(_look, leaves))
+    """One a leaf; leaves that look alike share theirs, since each program that was compiled keeps them."""
+    met: dict[Look, Look] = {}
+    return tuple(look if look.committed is None else met.setdefault(look, look) for look in map(_look, leaves))
 
 
 def _look(leaf: Any) -> Look:

@@ -79,10 +79,16 @@ class Variant:
 
     @classmethod
     def of(
-        cls, name: str, graphdef: _core.GraphDef, names: tuple[str, ...], leaves: Sequence[Any], reads: ReadSet | None
+        cls,
+        name: str,
+        graphdef: _core.GraphDef,
+        names: tuple[str, ...],
+        leaves: Sequence[Any],
+        reads: ReadSet | None,
+        entry: _core.Entry | None = None,
     ) -> Variant:
-        """A call that is going on, to be compared with what was compiled."""
-        weak, settings = _core.weaken(graphdef), _direct.settings_of_traces()
+        """A call that is going on, to be compared with what was compiled. An entry that it has knows its structure."""
+        weak, settings = entry.graphdef if entry else _core.weaken(graphdef), _direct.settings_of_traces()
         numbers = {i: leaf for i, leaf in enumerate(leaves) if type(leaf) in (int, float)}
         held = _held(graphdef, names)
         return cls(name, weak, names, *held, looks(leaves), numbers, settings, bindings(reads), call_site())

@@ -100,12 +100,13 @@ def bind_unbound(table: Any, roots: tuple[Any, ...], layout: tuple[Any, ...], co
 def _place(table: Any, loaded: Unbound) -> None:
     graphdef, context, saved = loaded.graphdef, loaded.context, loaded.saved
     structure = saved.structure
-    key: tuple[Any, ...] = (_core.weaken(graphdef), context)
+    weak = _core.weaken(graphdef)
+    key: tuple[Any, ...] = (weak, context)
     while key in table.entries:
         key = (*key[:2], key[2] + 1 if len(key) > 2 else 1)
     compiled = AtOnce(saved.programs, structure.tupled, table, key)
     outcomes = list(saved.outcomes)
-    entry = _core.Entry(graphdef, context, compiled, outcomes, structure.arguments, structure.tupled)
+    entry = _core.Entry(weak, context, compiled, outcomes, structure.arguments, structure.tupled)
     if saved.host is not None:
         entry.use_numbers(list(zip(saved.host.leaves, saved.host.kinds, strict=True)), saved.host)
         entry.evaluate = saved.host.compiled(len(outcomes))

@@ -110,13 +110,11 @@ class Shipped:
         return len(self._programs) + self._compiled._cache_size()
 
 
-def shipped_entry(
-    entry: _core.Entry, graphdef: _core.GraphDef, context: Any, arguments: int, of: Any, numbers: Any
-) -> _core.Entry:
+def shipped_entry(entry: _core.Entry, context: Any, arguments: int, of: Any, numbers: Any) -> _core.Entry:
     """An entry that runs what was saved. Its Outcomes come first, so that the numbers in the executables mean them."""
     entry.outcomes.extend(of.outcomes)
     compiled = Shipped(entry.compiled, of.programs, entry.tupled)
-    out = _core.Entry(graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
+    out = _core.Entry(entry.graphdef, context, compiled, entry.outcomes, arguments, entry.tupled)
     if numbers is not None:
         numbers.resume(of.host)
         out.use_numbers(list(zip(of.host.leaves, of.host.kinds, strict=True)), of.host)

@@ -123,7 +123,7 @@ class _Compiled(Jitted[Any, Any]):
         noting.__name__ = noting.__qualname__ = plan.definition.__name__
         # Not the jit object itself, which would be run directly after some calls: a loop takes longer than that saves.
         compiled = functools.partial(jax.jit(noting))
-        return _core.Entry(recording.graphdef, context, compiled, outcomes, len(roots), False)
+        return _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)
 
 
 def _counters(
