@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -182,6 +183,27 @@ def _one_of_many() -> Pair:
     return lambda: step(objects[-1]), lambda: step(next(turn))
 
 
+def _mlx() -> Pair:
+    """Neither waits for the result: MLX computes it when it is read, JAX in other threads."""
+    import mlx.core as mx
+
+    import graftax
+
+    class Model:
+        layers: list[Any]
+
+    mx.set_default_device(mx.cpu)
+    state, model = [mx.ones(4) for _ in range(50)], Model()
+    model.layers = _arrays(50)
+    theirs = mx.compile(lambda x: sum(a.sum() for a in state) + x, inputs=state)
+    ours = graftax.jit(lambda model, x: sum(a.sum() for a in model.layers) + x)
+    given, x = mx.ones(4), jnp.ones(4)
+    return lambda: theirs(given), lambda: ours(model, x)
+
+
+# MLX has wheels for few systems, and is no requirement: its row is there where it is installed.
+_BESIDE_MLX = (Beside("call, an object of 50 arrays, vs MLX's compiled call with captured state", 1.25, _mlx),)
+
 BESIDE = (
     Beside("graftax.jit inside jax.jit, 100 leaves, traced anew, vs jax.jit inside it", 1.05, _under_jit, once=True),
     Beside("graftax.grad outside of jit, 100 leaves, vs jax.grad of the flat list", 1.05, _eager_gradient, once=True),
@@ -190,4 +212,5 @@ BESIDE = (
     Beside("call, one of 100 structures in turn, vs the last one", 2.00, _one_of_many),
     Miss("a miss until JAX is called, dict of 1000, vs jax.tree.flatten", 3.00),
     *MEMORY,
+    *(_BESIDE_MLX if find_spec("mlx") else ()),
 )

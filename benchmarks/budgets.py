@@ -15,7 +15,7 @@ import jax
 import jax.extend
 
 from benchmarks.beside import BESIDE
-from benchmarks.layers import CompiledLayers
+from benchmarks.layers import CompiledLayers, FirstCall
 from benchmarks.rows import ROWS
 from benchmarks.timed import Timed
 from benchmarks.verdicts import OnRound, Verdict
@@ -326,6 +326,7 @@ BUDGETS: tuple[Budget, ...] = (
         "object 1000",
         "jax_flat",
     ),
+    FirstCall("first call, 24 layers in a list, a step of training, vs jax.jit on the arrays", 1.02),
     CompiledLayers("compilation, 24 layers in a list, a step of training, vs the loop unrolled", 0.25),
     ChangingNumbers("call, a counter that is written back, vs the same without", 1.15, _with_counter),
     ChangingNumbers("call, a learning rate that changes, vs a constant one", 1.15, _with_rate),

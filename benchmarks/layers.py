@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.rounds import median, ratios
 from benchmarks.verdicts import OnRound, Verdict
 
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "transformer.py"
@@ -61,6 +62,52 @@ class CompiledLayers:
         start = time.process_time()
         result = jax.block_until_ready(graftax.flatten(step(model, opt, batch))[0])
         return time.process_time() - start, [np.asarray(x) for x in result]
+
+
+@dataclass(frozen=True)
+class FirstCall(CompiledLayers):
+    """The time of the processor of a first call, over that of `jax.jit` on the arrays of the same model: it calls the
+    same code, with the same scan over its blocks. The median of three."""
+
+    def rounds(self, rounds: int) -> int:
+        return 3
+
+    def run(self, subjects: dict[str, ModuleType], rounds: int, on_round: OnRound) -> Verdict:
+        if "graftax_jit" not in subjects or not _EXAMPLE.exists():
+            return Verdict(self.title, self.limit, None, False, "absent: graftax_jit, or the examples of a checkout")
+        example = runpy.run_path(str(_EXAMPLE), run_name="imported")
+        ours, theirs = list[float](), list[float]()
+        for _ in range(3):
+            ours.append(self._measure(example, example["Transformer"])[0])
+            theirs.append(self._of_jax(example))
+            on_round()
+        found = ratios(ours, theirs)
+        detail = f"{median(ours):.2f} s of the processor against {median(theirs):.2f} s"
+        if found[0] <= self.limit <= found[-1]:
+            detail += "; within noise"
+        return Verdict(self.title, self.limit, median(found), median(found) <= self.limit, detail)
+
+    def _of_jax(self, example: dict[str, Any]) -> float:
+        import equinox as eqx
+        import optax
+
+        model = example["Transformer"]("".join(map(chr, range(32, 127))), jax.random.key(0), self.blocks)
+        arrays, static = eqx.partition(model, eqx.is_array)
+        sgd, loss_of = optax.sgd(1e-2), example["loss_of"]
+        batch = jax.random.randint(jax.random.key(1), (16, example["CONTEXT"] + 1), 0, 95)
+
+        @jax.jit
+        def step(arrays: Any, state: Any, batch: Any) -> Any:
+            loss, grads = jax.value_and_grad(lambda arrays: loss_of(eqx.combine(arrays, static), batch))(arrays)
+            updates, state = sgd.update(grads, state)
+            return eqx.apply_updates(arrays, updates), state, loss
+
+        state = sgd.init(arrays)
+        jax.clear_caches()
+        gc.collect()
+        start = time.process_time()
+        jax.block_until_ready(step(arrays, state, batch))
+        return time.process_time() - start
 
 
 def _unrolled(cls: Any) -> Any:
