@@ -2,6 +2,7 @@
 """A `functools.lru_cache` that a traced function fills keeps no tracer: plainly, jitted, and again."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import graftax
+from graftax import _caches
 
 
 @functools.lru_cache
@@ -193,3 +195,23 @@ def test_a_number_that_changes_is_a_key_like_another(monkeypatch):
         found[-1] += [float(f(1.0, n)) for n in (3, 7)]
         monkeypatch.setitem(globals(), "SCALE", 2.0)
     assert found[0] == found[1] == [6.0, 8.0, 6.0, 35.0]
+
+
+def test_a_trace_ends_while_another_thread_meets_caches():
+    """At each call and return, as threads take turns. Caches are noted for as long as they live."""
+    kept, before = [], len(_caches._met)
+
+    def meet(*event):
+        kept.append(functools.lru_cache(lambda: None))
+        _caches.note_cache(kept[-1])
+
+    meet(), meet()
+    sys.setprofile(meet)
+    try:
+        _caches.clear_caches()
+    finally:
+        sys.setprofile(None)
+    _caches.note_cache(kept[0])
+    assert len(_caches._met) == before + len(kept) > before + 3
+    kept.clear()
+    assert len(_caches._met) == before

@@ -25,7 +25,12 @@ _NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunction
 _MOST = 10_000  # values that are looked at in one cache
 _DEPTH = 4  # containers and objects within each other
 
-_met: weakref.WeakSet[Any] = weakref.WeakSet()
+# A WeakSet cannot be looked through while another thread notes a cache; a dict is copied at once.
+_met: dict[weakref.ref[Any], None] = {}
+
+
+def _forget(ref: weakref.ref[Any]) -> None:
+    _met.pop(ref, None)
 
 
 def note_cache(value: Any) -> None:
@@ -33,14 +38,14 @@ def note_cache(value: Any) -> None:
     if isinstance(value, (staticmethod, classmethod)):
         value = cast("Any", value).__func__
     if type(value) is Cache:
-        _met.add(value)
+        _met.setdefault(weakref.ref(value, _forget))
 
 
 def clear_caches() -> None:
     """Clears the caches that hold tracers of the trace which ends now, or of one that has ended."""
     if _met:
         ending, live = current_trace(), live_traces()
-        for cache in list(_met):
+        for cache in [cache for ref in list(_met) if (cache := ref()) is not None]:
             if cache.cache_info().currsize and any(_goes(value, ending, live) for value in _values(cache)):
                 cache.cache_clear()
 
