@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan fuzz soak threads sessions scale mutants names matrix tested bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan tsan debug fuzz soak threads sessions scale mutants names matrix tested bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -58,20 +58,32 @@ coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make t
 	  --txt $(COVERAGE)/core.txt --json $(COVERAGE)/core-lines.json --json-summary $(COVERAGE)/core.json \
 	  --print-summary $(COVERAGE)/core
 
-# The core with sanitizers in it, in a folder of its own, and the tests that walk the most objects. The interpreter has
-# none, so their runtime is loaded before it. WHOLE= runs all cases of the tests, TESTS= says which files.
-SANITIZED := build/sanitized
+# The core that watches itself, built in a folder of its own, and the tests that walk the most objects; deliberate faults
+# have to be found first. WHOLE= runs all cases of the tests, TESTS= says which files, ALSO= is another program with its
+# words. ThreadSanitizer gets the tests of threads: it sees when a thread of Python has the interpreter's lock, but not
+# what XLA's threads do among themselves (tests/tsan.supp), so tests without threads of Python have nothing to show it.
 WHOLE ?= --quick
-TESTS ?= $(addprefix tests/,hazards tree test_commit.py test_failure_points.py test_flatten.py test_graphdef.py \
-  test_kept.py test_outcome.py test_partition.py test_path.py test_recording.py test_weakrefs.py test_writeback.py)
-runtime = $(shell $(CXX) -print-file-name=$(1).so)
-asan: $(VENV)/.test $(VENV)/.dev ## the core's tests with AddressSanitizer and UndefinedBehaviorSanitizer
-	$(PIP) --no-deps --no-build-isolation --upgrade --target $(SANITIZED)/site -C build-dir=$(SANITIZED)/core \
-	  -C cmake.define.GRAFTAX_SANITIZE=address,undefined -C install.strip=false .
-	PYTHONPATH=$(CURDIR)/$(SANITIZED)/site LD_PRELOAD="$(call runtime,libasan) $(call runtime,libstdc++)" \
-	  JAX_PLATFORMS=cpu PYTHONMALLOC=malloc UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0:allocator_may_return_null=1 \
-	  $(BIN)/python -m pytest -n 2 $(WHOLE) $(TESTS) $(ARGS)
+TESTS ?= $(addprefix tests/,$(or $(TESTED),hazards tree test_commit.py test_failure_points.py test_flatten.py \
+  test_graphdef.py test_kept.py test_outcome.py test_partition.py test_path.py test_recording.py test_weakrefs.py \
+  test_writeback.py))
+define watched
+$(PIP) --no-deps --no-build-isolation --upgrade --target build/$@/site -C build-dir=build/$@/core \
+  -C install.strip=false $(BUILT) .
+CXX=$(CXX) $(BIN)/python tests/sanitized.py $@ build/$@ --also="$(ALSO)" $(WHOLE) $(TESTS) $(ARGS)
+endef
+asan: BUILT = -C cmake.define.GRAFTAX_SANITIZE=address,undefined
+asan: $(VENV)/.test ## the core's tests with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
+	$(watched)
+
+tsan: BUILT = -C cmake.define.GRAFTAX_SANITIZE=thread
+tsan: TESTED = test_threads.py
+tsan: ALSO = tests/threads.py $(THREADS)
+tsan: $(VENV)/.test ## the tests of threads with ThreadSanitizer, then a minute of sixteen threads
+	$(watched)
+
+debug: BUILT = -C cmake.define.GRAFTAX_DEBUG=ON -C cmake.build-type=Debug
+debug: $(VENV)/.test ## the core's tests with all assertions of the standard library and of nanobind
+	$(watched)
 
 # FUZZ= is seconds for each reader, SOAK= the number of calls.
 FUZZ ?= 60

@@ -77,7 +77,8 @@ takes are not counted).
 | file | lines | branches |
 |---|---|---|
 """
-    for file in sorted(found["files"], key=lambda file: file["filename"]):
+    files = [file for file in found["files"] if file["line_total"]]  # one for another system has none
+    for file in sorted(files, key=lambda file: file["filename"]):
         branches = f"{file['branch_percent']}%" if file["branch_total"] else ""
         out += f"| `{file['filename']}` | {file['line_percent']}% | {branches} |\n"
     return out

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the core nobody holds any more when a process ends: `pytest -p leftover`.
+
+An object may stay: JAX never lets go of a registered class, nor so of what its methods see. But each of its references
+has to be in an object that the garbage collector knows. One more is one that the core has taken and not given back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+from collections import Counter
+
+import jax
+
+from graftax import _core
+
+KINDS = tuple(kind for kind in vars(_core).values() if isinstance(kind, type))
+
+
+def look() -> None:
+    jax.clear_caches()  # those of compiled functions are not in Python
+    gc.unfreeze()
+    gc.collect()
+    gc.collect()
+    left = {id(o): o for o in gc.get_objects() if isinstance(o, KINDS)}
+    everything = (held for o in gc.get_objects() if o is not left for held in gc.get_referents(o))
+    others = Counter(id(held) for held in everything if id(held) in left)
+    left[id(left)] = object()  # shows what this function itself adds
+    more = {key: sys.getrefcount(o) - others[key] for key, o in left.items()}
+    own = more.pop(id(left))
+    for name, n in Counter(type(left[key]).__name__ for key in more if more[key] > own).items():
+        print(f"held by nobody: {n} of {name}", file=sys.stderr, flush=True)
+
+
+atexit.register(look)
