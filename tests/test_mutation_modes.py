@@ -87,6 +87,7 @@ def test_a_dict_that_nobody_touches_is_unchanged_whatever_its_keys_are(key):
 
 
 @pytest.mark.parametrize("value", [10**20, 1.5, 1.5j, "text" * 3, b"text" * 3], ids=lambda v: type(v).__name__)
+@pytest.mark.quick(5)
 def test_an_equal_value_is_no_change_and_another_one_is(value):
     def equal_one(box, w):
         box.value = pickle.loads(pickle.dumps(box.value))

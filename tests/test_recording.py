@@ -295,3 +295,28 @@ def test_what_replaces_a_part_of_the_callers_own_object_in_a_trace_is_told(chang
         x = Box(v=Box(v=jnp.ones(1)), items=[jnp.ones(2)], n=4)
         with pytest.raises(graftax.ConcurrentChangeError, match="from outside the traced copy"):
             graftax.jit(program)(x, id(x))
+
+
+class Deep:
+    """Its one child is two containers below an attribute."""
+
+    def __init__(self, w):
+        self.box = {"a": [w]}
+
+
+jax.tree_util.register_pytree_node(
+    Deep,
+    lambda deep: ((deep.box["a"][0],), None),
+    lambda _, children: Deep(children[0] + 0 if isinstance(children[0], jax.Array) else children[0]),
+)
+
+
+def test_a_change_two_containers_below_an_attribute_comes_back():
+    def double(deep):
+        deep.box["a"][0] = deep.box["a"][0] * 2
+
+    jitted = graftax.jit(double)
+    for i in range(3):
+        deep = Deep(jnp.full(2, i + 1.0))
+        jitted(deep)
+        assert deep.box["a"][0].tolist() == [2 * i + 2] * 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The self-test before the first direct call: whatever one result has otherwise than `jax.jit` gives, it sees."""
+"""The checks before the first direct call: whatever JAX has or gives otherwise than was expected, they see."""
 
 import jax
 import numpy as np
@@ -39,3 +39,20 @@ def test_the_self_test_sees_a_result_that_differs_in_one_thing(otherwise, monkey
     monkeypatch.setattr(_direct, "_captured", changed)
     with pytest.raises(RuntimeError, match="found"):
         _direct._self_test()
+
+
+def test_a_trace_state_that_is_another_one_is_seen(monkeypatch):
+    from jax._src import core
+
+    class Restless:
+        value = property(lambda self: object())
+
+    assert _direct._private_names()
+    monkeypatch.setattr(core, "trace_state_strong_ref", Restless(), raising=False)
+    with pytest.raises(RuntimeError, match="found"):
+        _direct._private_names()
+
+
+def test_settings_of_which_nobody_would_tell_are_asked_for_on_each_call(monkeypatch):
+    monkeypatch.setattr(_direct, "_holders", dict)
+    assert not _direct._follow_settings()

@@ -53,7 +53,8 @@ TESTS = (
     "test_packed.py test_errors.py test_methods.py test_explain.py transforms/test_filtered.py "
     "transforms/test_custom_state.py transforms/test_replaced.py transforms/test_cond.py test_ignore.py "
     "test_jax_ref.py test_one_array.py test_registry.py test_numbers.py test_numbers_of_new_structures.py "
-    "test_module.py test_numbers_limits.py test_self_test.py"
+    "test_module.py test_numbers_limits.py test_self_test.py test_tracebacks.py "
+    "test_outside.py test_assigned.py test_ties.py test_untied.py"
 )
 
 MOST = 10_000  # numbers of mutants
