@@ -170,16 +170,18 @@ namespace {
 class Before {
  public:
   Before(const Program& p, uint32_t first_key, uint32_t count, const uint32_t* children)
-      : children_(children), number_(own(PyDict_New())) {
+      : program_(p), first_key_(first_key), children_(children), number_(own(PyDict_New())) {
     for (uint32_t i = 0; i < count; ++i)
       check(PyDict_SetItem(number_.get(), p.statics[p.keys[first_key + i]].obj, own(PyLong_FromUnsignedLong(i)).get()));
   }
 
-  // The instruction of the child that was under this key, which counts as met; NONE for a new one.
+  // The instruction of the child that was under this key, which counts as met; NONE for a new one. One that is only
+  // equal (1.0 where 1 was) is new, and cannot be set while the old one is there: all items are.
   uint32_t meet(PyObject* key) {
     PyObject* found = dict_get(number_.get(), key);
     if (!found) return any_new_ = true, NONE;
     auto i = static_cast<uint32_t>(PyLong_AsUnsignedLong(found));
+    if (!static_matches(program_, program_.keys[first_key_ + i], key)) return any_new_ = true, in_order_ = false, NONE;
     if (any_new_ || (met_ && i < last_)) in_order_ = false;
     last_ = i, ++met_;
     check(PyDict_DelItem(number_.get(), key));
@@ -192,6 +194,8 @@ class Before {
   Owned gone() const { return own(PyList_AsTuple(own(PyDict_Keys(number_.get())).get())); }
 
  private:
+  const Program& program_;
+  uint32_t first_key_;
   const uint32_t* children_;
   Owned number_;
   uint32_t last_ = 0, met_ = 0;

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import functools
 import itertools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -255,3 +256,44 @@ def test_an_iterator_under_way_notices() -> None:
     for iterator in running:
         with pytest.raises(RuntimeError):
             next(iterator)
+
+
+class Named:
+    """Equal to its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other
+
+
+EQUAL_KEYS = [(1, 1.0), (1, True), (1.0, 1), (True, 1), (0.0, -0.0), (0.0, False), ("a", Named("a")), (2**70, 2.0**70)]
+
+
+@pytest.mark.parametrize(("old", "new"), EQUAL_KEYS, ids=str)
+@pytest.mark.parametrize(
+    "make", [dict, OrderedDict, functools.partial(defaultdict, None)], ids=["dict", "odict", "ddict"]
+)
+@pytest.mark.quick(24)
+def test_a_key_that_is_only_equal_takes_the_place_of_the_old_one(
+    make: Callable[[Any], Any], old: Any, new: Any
+) -> None:
+    def replace(d: Any, x: Any) -> None:
+        del d[old]
+        d[new] = x
+
+    for value in (jnp.ones(1), 5):
+        for first in ({}, {"b": 2}, {"b": jnp.ones(2), 3: 1}):
+            jitted = graftax.jit(replace)
+            for _ in range(3):
+                found, expected = (make({**first, old: value}) for _ in range(2))
+                jitted(found, value)
+                replace(expected, value)
+                assert [(type(k), str(k)) for k in found] == [(type(k), str(k)) for k in expected]
+                assert [np.asarray(v).tolist() for v in found.values()] == [
+                    np.asarray(v).tolist() for v in expected.values()
+                ]
