@@ -274,7 +274,7 @@ class Named:
 EQUAL_KEYS = [(1, 1.0), (1, True), (1.0, 1), (True, 1), (0.0, -0.0), (0.0, False), ("a", Named("a")), (2**70, 2.0**70)]
 
 
-@pytest.mark.parametrize(("old", "new"), EQUAL_KEYS, ids=str)
+@pytest.mark.parametrize(("old", "new"), EQUAL_KEYS, ids=range(len(EQUAL_KEYS)))
 @pytest.mark.parametrize(
     "make", [dict, OrderedDict, functools.partial(defaultdict, None)], ids=["dict", "odict", "ddict"]
 )
