@@ -105,3 +105,12 @@ def test_leaves_with_one_sharding_object_are_told_apart_by_all_else():
     for leaf in 3 * given + [x for x in given for _ in range(3)] + given[::-1]:
         found = f({"x": leaf})
         assert found.aval == expected(leaf).aval and np.array_equal(found, expected(leaf))
+
+
+def test_an_executable_is_given_the_leaves_that_it_takes(capfd):
+    f = graftax.jit(lambda t: {n: x + 1 for n, x in t.items() if n != "unused"})
+    t = {n: jnp.full(3, i) for i, n in enumerate(["a", "b", "unused", "c", "d"])}
+    for _ in range(5):
+        assert {n: x.tolist() for n, x in f(t).items()} == {"a": [1] * 3, "b": [2] * 3, "c": [4] * 3, "d": [5] * 3}
+    assert [entry.direct for entry in f._table.entries.values()] == [1]
+    assert "supplied" not in capfd.readouterr().err  # XLA's word for a call with another number of arguments

@@ -41,6 +41,7 @@ AT_IMPORT = [  # tests for what runs while graftax is imported
     "tests/test_direct.py::test_a_layout_of_its_own_is_seen",
     "tests/test_direct.py::test_a_numpy_leaf_may_be_written_to_as_soon_as_the_call_returns",
     "tests/test_direct.py::test_a_deleted_input_is_named_by_its_path",
+    "tests/test_direct.py::test_debug_nans_is_asked_on_every_call",
     "tests/test_donation.py",
     "tests/test_settings.py",
     "tests/test_direct_leaves.py",
