@@ -23,7 +23,7 @@ struct OrderedDictLayout {
 
 constexpr size_t deque_state = sizeof(PyVarObject) + 4 * sizeof(void*);  // after the two blocks and their indices
 
-bool known_odict = false, known_deque = false, known_array = false;
+bool known_dict = true, known_odict = false, known_deque = false, known_array = false;
 
 // What lies between the header and the weak references.
 void exchange_body(PyObject* a, PyObject* b, PyTypeObject* type) {
@@ -163,7 +163,7 @@ Py_ssize_t exports_of_array(PyObject* array) {
                                         sizeof(PyObject*));
 }
 
-bool can_exchange_dict(PyObject* dict) { return !is_watched(dict) && unshare(dict); }
+bool can_exchange_dict(PyObject* dict) { return known_dict && !is_watched(dict) && unshare(dict); }
 bool can_exchange_odict(PyObject* dict) { return known_odict && !is_watched(dict); }
 bool knows_deques() { return known_deque; }
 bool knows_arrays() { return known_array; }
@@ -223,10 +223,16 @@ bool array_holds() {
 
 }  // namespace
 
-void init_exchange() {
-  known_odict = odict_holds();
-  known_deque = deque_holds();
-  known_array = array_holds();
+void bind_exchange(nb::module_& m) {
+  auto use = [](bool known) {
+    known_dict = known;
+    known_odict = known && odict_holds();
+    known_deque = known && deque_holds();
+    known_array = known && array_holds();
+  };
+  use(true);
+  m.def("use_layouts", use, nb::arg("known"), nb::sig("def use_layouts(known: bool) -> None"),
+        "False: contents are replaced by calls, as where this Python has a layout that is not known.");
 }
 
 }  // namespace graftax

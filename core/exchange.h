@@ -27,6 +27,7 @@ bool knows_arrays();
 // How many buffers show the memory of an array.array, of a known layout.
 Py_ssize_t exports_of_array(PyObject* array);
 
-void init_exchange();
+// Finds out which layouts are known.
+void bind_exchange(nb::module_& m);
 
 }  // namespace graftax

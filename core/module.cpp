@@ -22,10 +22,10 @@ NB_MODULE(_core_of_main, m) {
   m.doc() = "The engine of graftax: walks object graphs. See core/README.md.";
   nanobind::set_leak_warnings(false);  // caches live as long as the process
   init_kinds();
-  init_exchange();
   bind_hooks(m);
   bind_host_call(m);
   bind_kinds(m);
+  bind_exchange(m);
   bind_rows(m);
   bind_graphdef(m);
   bind_recording(m);

@@ -30,13 +30,13 @@ int entry_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
+// The list of its Outcomes stays: the collector clears that by itself, and calls count what is in it.
 int entry_clear(PyObject* self) {
   if (!nb::inst_ready(self)) return 0;
   auto* e = nb::inst_ptr<Entry>(self);
   e->context = {};
   e->compiled = {};
   e->reads = {};
-  e->outcomes = {};
   e->host = {};
   e->evaluate = {};
   e->held = &Recording::nothing().program();
@@ -281,6 +281,7 @@ void bind_table(nb::module_& m) {
       .def(
           "tell",
           [](Entry& e, nb::handle reads) {
+            if (!reads.is_none() && !nb::isinstance<Reads>(reads)) raise_error(PyExc_TypeError, "expected Reads");
             e.told = PyList_GET_SIZE(e.outcomes.get());
             Owned before = std::exchange(e.reads, reads.is_none() ? Owned() : Owned::borrow(reads.ptr()));
           },
@@ -292,7 +293,8 @@ void bind_table(nb::module_& m) {
       .def_prop_ro(
           "used", [](const Entry& e) { return e.used; }, "The table's clock at the last call.")
       .def_prop_ro(
-          "compiled", [](const Entry& e) { return nb::borrow(e.compiled.get()); }, nb::sig("def compiled(self) -> Any"))
+          "compiled", [](const Entry& e) { return nb::borrow(e.compiled ? e.compiled.get() : Py_None); },
+          nb::sig("def compiled(self) -> Any"))
       .def_prop_ro(
           "outcomes", [](const Entry& e) { return nb::borrow<nb::list>(e.outcomes.get()); },
           nb::sig("def outcomes(self) -> list[Outcome]"));

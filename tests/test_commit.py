@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -119,6 +119,14 @@ def _seen(obj: Any) -> Any:
     return repr((plain, list(fields.items()), slots, parts))
 
 
+@pytest.fixture(params=["exchanged", "replaced"])
+def how(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How the content of a container becomes another: by its layout, or by calls, where that is not known."""
+    _core.use_layouts(request.param == "exchanged")
+    yield request.param
+    _core.use_layouts(True)
+
+
 class Applied:
     """An Outcome of one call of `change` on some objects, to be applied to others like them."""
 
@@ -157,7 +165,7 @@ class Applied:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_written_is_what_the_function_did(name: str) -> None:
+def test_what_is_written_is_what_the_function_did(name: str, how: str) -> None:
     applied = Applied([name])
     [obj] = objs = applied.made()
     kept = CHANGES[name][0]()
@@ -170,7 +178,7 @@ def test_what_is_written_is_what_the_function_did(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_failed_allocation_leaves_everything_as_it_was(name: str) -> None:
+def test_a_failed_allocation_leaves_everything_as_it_was(name: str, how: str) -> None:
     applied = Applied(["list", name, "attributes", "dict key"])
     for k in itertools.count():
         objs = applied.made()
@@ -192,7 +200,7 @@ def test_a_failed_allocation_leaves_everything_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if "user keys" in name])
-def test_a_hash_that_raises_leaves_everything_as_it_was(name: str) -> None:
+def test_a_hash_that_raises_leaves_everything_as_it_was(name: str, how: str) -> None:
     applied = Applied(["list", name, "attributes", "dict key"])
     for k in itertools.count(1):
         objs = applied.made()
@@ -210,7 +218,7 @@ def test_a_hash_that_raises_leaves_everything_as_it_was(name: str) -> None:
     assert (k > 1) == ("go" not in name), "no key was hashed, or one that only goes was"
 
 
-def test_a_bytearray_that_is_looked_at_is_refused_before_the_first_write() -> None:
+def test_a_bytearray_that_is_looked_at_is_refused_before_the_first_write(how: str) -> None:
     applied = Applied(["list", "bytearray", "array"])
     objs = applied.made()
     nodes, before = applied.nodes(objs), [_seen(obj) for obj in objs]
@@ -297,3 +305,70 @@ def test_a_key_that_is_only_equal_takes_the_place_of_the_old_one(
                 assert [np.asarray(v).tolist() for v in found.values()] == [
                     np.asarray(v).tolist() for v in expected.values()
                 ]
+
+
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a write called a method of the subclass")
+
+
+OF_SUBCLASSES = {
+    dict: ([("a", 1), ("b", 2)], "__init__ __getitem__ __setitem__ __delitem__ __iter__ keys items copy clear update"),
+    OrderedDict: ([("a", 1), ("b", 2)], "__init__ __setitem__ __delitem__ __iter__ keys items copy clear update"),
+    deque: ([1, 2, 3], "__init__ __getitem__ __setitem__ __iter__ __len__ copy clear extend append"),
+    array.array: ([1, 2, 3], "__getitem__ __setitem__ __delitem__ __iter__ __len__ extend append tobytes frombytes"),
+}
+
+
+@pytest.mark.parametrize("base", OF_SUBCLASSES, ids=lambda base: base.__name__)
+def test_no_method_of_a_subclass_is_called(base: type[Any], how: str) -> None:
+    content, names = OF_SUBCLASSES[base]
+    code = ("i",) if base is array.array else ()
+
+    def made(cls: type[Any]) -> Any:
+        out = cls.__new__(cls, *code)
+        if issubclass(cls, dict):
+            for key, value in content:
+                (OrderedDict if issubclass(cls, OrderedDict) else dict).__setitem__(out, key, value)
+        else:
+            base.extend(out, content)
+        return out
+
+    def change(obj: Any) -> None:
+        if base is dict or base is OrderedDict:
+            value = base.pop(obj, "a")
+            base.__setitem__(obj, "new", 3)
+            base.__setitem__(obj, "a", value)
+        else:
+            base.extend(obj, [4, 5])
+
+    closed = type("Closed", (base,), dict.fromkeys(names.split(), _refuse))
+    plain, obj, again = made(base), made(closed), made(closed)
+    change(plain)
+    jitted = graftax.jit(change)
+    jitted(obj)
+    jitted(again)
+    for each in (obj, again):
+        assert (base.items(each) if isinstance(each, dict) else [*base.__iter__(each)]) == (
+            plain.items() if isinstance(plain, dict) else [*plain]
+        )
+        assert [*base.__iter__(each)] == [*plain]
+
+
+@pytest.mark.skipif(not hasattr(testcapi, "watch_dict"), reason="no watchers of dicts before Python 3.12")
+@pytest.mark.parametrize("name", [name for name in CHANGES if "dict" in name or "attributes" in name])
+def test_who_watches_a_dict_is_told(name: str) -> None:
+    watcher = testcapi.add_dict_watcher(0)
+    try:
+        applied = Applied([name])
+        [obj] = objs = applied.made()
+        watched = [x for x in (obj, getattr(obj, "__dict__", None)) if isinstance(x, dict)]
+        for x in watched:
+            testcapi.watch_dict(watcher, x)
+        before = len(testcapi.get_dict_watcher_events())
+        applied.outcome.apply([], [], applied.nodes(objs))
+        assert [_seen(obj)] == applied.expected
+        assert len(testcapi.get_dict_watcher_events()) > before
+        for x in watched:
+            testcapi.unwatch_dict(watcher, x)
+    finally:
+        testcapi.clear_dict_watcher(watcher)

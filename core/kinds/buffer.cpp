@@ -128,11 +128,15 @@ struct ArrayKind final : ResizableKind {
     return true;
   }
   void exchange(PyObject* a, PyObject* b) const override { exchange_arrays(a, b); }
-  Owned copy_items(PyObject* node) const override { return own(PySequence_GetSlice(node, 0, PySequence_Size(node))); }
+  // Whatever a subclass calls by the names of the methods.
+  Owned copy_items(PyObject* node) const override {
+    return call_base(runtime.array_array_type, "__getitem__", node, all_items().get());
+  }
   void replace_items(PyObject* node, PyObject* source) const override {
-    check(PySequence_DelSlice(node, 0, PySequence_Size(node)));
+    call_base(runtime.array_array_type, "__delitem__", node, all_items().get());
     call_base(runtime.array_array_type, "extend", node, source);
   }
+  static Owned all_items() { return own(PySlice_New(nullptr, nullptr, nullptr)); }
 };
 
 // (dtype, shape, bytes) of a NumPy array.

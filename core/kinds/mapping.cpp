@@ -40,7 +40,16 @@ struct DictKind : NodeKind {
   }
   bool can_exchange(PyObject* dict) const override { return can_exchange_dict(dict); }
   void exchange(PyObject* a, PyObject* b) const override { exchange_dicts(a, b); }
-  Owned copy_items(PyObject* dict) const override { return own(PyDict_Copy(dict)); }
+  // PyDict_Copy asks a subclass that has an __iter__ of its own.
+  Owned copy_items(PyObject* dict) const override {
+    if (Py_TYPE(dict)->tp_iter == PyDict_Type.tp_iter) return own(PyDict_Copy(dict));
+    Owned out = own(PyDict_New()), keys = list_items(dict, &PyDict_Type);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys.get()); ++i) {
+      PyObject* key = PyList_GET_ITEM(keys.get(), i);
+      if (Owned value = Owned::borrow(dict_get(dict, key))) check(PyDict_SetItem(out.get(), key, value.get()));
+    }
+    return out;
+  }
   void replace_items(PyObject* dict, PyObject* source) const override {
     PyDict_Clear(dict);
     check(PyDict_Update(dict, source));
@@ -69,10 +78,22 @@ struct OrderedDictKind final : DictKind {
   }
   bool can_exchange(PyObject* dict) const override { return can_exchange_odict(dict); }
   void exchange(PyObject* a, PyObject* b) const override { exchange_odicts(a, b); }
-  Owned copy_items(PyObject* dict) const override { return call_base(runtime.odict_type, "copy", dict); }
+  // Whatever a subclass calls by the names of the methods.
+  Owned copy_items(PyObject* dict) const override {
+    Owned out = own(PyODict_New());
+    add_items(out.get(), dict);
+    return out;
+  }
   void replace_items(PyObject* dict, PyObject* source) const override {
     call_base(runtime.odict_type, "clear", dict);
-    call_base(runtime.odict_type, "update", dict, source);
+    add_items(dict, source);
+  }
+  static void add_items(PyObject* to, PyObject* from) {
+    Owned keys = list_items(from, runtime.odict_type);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys.get()); ++i) {
+      PyObject* key = PyList_GET_ITEM(keys.get(), i);
+      if (Owned value = Owned::borrow(dict_get(from, key))) check(PyODict_SetItem(to, key, value.get()));
+    }
   }
 };
 

@@ -93,7 +93,7 @@ struct DequeKind final : NodeKind {
   }
   bool can_exchange(PyObject*) const override { return knows_deques(); }
   void exchange(PyObject* a, PyObject* b) const override { exchange_deques(a, b); }
-  Owned copy_items(PyObject* deque) const override { return call_base(runtime.deque_type, "copy", deque); }
+  Owned copy_items(PyObject* deque) const override { return list_items(deque, runtime.deque_type); }
   void replace_items(PyObject* deque, PyObject* source) const override {
     call_base(runtime.deque_type, "clear", deque);
     call_base(runtime.deque_type, "extend", deque, source);

@@ -31,7 +31,7 @@ PyObject* name_of(PyObject* self, PyObject* = nullptr) { return attribute(self, 
 PyObject* repr(PyObject* self) {
   PyObject* name = name_of(self);
   if (!name) return nullptr;
-  PyObject* out = PyUnicode_FromFormat("<function %U>", name);
+  PyObject* out = PyUnicode_FromFormat("<function %S>", name);  // as any attribute, the name may be anything
   Py_DECREF(name);
   return out;
 }

@@ -24,6 +24,11 @@ def forget_kind(type: type) -> None:
 def kind_info(type: type) -> tuple[str, bool, list[str]]:
     """(base, has an identity, slot names) of a class."""
 
+def use_layouts(known: bool) -> None:
+    """
+    False: contents are replaced by calls, as where this Python has a layout that is not known.
+    """
+
 class Op(enum.IntEnum):
     """What a row of a recorded structure is."""
 

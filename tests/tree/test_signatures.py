@@ -6,12 +6,14 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import jax
 import pytest
 
 import graftax
+from graftax import _core
 
 pytestmark = pytest.mark.quick(100)  # a case takes milliseconds
 
@@ -48,3 +50,21 @@ def test_a_function_of_the_core_is_a_method_in_a_class_as_any_function():
 
     assert Node.leaves is graftax.tree.leaves
     assert Node(a=1).leaves() == [Node(a=1)]
+
+
+def test_a_function_of_the_core_has_whatever_name_it_is_given():
+    function = _core.with_attributes(_core.flatten, {"__qualname__": "first"})
+    gone, told = weakref.ref(function), []
+    weakref.finalize(function, told.append, "gone")
+    assert repr(function) == "<function first>" and function.__get__(None, type(None)) is function
+    function.__qualname__ = 3
+    assert repr(function) == "<function 3>"
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(function)
+    del function.__qualname__
+    for act in (repr, pickle.dumps):
+        with pytest.raises(AttributeError, match="__qualname__"):
+            act(function)
+    assert function([1])[0] == []
+    del function
+    assert gone() is None and told == ["gone"]
