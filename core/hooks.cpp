@@ -14,7 +14,7 @@ std::vector<Hook*>& all_hooks() {
 
 }  // namespace
 
-void raise_graftax(const char* name, const std::string& message) {
+void raise_graftax(const char* name, const char* message) {
   Owned type = own(attribute(hooks::errors.get(), name));
   raise_error(type.get(), message);
 }

@@ -162,10 +162,11 @@ inline PyObject* attribute(PyObject* obj, const char* name) noexcept {
   return text ? PyObject_GetAttr(obj, text.get()) : nullptr;
 }
 
-[[noreturn]] inline void raise_error(PyObject* type, const std::string& message) {
-  PyErr_SetString(type, message.c_str());
+[[noreturn]] inline void raise_error(PyObject* type, const char* message) {
+  PyErr_SetString(type, message);
   raise_python();
 }
+[[noreturn]] inline void raise_error(PyObject* type, const std::string& message) { raise_error(type, message.c_str()); }
 
 inline Owned list_of(PyObject* const* values, uint32_t count) {
   Owned out = own(PyList_New(count));
@@ -266,6 +267,9 @@ struct Runtime {
 extern Runtime runtime;
 
 // Raises one of graftax's own exceptions, by name.
-[[noreturn]] void raise_graftax(const char* name, const std::string& message);
+[[noreturn]] void raise_graftax(const char* name, const char* message);
+[[noreturn]] inline void raise_graftax(const char* name, const std::string& message) {
+  raise_graftax(name, message.c_str());
+}
 
 }  // namespace graftax

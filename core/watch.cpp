@@ -46,7 +46,14 @@ int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
 int on_type(PyTypeObject*) { return ++epoch, 0; }
 
 int on_function(PyFunction_WatchEvent event, PyFunctionObject* function, PyObject*) {
-  if (event == PyFunction_EVENT_CREATE) return function_made(reinterpret_cast<PyObject*>(function)), 0;
+  if (event == PyFunction_EVENT_CREATE) {
+    try {
+      return function_made(reinterpret_cast<PyObject*>(function)), 0;
+    } catch (const std::bad_alloc&) {  // no exception may pass the interpreter's own frames
+      PyErr_NoMemory();
+      return -1;
+    }
+  }
   if (event == PyFunction_EVENT_DESTROY) return function_gone(reinterpret_cast<PyObject*>(function)), 0;
   if (watched_functions().count(reinterpret_cast<PyObject*>(function))) ++epoch;
   return 0;

@@ -178,3 +178,43 @@ OF_THE_CORE: dict[str, Operation] = {
     "tree.unflatten": OPERATIONS["tree.unflatten"],
     "tree.flatten_with_path": Operation(lambda: (_tree(),), graftax.tree.flatten_with_path),
 }
+
+
+def _changed(m: Any, x: Any) -> Any:
+    m.w = m.w + x
+    m.shared.append(x)
+    m.tags.add(99)
+    m.bytes.append(1)
+    del m.again
+    return {"made": [m.w], "again": m.shared}
+
+
+_compiled = graftax.jit(_changed)
+
+
+def _outcome() -> Any:
+    for _ in range(3):
+        _compiled(bare(), X)
+    [entry] = _compiled._table.entries.values()  # type: ignore[attr-defined]
+    return entry.outcomes[0]
+
+
+def _applied() -> tuple[Any, ...]:
+    outcome, m = _outcome(), bare()
+    roots, _ = _compiled._bound((m, X), {})  # type: ignore[attr-defined]
+    found = _core.walk(_core.record(roots)[1], roots)
+    assert found is not None
+    return outcome, [X] * outcome.num_leaves, *found
+
+
+# Those for which allocations of C++ fail. A trace and an Outcome's state are left out: where an argument becomes a
+# vector, nanobind ends the process.
+OF_CPP: dict[str, Operation] = {
+    **{name: OF_THE_CORE[name] for name in OF_THE_CORE if name != "hash"},
+    **{
+        name: OPERATIONS[name] for name in ("update", "partition", "combine", "diff", "from_dict", "map_leaves", "find")
+    },
+    "call": Operation(lambda: (_outcome() and bare(), X), _compiled, (0,)),
+    "apply": Operation(_applied, _core.Outcome.apply, (0, 2, 3)),
+    "state": Operation(lambda: graftax.flatten(bare())[1:], lambda g: _core.GraphDef._from_state(g._state())),
+}

@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import pathlib
 import random
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +18,9 @@ import pytest
 
 import graftax
 import oracle
-from failing import OF_THE_CORE, OPERATIONS, Act, Key, Operation, Registered, Stop, model
+from failing import OF_CPP, OF_THE_CORE, OPERATIONS, Act, Key, Operation, Registered, Stop, model
 from graftax import _core
-from hazards.watchdog import isolated
+from hazards.watchdog import isolated, python
 from sizes import sized
 
 # What a caller may be told. A SystemError is the interpreter's own word for a broken extension.
@@ -82,6 +87,33 @@ def test_failed_allocations(name: str) -> None:
         return False
 
     assert tried(name, OF_THE_CORE[name], 4000, attempt) > 0
+
+
+def fail_new() -> None:
+    """In a process with failing_new.cpp."""
+    at = ctypes.c_long.in_dll(ctypes.CDLL(None), "failing_new_at")
+    for name, operation in OF_CPP.items():
+
+        def attempt(k: int, operation: Operation, args: tuple[Any, ...]) -> bool:
+            run = operation.run
+            at.value = k
+            try:
+                run(*args)
+            except MemoryError:
+                return True
+            finally:
+                at.value = 0
+            return False
+
+        assert tried(name, operation, 4000, attempt) > 0, name
+
+
+@pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer allocates itself")
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++"), reason="no compiler, or no LD_PRELOAD")
+def test_failed_allocations_of_cpp(tmp_path: pathlib.Path) -> None:
+    source, library = pathlib.Path(__file__).with_name("failing_new.cpp"), tmp_path / "failing_new.so"
+    subprocess.run(["c++", "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True)
+    python("import test_failure_points; test_failure_points.fail_new()", LD_PRELOAD=str(library), seconds=600)
 
 
 def stop() -> None:
