@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GraphDef is data: immutable, exactly comparable, hashable, printable, picklable."""
 
+import array
 import math
 import pickle
+import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 
 import jax
@@ -13,6 +16,7 @@ from hypothesis import given
 
 import graftax
 import zoo
+from graftax import _core
 from strategies import graphs
 from zoo import Box, Data, Level, Slotted, f32, i32
 
@@ -211,3 +215,112 @@ def test_a_function_that_its_name_leads_to_is_pickled_by_name(function):
 def test_a_function_of_jax_without_a_name_to_find_it_by_is_refused():
     with pytest.raises(graftax.UnpicklableError, match=r"\['act'\]"):
         pickle.dumps(graphdef({"act": jax.custom_jvp(lambda x: x)}))
+
+
+VIEWS = [(cls, name) for cls in (dict, OrderedDict) for name in ("keys", "values", "items")]
+
+
+@pytest.mark.parametrize(("cls", "name"), VIEWS, ids=[f"{cls.__name__}.{name}" for cls, name in VIEWS])
+def test_a_view_is_rebuilt_as_one_of_the_rebuilt_dict(cls, name):
+    mapping = cls(a=f32(1), b=1)
+    graph = [mapping, getattr(mapping, name)()]
+    leaves, structure = graftax.flatten(graph)
+    again, view = graftax.unflatten(structure, leaves)
+    again["c"] = 2
+    assert type(view) is type(graph[1]) and len(view) == 3 and len(graph[1]) == 2
+    with pytest.raises(graftax.UnpicklableError, match=type(view).__name__):
+        pickle.dumps(structure)
+
+
+class Text(str):
+    pass
+
+
+class Count(int):
+    pass
+
+
+class Rate(float):
+    pass
+
+
+class Wave(complex):
+    pass
+
+
+class Raw(bytes):
+    pass
+
+
+class Memory(bytearray):
+    pass
+
+
+@pytest.mark.parametrize("value", [Text("a"), Count(3), Rate(2.5), Wave(1j), Raw(b"x"), Memory(b"y")], ids=repr)
+def test_a_value_with_attributes_is_printed_and_survives_pickle_with_them(value):
+    value.w, value.n = f32(1), 1
+    leaves, structure = graftax.flatten([value])
+    [again] = graftax.unflatten(pickle.loads(pickle.dumps(structure)), leaves)
+    assert type(again) is type(value) and again == value and again.w is value.w and again.n == 1
+    plain = repr(value) if not isinstance(value, Memory) else "b'y'"
+    assert repr(structure) == f"GraphDef([{type(value).__name__}({plain}, w=*, n=1)])"
+    other = type(value)(value)
+    other.w, other.n = value.w, 2
+    assert graphdef([other]) != structure and structure == graphdef([again])
+
+
+BUILTINS = {
+    weakref.ref: ("weakref", False), weakref.ProxyType: ("weakref", False), array.array: ("buffer", True),
+    types.FunctionType: ("function", True), types.CellType: ("cell", True), types.MethodType: ("method", False),
+    types.MappingProxyType: ("proxy", False), deque: ("deque", True), defaultdict: ("defaultdict", True),
+    frozenset: ("set", False), bytearray: ("buffer", True), types.SimpleNamespace: ("object", True),
+    ValueError: ("exception", True), np.ndarray: ("buffer", True), int: ("static", False), Text: ("value", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", BUILTINS, ids=lambda cls: cls.__name__)
+def test_a_class_tells_its_kind_without_an_instance(cls):
+    subclass = type("Subclass", (cls,), {}) if cls not in FINAL else cls
+    _core.forget_kind(cls)
+    assert _core.kind_info(cls)[:2] == BUILTINS[cls]
+    assert _core.kind_info(subclass)[0] in (BUILTINS[cls][0], "value")
+
+
+FINAL = (weakref.ProxyType, types.FunctionType, types.CellType, types.MethodType, types.MappingProxyType, np.ndarray)
+
+
+def test_a_value_that_was_given_in_a_state_is_refilled():
+    graph = [array.array("d", [1.5, 2.5]), np.array(["a", "bc"]), Memory(b"xyz"), deque([1], 3), {1, "a"}]
+    leaves, structure = graftax.flatten(graph)
+    again = graftax.unflatten(pickle.loads(pickle.dumps(structure)), leaves)
+    assert again[0] == graph[0] and again[1].tolist() == ["a", "bc"] and again[2:] == graph[2:]
+    again[0][0], again[1][0], again[2][0] = 7.0, "z", 65
+    assert graph[0][0] == 1.5 and graph[1][0] == "a" and graph[2][0] == 120
+
+
+def test_what_is_nested_too_deeply_in_a_key_or_a_static_is_refused():
+    def deep(n, inside=1):
+        for _ in range(n):
+            inside = (inside,)
+        return inside
+
+    assert graphdef({deep(150): 1}) == graphdef({deep(150): 1}) != graphdef({deep(150, 2): 1})
+    for key in (deep(300), deep(300, "a")):
+        with pytest.raises(RecursionError, match="nested too deeply"):
+            graphdef({key: 1})
+
+
+def test_names_and_values_that_cannot_be_printed_have_a_structure():
+    class Silent:
+        def __repr__(self):
+            raise ValueError("no words")
+
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            return self is other
+
+    lone, silent = Box(**{"\ud800": f32(1)}), {Silent(): "\udfff", "k": f32(2)}
+    text = repr(graphdef([lone, silent]))
+    assert "<unprintable>" in text and "Silent object>" in text

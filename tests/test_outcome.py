@@ -192,3 +192,127 @@ def test_ties_are_part_of_an_outcome():
         assert each.ties == [(1, 0)] and second["again"] is first
     with pytest.raises(ValueError, match="ties"):
         _core.Outcome._from_state((*outcome._state()[:5], [(0, 1)], []))
+
+
+def written():
+    def change(x):
+        x[0].n = x[1]["a"] * 2
+        x[1]["new"] = 1
+        x[2].a, x[2].b = 1, x[2].b
+        del x[3].gone
+        return x[1]["a"], x[0]
+
+    nodes = [Box(n=1), {"a": f32(1)}, Registered(f32(1), 1, "n"), Box(gone=1, kept=2)]
+    return outcome_of(change, nodes)[0]._state()
+
+
+WRITES = 2
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        *(((i,), value) for i in range(8) for value in ("no number", 2**33, -1)),
+        *(((i,), 2**32 - 1) for i in (0, 1)),
+        ((1,), 0),
+        ((5,), (10**6,)),
+        ((5,), (1, 0)),
+        *(((i,), value) for i in (6, 7) for value in (["a"], (object(),), ([],))),
+        ((), ()),
+        ((), 3),
+    ],
+    ids=repr,
+)
+def test_a_damaged_write_is_refused(at, value):
+    state = written()
+    for number, write in enumerate(state[WRITES]):
+        if at and at[0] in (2, 3, 4) and value == -1:
+            continue
+        damaged = replaced(write, at, value)
+        writes = (*state[WRITES][:number], damaged, *state[WRITES][number + 1 :])
+        with pytest.raises(ValueError, match="malformed state"):
+            _core.Outcome._from_state((*state[:WRITES], writes, *state[WRITES + 1 :]))
+
+
+@pytest.mark.parametrize("version", [0, 6, "1", None])
+def test_an_outcome_of_an_unknown_version_is_refused(version):
+    state = written()
+    with pytest.raises(ValueError, match="unknown version"):
+        _core.Outcome._from_state((version, *state[1:]))
+    for other in ((), state[:-1], (*state, 1), list(state), None):
+        with pytest.raises(ValueError, match="unknown version"):
+            _core.Outcome._from_state(other)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        (2, 3, "fields"),
+        (2, (), "counts"),
+        (3, 10**6, "counts"),
+        (3, "x", "fields"),
+        (4, 3, "refs"),
+        (4, [(99, 0)], "refs"),
+        (4, [(0, 1)], "refs"),
+        (5, [(99, 0)], "ties"),
+        (5, 3, "ties"),
+        (6, 3, "ties"),
+        (6, [[]], "ties"),
+        (6, [[(99, [0])]], "ties"),
+        (6, [[(0, [])]], "ties"),
+    ],
+    ids=repr,
+)
+def test_a_damaged_field_of_an_outcome_is_named(field, value, what):
+    state = written()
+    with pytest.raises(ValueError, match=what):
+        _core.Outcome._from_state((*state[:field], value, *state[field + 1 :]))
+
+
+def test_an_outcome_is_given_as_many_leaves_and_nodes_as_it_needs():
+    outcome, leaves, nodes = outcome_of(lambda x: (x, x.append(x[0] + 1)), [f32(1)])
+    out = [f32(2)] * outcome.num_leaves
+    for wrong in ((out[:-1], leaves, nodes), ([*out, 1], leaves, nodes), (out, leaves, [])):
+        with pytest.raises(ValueError, match="wrong number"):
+            outcome.apply(*wrong)
+    outcome.apply(out, leaves, nodes)
+
+
+class Room:
+    """Registered, with slots alone."""
+
+    __slots__ = ("a", "b")
+
+    def __init__(self, a):
+        self.a = a
+
+
+graftax.register(Room, flatten=lambda r: ((r.a,), None), unflatten=lambda _, parts: Room(*parts))
+
+
+def test_an_outcome_refuses_functions_and_objects_without_room_for_what_it_writes():
+    def counter(n):
+        def f(step=1):
+            return n
+
+        return f
+
+    def change(f):
+        f.__defaults__ = (f.__defaults__[0] + 1,)
+
+    outcome, leaves, nodes = outcome_of(change, counter(1))
+    assert outcome.num_writes == 1
+    with pytest.raises(ValueError, match="another type than function"):
+        applied(outcome, leaves, [(lambda: 0) if callable(node) else node for node in nodes])
+
+    outcome, leaves, nodes = outcome_of(lambda x: setattr(x, "extra", 1), Registered(f32(1), 1, "n"))
+    with pytest.raises(ValueError, match="another type than Room"):
+        applied(outcome, leaves, [Room(f32(1)) for _ in nodes])
+
+
+def test_an_outcome_shows_what_it_holds():
+    outcome, *_ = outcome_of(lambda x: x.append(x[0] + 1), [f32(1)])
+    outcome.numbers, outcome.refs = [(0, 1)], [(0, 0)]
+    outcome.alike = [[(0, [0]), (1, [0])]]
+    assert (outcome.numbers, outcome.refs, outcome.alike) == ([(0, 1)], [(0, 0)], [[(0, [0]), (1, [0])]])
+    assert outcome.num_writes == 1

@@ -150,3 +150,32 @@ def test_nothing_is_kept_alive_by_a_reference():
     del node
     gc.collect()
     assert seen() is None
+
+
+class Called:
+    def __call__(self): ...
+
+
+class Reference(weakref.ref):
+    """A reference of a subclass."""
+
+
+@pytest.mark.parametrize("make", [weakref.ref, weakref.proxy, Reference])
+@pytest.mark.parametrize("cls", [Node, Called])
+def test_a_reference_is_rebuilt_as_one_of_its_type_also_where_it_is_dead(make, cls):
+    target = cls()
+    refs = [make(target), target]
+    leaves, graphdef = graftax.flatten(refs)
+    ref, again = graftax.unflatten(graphdef, leaves)
+    assert type(ref) is type(refs[0]) and again is not target
+    assert weakref.getweakrefcount(again) == 1
+    refs.pop(), ref, again
+    del target
+    leaves, graphdef = graftax.flatten(refs)
+    [dead] = graftax.unflatten(graphdef, leaves)
+    assert type(dead) is type(refs[0])
+    if make is not weakref.proxy:
+        assert dead() is None
+        return
+    with pytest.raises(ReferenceError):
+        dead.w  # noqa: B018

@@ -27,7 +27,9 @@ struct BufferKind : NodeKind {
   bool content_changed(const Program& p, const Instr& n, PyObject* obj) const override {
     return !content_matches(p, n, obj);
   }
-  std::string content_text(const Program& p, const Instr& n) const override { return static_text(p, n.payload); }
+  std::string content_text(const Program& p, const Instr& n) const override {
+    return static_text(p, n.payload) + (n.fields + n.slots ? ", " : "");
+  }
 
   // Is the payload a tuple of `count` parts?
   static bool has_parts(const Program& p, const Instr& n, uint32_t count) {

@@ -27,16 +27,18 @@ Owned mapping_of(PyObject* proxy) {
   return own(PyTuple_Pack(1, mapping));
 }
 
-Owned dead_reference(PyTypeObject* type) {
-  Owned nobody = own(PySet_New(nullptr));
-  Owned args = own(PyTuple_Pack(1, nobody.get()));
-  if (type == &_PyWeakref_ProxyType || type == &_PyWeakref_CallableProxyType)
-    return own(PyWeakref_NewProxy(nobody.get(), nullptr));
-  return own(_PyWeakref_RefType.tp_new(type, args.get(), nullptr));
-}
-
 bool is_weak_proxy(PyTypeObject* type) {
   return type == &_PyWeakref_ProxyType || type == &_PyWeakref_CallableProxyType;
+}
+
+// What is called decides of which type a proxy is.
+Owned dead_reference(PyTypeObject* type) {
+  static PyMethodDef nothing = {"nothing", [](PyObject*, PyObject*) { return Py_NewRef(Py_None); }, METH_NOARGS,
+                                nullptr};
+  Owned nobody =
+      type == &_PyWeakref_CallableProxyType ? own(PyCFunction_New(&nothing, nullptr)) : own(PySet_New(nullptr));
+  if (is_weak_proxy(type)) return own(PyWeakref_NewProxy(nobody.get(), nullptr));
+  return own(_PyWeakref_RefType.tp_new(type, own(PyTuple_Pack(1, nobody.get())).get(), nullptr));
 }
 
 const char* const weakref_names[] = {"referent", "__callback__", nullptr};

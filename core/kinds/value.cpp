@@ -46,7 +46,9 @@ struct ValueKind final : NodeKind {
     return static_matches(p, n.payload, plain_value(obj, *n.kind).get());
   }
   bool is_valid(const Program&, const Instr& n) const override { return n.payload != NONE; }
-  std::string content_text(const Program& p, const Instr& n) const override { return static_text(p, n.payload); }
+  std::string content_text(const Program& p, const Instr& n) const override {
+    return static_text(p, n.payload) + (n.fields + n.slots ? ", " : "");
+  }
 
   // Its own constructor makes a date or a path anew: it does so from the recorded one, attributes included.
   bool can_hold_arrays(const Kind& kind) const override { return has_plain_base(kind); }
