@@ -333,7 +333,7 @@ struct Printer {
     for (uint32_t i = 0; i < count; ++i, child = p.after(child)) {
       std::string before;
       bool extra = i < n.has_extra, item = !extra && i < n.has_extra + n.items;
-      if (!extra && !kind.is_registered && !item && first && n.items && !plain && close.size() > 1) {
+      if (n.items && i == n.has_extra + n.items && !kind.is_registered && !plain && close.size() > 1) {
         before = close.substr(0, close.size() - 1);  // the items end here, attributes follow
         close = ")";
       }

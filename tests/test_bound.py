@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
+from graftax import _core
 
 
 class Scale:
@@ -99,3 +100,37 @@ def test_flatten_and_the_flat_form_open_them():
 def test_an_error_names_the_part():
     with pytest.raises(graftax.UnsupportedValueError, match=r"p\.args\[0\]"):
         graftax.jit(lambda p: None)(functools.partial(max, iter([1])))
+
+
+def test_what_was_never_set_up_or_is_set_up_wrongly_says_so():
+    jitted = graftax.jit(lambda x: x)
+    with pytest.raises(TypeError, match="never set up"):
+        type(jitted).__new__(type(jitted))(1)
+    with pytest.raises(TypeError, match="expected a Table and a Binding"):
+        jitted._configure(len, (), 1, jitted._binding)
+    with pytest.raises(TypeError, match="expected a Table and a Binding"):
+        jitted._configure(len, (), jitted._table, 2)
+    with pytest.raises(TypeError, match="4 arguments"):
+        jitted._configure(len)
+    assert jitted(3) == 3
+
+
+PARTS = {
+    "names": ("a",), "defaults": (1,), "missing": object(), "given": None, "positional": 1, "positional_only": 0,
+    "var_positional": False, "var_keyword": False, "cells": (), "globals": {}, "global_names": (), "origins": (),
+}  # fmt: skip
+INCONSISTENT = [
+    {"names": ()},
+    {"positional": 2},
+    {"positional_only": 2},
+    {"globals": None, "global_names": ("x",)},
+    {"origins": (1,)},
+    {"origins": ((1, 2),)},
+]
+
+
+@pytest.mark.parametrize("parts", INCONSISTENT, ids=str)
+def test_parts_of_a_signature_that_do_not_fit_are_refused(parts):
+    _core.Binding(**PARTS)
+    with pytest.raises(ValueError, match="inconsistent binding"):
+        _core.Binding(**{**PARTS, **parts})

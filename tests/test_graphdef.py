@@ -324,3 +324,46 @@ def test_names_and_values_that_cannot_be_printed_have_a_structure():
     lone, silent = Box(**{"\ud800": f32(1)}), {Silent(): "\udfff", "k": f32(2)}
     text = repr(graphdef([lone, silent]))
     assert "<unprintable>" in text and "Silent object>" in text
+
+
+class Queue(deque):
+    pass
+
+
+class Row(list):
+    pass
+
+
+class Table(dict):
+    pass
+
+
+class Pair(tuple):
+    pass
+
+
+PRINTED = [
+    (Queue([1, 2], 3), "Queue([1, 2], maxlen=3, w=*)"),
+    (Row([1, 2]), "Row([1, 2], w=*)"),
+    (Table(a=1), "Table({'a': 1}, w=*)"),
+    (Pair((1, 2)), "Pair((1, 2), w=*)"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), PRINTED, ids=lambda x: type(x).__name__)
+def test_attributes_are_printed_after_the_items(value, text):
+    value.w = f32(1)
+    assert repr(graphdef([value])) == f"GraphDef([{text}])"
+
+
+def test_a_long_structure_is_printed_in_part():
+    text = repr(graphdef(list(range(10**6, 10**6 + 120_000))))
+    assert text.startswith("GraphDef([1000000, 1000001, ") and text.endswith("...)")
+    assert len(text) < 1_000_100
+
+
+def test_a_value_that_is_refused_is_refused_in_a_key():
+    hidden = (x for x in ())
+    for key in (hidden, (hidden, 1), ((1, hidden),)):
+        with pytest.raises(graftax.UnsupportedValueError, match="generator as a dict key"):
+            graphdef({key: 1})
