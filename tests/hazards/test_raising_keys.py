@@ -141,6 +141,31 @@ def test_sets_in_two_orders_raise_what_an_element_raises_when_they_are_compared(
             raise AssertionError("it never comes to an end")
 
 
+def test_a_new_key_that_raises_leaves_a_dict_as_it_was_or_comes_too_late() -> None:
+    new = Key(9)
+
+    def change(o: Any, x: Any) -> None:
+        o["b"], o[new], o["c"] = 5, x * 2, x
+        del o["a"]
+
+    jitted = graftax.jit(change)
+    for _ in range(3):
+        jitted({"a": jnp.ones(1), "b": 2}, jnp.ones(1))
+    for k in range(1, 50):
+        o = {"a": jnp.ones(1), "b": 2}
+        Key.left[0] = k
+        try:
+            jitted(o, jnp.ones(1))
+        except Stop:
+            Key.left[0] = 0
+            assert list(o) == ["a", "b"] and o["b"] == 2
+            continue
+        Key.left[0] = 0
+        assert list(o) == ["b", new, "c"] and o["b"] == 5
+        return
+    raise AssertionError("it never comes to an end")
+
+
 def test_a_class_that_is_registered_while_it_is_opened_is_finished_as_it_was_begun() -> None:
     class Table(OrderedDict[Any, Any]):
         pass
