@@ -16,6 +16,7 @@ import jax
 
 from graftax import _core
 
+KEPT = {"PyTreeDef": 16}  # what the core itself keeps, a reference of each: core/tree/cache.cpp
 KINDS = tuple(kind for kind in vars(_core).values() if isinstance(kind, type))
 
 
@@ -30,8 +31,12 @@ def look() -> None:
     left[id(left)] = object()  # shows what this function itself adds
     more = {key: sys.getrefcount(o) - others[key] for key, o in left.items()}
     own = more.pop(id(left))
-    for name, n in Counter(type(left[key]).__name__ for key in more if more[key] > own).items():
-        print(f"held by nobody: {n} of {name}", file=sys.stderr, flush=True)
+    lost = Counter[str]()
+    for key, references in more.items():
+        lost[type(left[key]).__name__] += max(references - own, 0)
+    for name, n in lost.items():
+        if n > KEPT.get(name, 0):
+            print(f"held by nobody: {n} of {name}", file=sys.stderr, flush=True)
 
 
 atexit.register(look)
