@@ -49,6 +49,7 @@ int binding_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(b->defaults.ptr());
   Py_VISIT(b->missing.ptr());
   Py_VISIT(b->given.ptr());
+  Py_VISIT(b->code.ptr());
   Py_VISIT(b->cells.ptr());
   Py_VISIT(b->globals.ptr());
   Py_VISIT(b->global_names.ptr());
@@ -142,6 +143,19 @@ bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t 
   return true;
 }
 
+bool was_read_from(const Binding& b, PyObject* function) {
+  PyObject *now = PyFunction_GET_DEFAULTS(function), *keywords = PyFunction_GET_KW_DEFAULTS(function);
+  if ((now ? now : Py_None) != b.given.ptr()) return false;
+  if (b.code.is_none()) return true;
+  if (PyFunction_GET_CODE(function) != b.code.ptr()) return false;
+  Py_ssize_t count = PyTuple_GET_SIZE(b.names.ptr());
+  for (Py_ssize_t i = b.positional; i < count; ++i) {
+    PyObject* value = keywords ? dict_get(keywords, PyTuple_GET_ITEM(b.names.ptr(), i)) : nullptr;
+    if ((value ? value : b.missing.ptr()) != PyTuple_GET_ITEM(b.defaults.ptr(), i)) return false;
+  }
+  return true;
+}
+
 void give_back(const Binding& b, const Roots& roots) {
   if (roots.assigned.size() == 0) return;
   Py_ssize_t count = PyTuple_GET_SIZE(b.origins.ptr());
@@ -174,30 +188,35 @@ void bind_binding(nb::module_& m) {
           "__init__",
           [](Binding* self, nb::tuple names, nb::tuple defaults, nb::object missing, nb::object given,
              Py_ssize_t positional, Py_ssize_t positional_only, bool var_positional, bool var_keyword, nb::tuple cells,
-             nb::object globals, nb::tuple global_names, nb::tuple origins) {
+             nb::object globals, nb::tuple global_names, nb::tuple origins, nb::object code) {
             for (nb::handle origin : origins)
               if (!PyTuple_Check(origin.ptr()) || PyTuple_GET_SIZE(origin.ptr()) != 3)
                 raise_error(PyExc_ValueError, "inconsistent binding");
             if (names.size() != defaults.size() || positional > static_cast<Py_ssize_t>(names.size()) ||
                 positional_only > positional || (global_names.size() && !nb::isinstance<nb::dict>(globals)))
               raise_error(PyExc_ValueError, "inconsistent binding");
-            new (self) Binding{names,   defaults,   missing,         given,          cells,       globals, global_names,
-                               origins, positional, positional_only, var_positional, var_keyword, 0};
+            new (self)
+                Binding{names,        defaults, missing,    given,           code,           cells,       globals,
+                        global_names, origins,  positional, positional_only, var_positional, var_keyword, 0};
             if (static_cast<Py_ssize_t>(global_names.size()) > few_names)
               self->watch.begin(globals.ptr(), global_names.ptr());
           },
           nb::arg("names"), nb::arg("defaults"), nb::arg("missing"), nb::arg("given").none(), nb::arg("positional"),
           nb::arg("positional_only"), nb::arg("var_positional"), nb::arg("var_keyword"), nb::arg("cells"),
           nb::arg("globals").none(), nb::arg("global_names"), nb::arg("origins") = nb::tuple(),
-          nb::sig("def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: "
-                  "object, positional: int, "
-                  "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
-                  "globals: dict[str, Any] | None, global_names: tuple[str, ...], "
-                  "origins: tuple[tuple[Any, str | None, bool], ...] = ()) -> None"))
+          nb::arg("code") = nb::none(),
+          nb::sig(
+              "def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: "
+              "object, positional: int, "
+              "positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], "
+              "globals: dict[str, Any] | None, global_names: tuple[str, ...], "
+              "origins: tuple[tuple[Any, str | None, bool], ...] = (), code: types.CodeType | None = None) -> None"))
       .def_rw("generation", &Binding::generation, "Which roots it gives: those of a table in its generation.")
-      .def_prop_ro(
-          "given", [](const Binding& b) { return b.given; }, nb::sig("def given(self) -> tuple[Any, ...] | None"),
-          "The function's __defaults__ when this was read.")
+      .def(
+          "was_read_from",
+          [](const Binding& b, nb::handle f) { return PyFunction_Check(f.ptr()) && was_read_from(b, f.ptr()); },
+          nb::arg("function"), nb::sig("def was_read_from(self, function: Any, /) -> bool"),
+          "Has the function the code and the defaults that it had when this was read?")
       .def(
           "bind",
           [](const Binding& b, nb::tuple args, nb::dict kwargs, nb::tuple prefix) -> nb::object {

@@ -13,6 +13,7 @@ struct Binding {
   nb::object defaults;  // tuple beside `names`; `missing` where there is none
   nb::object missing;
   nb::object given;    // the function's __defaults__ when this was read
+  nb::object code;     // and its code, or None
   nb::object cells;    // tuple of closure cells, or empty
   nb::object globals;  // dict, or None
   nb::object global_names;
@@ -37,6 +38,9 @@ struct Roots {
 // Arguments that come before the caller's (`prefix`: self of a bound method, a partial's) and the caller's own, as
 // roots. False when the function would raise TypeError for these arguments: the caller then lets it.
 bool bind(PyObject* prefix, const Binding& b, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Roots& out);
+
+// Has the function the code and the defaults that it had? Those of keyword-only arguments change in a dict.
+bool was_read_from(const Binding& b, PyObject* function);
 
 // Gives the assigned names what a call has put into their cells, where that is something else than they held.
 void give_back(const Binding& b, const Roots& roots);

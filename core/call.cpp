@@ -242,10 +242,9 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   raise_python();
 }
 
-void rebind_replaced_defaults(CallerObject* self) {
+void rebind_changed_function(CallerObject* self) {
   if (!PyFunction_Check(self->function)) return;
-  PyObject* now = PyFunction_GET_DEFAULTS(self->function);
-  if ((now ? now : Py_None) != nb::inst_ptr<Binding>(self->binding)->given.ptr())
+  if (!was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function))
     Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
 }
 
@@ -284,7 +283,7 @@ Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, co
 
 PyObject* call_once(CallerObject* self, const std::shared_ptr<const SettingsNow>& now, PyObject* const* args,
                     Py_ssize_t nargs, PyObject* kwnames) {
-  rebind_replaced_defaults(self);
+  rebind_changed_function(self);
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
   const Binding& binding = *nb::inst_ptr<Binding>(kept.get());

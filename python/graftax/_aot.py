@@ -164,7 +164,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         Raises the function's own TypeError where it does not take them.
         """
         binding = plan.signature.binding if plan else self._binding
-        if self._function.__defaults__ is not binding.given:
+        if not binding.was_read_from(self._function):
             if plan:
                 places = plan.signature.origins
                 hidden, assigned = plan.signature.hidden, plan.signature.assigned

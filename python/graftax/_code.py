@@ -345,10 +345,16 @@ def _is_sentinel(value: Any) -> bool:
 def has_state(function: types.FunctionType) -> bool:
     """Does a function hold what can change by itself, or change its variables of an enclosing call?"""
     contents = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return not all(map(is_constant, [*contents, *defaults])) or bool(
-        contents and not names_of(function.__code__).assigned.isdisjoint(function.__code__.co_freevars)
+    return (
+        has_defaults(function)
+        or not all(map(is_constant, contents))
+        or bool(contents and not names_of(function.__code__).assigned.isdisjoint(function.__code__.co_freevars))
     )
+
+
+def has_defaults(function: types.FunctionType) -> bool:
+    """Has it defaults that can change by themselves?"""
+    return not all(map(is_constant, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())))
 
 
 def is_empty(cell: types.CellType) -> bool:

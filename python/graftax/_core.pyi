@@ -679,7 +679,7 @@ def use_shown(type: type[Any]) -> None:
 class Binding:
     """How the arguments of a signature become roots."""
 
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...], origins: tuple[tuple[Any, str | None, bool], ...] = ()) -> None: ...
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], missing: object, given: object, positional: int, positional_only: int, var_positional: bool, var_keyword: bool, cells: tuple[Any, ...], globals: dict[str, Any] | None, global_names: tuple[str, ...], origins: tuple[tuple[Any, str | None, bool], ...] = (), code: types.CodeType | None = None) -> None: ...
 
     @property
     def generation(self) -> int:
@@ -688,9 +688,10 @@ class Binding:
     @generation.setter
     def generation(self, arg: int, /) -> None: ...
 
-    @property
-    def given(self) -> tuple[Any, ...] | None:
-        """The function's __defaults__ when this was read."""
+    def was_read_from(self, function: Any, /) -> bool:
+        """
+        Has the function the code and the defaults that it had when this was read?
+        """
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
         """

@@ -114,10 +114,12 @@ class Jitted(Stageable[P, R]):
         return signature
 
     def _rebind(self) -> None:
-        """Reads the function's signature anew: its `__defaults__` were replaced, or there are more roots."""
+        """Reads the function's signature anew: its code or defaults were replaced, or there are more roots."""
         if self._is_bound and self._method_of._options is self._options:
             self._method_of._rebind()  # the next access binds what stands on the class
         plan, plain = self._plan, self._function
+        if plan.signature.code is not plain.__code__:
+            self._table.replace_code()
         signature = self._signature(plain, plan.signature.skip, self._options, self._table)
         self._plan = Plan(plan.name, plan.definition, signature, self._options, plan.on_trace)
         self._configure(plain, self._prefix, self._table, signature.binding)
@@ -267,7 +269,7 @@ class Jitted(Stageable[P, R]):
         grown = reads.see_receivers(self._function)  # before its own code is noted, which would make them roots
         reads.has(recording.functions)
         code = self._function.__code__
-        self._note_own_code()
+        reads.note_itself(self._function)
         grown |= reads.refresh() | reads.see_named(recording.named)
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
@@ -372,13 +374,6 @@ class Jitted(Stageable[P, R]):
             How many programs there are; 0, with a warning that says why, where the file does not fit here.
         """
         return _ship.load(self, path, progress)
-
-    def _note_own_code(self) -> None:
-        """Notes what the function itself names."""
-        reads, function = self._table.reads, self._function
-        if reads is not None and function.__code__ not in reads.known:
-            reads.known.add(function.__code__)
-            reads.add(function.__code__, function.__globals__, function, False)
 
     def unfreeze(self) -> None:
         """Lets it compile again."""

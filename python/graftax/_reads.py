@@ -26,6 +26,7 @@ from ._code import (
     can_be_equal,
     cells_of,
     content,
+    has_defaults,
     has_state,
     in_class,
     is_constant,
@@ -42,6 +43,7 @@ from ._compat import current_trace
 from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
+from ._now import Now
 from ._origin import Origin
 from ._stood_in import NewReads, StoodIn
 
@@ -65,17 +67,6 @@ def _alone(method: Callable[Concatenate[ReadSet, P], R]) -> Callable[Concatenate
 def _stays(scope: dict[str, Any]) -> bool:
     """Is this the dict of a module? Another one goes with its functions."""
     return "__name__" in scope
-
-
-class _Now(threading.local):
-    """The trace that runs in this thread: others may trace the same function at once."""
-
-    def __init__(self) -> None:
-        self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt
-        self.before: dict[tuple[int, str | None], tuple[Origin, Any]] = {}  # what it may set, and held before
-        self.noted: tuple[int, int, int] = (0, 0, 0)
-        self.trace: Any = None  # that of JAX
-        self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
 
 
 class ReadSet:
@@ -102,11 +93,13 @@ class ReadSet:
         self._receivers: set[str] = set()  # those of `hidden` of which methods are given to callbacks
         self._receiving: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # the code that gives them
         self._scope: dict[str, Any] | None = None  # that of the function itself
+        self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
+        self._own_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # those that it had
         self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
         self._shared: set[str] = set()  # those of them that other code reads in a trace
         self._was_refused = False
         self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
-        self._now = _Now()
+        self._now = Now()
         self._rooted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code that reads a root by its name
         self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
         self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
@@ -143,6 +136,8 @@ class ReadSet:
             return NewReads()
         if code in self.known:
             return False
+        if code in self._own_codes and function is self._itself():
+            return self._meet_itself(code, scope, function)
         with self._lock:
             return self._meet(present, code, scope, function, first)
 
@@ -172,6 +167,30 @@ class ReadSet:
         if self._is_jitted_inside(code, function, present) or self._size != before:
             return NewReads()
         return False if each else None
+
+    @_alone
+    def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
+        """The traced function begins. A call by its own code takes the defaults that it has, which are roots then."""
+        if not self._now.runs:
+            self._now.runs = True
+            return False
+        before = self._size
+        self.add(code, scope, function)
+        self.known.add(code)
+        return NewReads() if self._size != before else False
+
+    @_alone
+    def note_itself(self, function: types.FunctionType) -> None:
+        """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
+        code = function.__code__
+        if code in self.known or code in self._own_codes:
+            return
+        if has_defaults(function):
+            self._itself = weakref.ref(function)
+            self._own_codes.add(code)
+        else:
+            self.known.add(code)
+        self.add(code, function.__globals__, function, False)
 
     def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
         """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
@@ -341,7 +360,7 @@ class ReadSet:
     def begin(self, shown: set[tuple[int, str | None]]) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
         now = self._now
-        now.shown, now.before, now.trace, now.noted = shown, {}, current_trace(), (0, 0, 0)
+        now.shown, now.before, now.trace, now.noted, now.runs = shown, {}, current_trace(), (0, 0, 0), False
         self._note_before(shown)
 
     def _note_before(self, shown: set[tuple[int, str | None]]) -> None:
@@ -566,31 +585,6 @@ class ReadSet:
             return False
         self._reads = None
         return True
-
-
-class OfSymbols(ReadSet):
-    """That of a function by value, whose closure and globals are as in JAX: only what code asks of numbers counts."""
-
-    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
-        if not is_never_asked(code.co_filename):
-            users, names, cells = is_users_code(code, scope), names_of(code), cells_of(function)
-            self.builtins.note(code, scope, cells, names, users)
-            self.builtins.of_ids.clear()
-            self.builtins.of_vars.clear()
-            if users:
-                self.impure.note(code, scope, cells, names)
-
-    def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
-        return False
-
-    def see_receivers(self, function: types.FunctionType) -> bool:
-        return False
-
-    def hide_inner(self, code: types.CodeType) -> bool:
-        return False
-
-    def _add_class(self, cls: type) -> None:
-        """It counts as it is."""
 
 
 def _is_bound_by(value: Any) -> bool:

@@ -144,6 +144,7 @@ class Signature:
             globals=function.__globals__ if loaded else None,
             global_names=loaded,
             origins=tuple(origins),
+            code=code,
         )
         return Signature(
             names,
@@ -298,7 +299,9 @@ class Signature:
         if self.cells or scope is not own_scope:
             rebuilt = dict(zip(self.cells, cells, strict=True))
             closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-            twin = with_parts(function, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
+            # Where its own code calls it, it is a root: its defaults are the rebuilt ones.
+            base = next((copy for held, copy in views.functions if held is function), function)
+            twin = with_parts(base, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
             views.functions.append((function, twin))
             function = twin
 

@@ -16,12 +16,14 @@ from ._impure import Overheard
 from ._numbers import Numbers, SymbolicNumbers
 from ._options import Options
 from ._origin import Origin
-from ._reads import OfSymbols, ReadSet
+from ._reads import ReadSet
+from ._reads_of_symbols import OfSymbols
 from ._ship import digest
 
 SOMETHING_GONE = "an object that it counted by identity is gone"
 NO_ROOM = "more structures came than cache_size={size} keeps"
 TOO_MANY_VARIANTS = "too many programs of one structure"
+OTHER_CODE = "the function was given other code"
 MORE_IS_READ = "its code was seen to read more than was known"
 
 _MOST_VARIANTS = 64  # of one structure: bindings that changed in between, sets of another order
@@ -136,11 +138,16 @@ class FunctionTable(_core.Table):
             self.history.dropped(entry, why)
             self._forget(entry)
 
-    def clear_entries(self) -> None:
-        self.history.all_dropped(MORE_IS_READ)
+    def clear_entries(self, why: str = MORE_IS_READ) -> None:
+        self.history.all_dropped(why)
         self.unbound = []
         self.entries.clear()
         self._forget_all()
+
+    def replace_code(self) -> None:
+        """The function has other code: no entry is one of it."""
+        self.generation += 1
+        self.clear_entries(OTHER_CODE)
 
     def clear(self) -> None:
         self.clear_entries()

@@ -159,7 +159,7 @@ def _load_all(programs: list[Program], tell: Tell) -> None:
 def _restored(caller: Any, data: dict[str, Any]) -> str | None:
     """What of the code's reads is not as it was; where nothing is, they are the function's own from here on."""
     table = caller._table
-    caller._note_own_code()
+    table.reads.note_itself(caller._function)
     why = restore(data, table.reads)
     if why is None:
         table.shipped_for = table.reads.reads()
