@@ -148,17 +148,17 @@ nb::list leaf_places(const Program& p) {
 nb::list leaf_names(const Program& p, const nb::tuple& root_names) {
   if (root_names.size() < p.roots) throw nb::value_error("each root has a name");
   nb::list out;
-  std::vector<std::string> texts;  // of the place that is visited, and of those above it
+  std::string text;          // of the place that is visited
+  std::vector<size_t> ends;  // how much of it is the text of each place above, and of this one
   walk(p, [&](uint32_t root, uint32_t pc, std::vector<Step>& steps) {
     const Instr& n = p.code[pc];
     if (n.op != Op::node && (n.op != Op::leaf || n.flags & ALIAS)) return;
-    texts.resize(steps.size() + 1);
-    if (steps.empty()) texts[0] = utf8(root_names[root].ptr());
-    else texts.back() = texts[steps.size() - 1] + step_text(steps.back(), SIZE_MAX);
-    if (n.op == Op::leaf) {
-      const std::string& text = texts.back();
+    ends.resize(steps.size());
+    text.resize(ends.empty() ? 0 : ends.back());
+    text += steps.empty() ? utf8(root_names[root].ptr()) : step_text(steps.back(), SIZE_MAX);
+    ends.push_back(text.size());
+    if (n.op == Op::leaf)
       out.append(nb::steal(check(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())))));
-    }
   });
   return out;
 }
