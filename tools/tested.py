@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import tomllib
 from collections import Counter
@@ -14,6 +15,7 @@ RECORDS = ROOT / "build" / "records"
 COVERAGE = ROOT / "build" / "coverage"
 EQUAL = ROOT / "tools" / "equal_mutants.toml"
 PAGE = ROOT / "docs" / "internals" / "tested.md"
+TITLE = "\n## Coverage\n"
 HEAD = """# What was tested
 
 This page is written by `make tested`, from what the long runs left in the folder of records. A command that has no row
@@ -61,18 +63,18 @@ chance. Those that change nothing are not among them: they are below, each with 
 
 
 def coverage() -> str:
-    """What `make coverage` left."""
+    """What `make coverage` left; where it has not run here, what the page says already."""
     core, python = COVERAGE / "core.json", COVERAGE / "python.json"
     if not core.exists() or not python.exists():
-        return ""
+        _, title, table = PAGE.read_text(encoding="utf-8").partition(TITLE)
+        return title + table
     found = json.loads(core.read_text(encoding="utf-8"))
     total = json.loads(python.read_text(encoding="utf-8"))["totals"]
-    out = f"""
-## Coverage
-
-What `make coverage` reaches. Of Python {total["covered_lines"] / total["num_statements"]:.1%} of the lines. Of the
-core {found["line_percent"]}% of the lines and {found["branch_percent"]}% of the branches (those that only an exception
-takes are not counted).
+    day = datetime.date.fromtimestamp(core.stat().st_mtime)
+    out = f"""{TITLE}
+What `make coverage` reached on {day}. Of Python {total["covered_lines"] / total["num_statements"]:.1%} of the
+lines. Of the core {found["line_percent"]}% of the lines and {found["branch_percent"]}% of the branches (those
+that only an exception takes are not counted).
 
 | file | lines | branches |
 |---|---|---|
