@@ -200,12 +200,12 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
     if (is_right(hold)) return hold;
     if (i > 0) continue;
     missed = walk.missed;
-    if (missed != 0 && !table.hinted(missed)) tried = unhinted;
-    for (int hops = 0; hops < max_hinted; ++hops) {
-      Owned hinted = table.hinted(missed);
-      if (!hinted) break;
+    Owned hinted = table.hinted(missed);
+    if (missed != 0 && !hinted) tried = unhinted;
+    for (int hops = 0; hinted && hops < max_hinted; ++hops) {
       if (is_right(hinted)) return hinted;
       missed = walk.missed == 0 ? 0 : missed * 31 + walk.missed;
+      hinted = table.hinted(missed);
     }
   }
   walk.opened = nullptr;
