@@ -55,6 +55,12 @@ PROGRAMS = {
         lambda m: setattr(m.box, "n", 10),
         ("box.n", "box.x"),
     ),
+    "a default that could not change before": Program(
+        "def f(x, n=2, acc=None):\n    if acc is not None: acc[0] += 1\n    return x if n == 0 else f(x, n - 1) + n\n"
+        "plain = f",
+        other_defaults(3, [4]),
+        NAMED,
+    ),
     "one that is given on": Program(
         "def f(x, n=2, acc=[0]):\n    acc[0] += 1\n"
         "    return x if n == 0 else f(x, n - 1, [acc[0]]) + acc[0]\nplain = f",

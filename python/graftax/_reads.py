@@ -182,12 +182,13 @@ class ReadSet:
     @_alone
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
-        code = function.__code__
-        if code in self.known or code in self._own_codes:
+        code, changes = function.__code__, has_defaults(function)
+        if code in self._own_codes or (code in self.known and not changes):
             return
-        if has_defaults(function):
+        if changes:  # as they were made, or since they were replaced
             self._itself = weakref.ref(function)
             self._own_codes.add(code)
+            self.known.discard(code)
         else:
             self.known.add(code)
         self.add(code, function.__globals__, function, False)
