@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in each of several processes: `python hosts.py NUMBER COUNT PORT`. Prints what each scenario gives."""
+"""What runs in each of several processes: `python hosts.py NUMBER COUNT PORT [SCENARIO..]`. Prints what each gives."""
 
 from __future__ import annotations
 
@@ -226,16 +226,25 @@ def check_hosts_of_others(hosts: Hosts) -> Any:
 
 
 @scenario
-def check_hosts_of_parts_that_two_hold(hosts: Hosts) -> Any:
-    if hosts.count < 4:
-        return "with four"
-    mesh = jax.make_mesh((2, hosts.count // 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
-    placed = NamedSharding(mesh, P("a"))
-    mine = hosts.number == 3
-    good = jax.make_array_from_callback((8,), placed, lambda part: np.arange(8.0)[part])
-    bad = jax.make_array_from_callback((8,), placed, lambda part: np.arange(8.0)[part] + mine)
-    graftax.check_hosts({"w": good})
-    return refused(lambda: graftax.check_hosts({"w": bad}))
+def check_hosts_of_parts_that_all_hold(hosts: Hosts) -> Any:
+    here = jax.local_device_count()
+    if here < 2:
+        return "with two devices on each"
+    mesh = jax.make_mesh((hosts.count, here), ("hosts", "here"), axis_types=(AxisType.Auto,) * 2)
+    placed = NamedSharding(mesh, P("here"))
+
+    def array(more: int) -> Any:
+        numbers = np.arange(8, dtype=np.uint32).reshape(4, 2)
+        numbers[3] += more
+        return jax.make_array_from_callback((4, 2), placed, lambda part: numbers[part])
+
+    last = hosts.number == hosts.count - 1
+    graftax.check_hosts({"w": array(0), "keys": jax.random.wrap_key_data(array(0))})
+    return [
+        refused(lambda: graftax.check_hosts({"w": array(last)})),
+        refused(lambda: graftax.check_hosts({"keys": jax.random.wrap_key_data(array(last))})),
+        refused(lambda: graftax.check_hosts({"w": array(last)}, values=False)),
+    ]
 
 
 @scenario
@@ -281,11 +290,13 @@ def nothing_is_lowered_or_traced_twice(hosts: Hosts) -> Any:
     return [sum(word in text for text in own) for word in ("MLIR module conversion", "XLA compilation")]
 
 
-def main(number: int, count: int, port: str) -> None:
+def main(number: int, count: int, port: str, *chosen: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
     hosts = Hosts(number, count)
     for name, run in SCENARIOS.items():
+        if chosen and name not in chosen:
+            continue
         try:
             out = run(hosts)
         except Exception as error:
@@ -295,4 +306,4 @@ def main(number: int, count: int, port: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -127,6 +127,7 @@ EQUAL: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize(("one", "other"), [pair[1:] for pair in UNEQUAL], ids=[pair[0] for pair in UNEQUAL])
 def test_what_differs(one: Any, other: Any):
     for a, b in ((one, other), (other, one)):
@@ -137,6 +138,7 @@ def test_what_differs(one: Any, other: Any):
         assert graftax.equal([a], [a])
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize(("one", "other"), [pair[1:] for pair in EQUAL], ids=[pair[0] for pair in EQUAL])
 def test_what_does_not_differ(one: Any, other: Any):
     assert graftax.diff(one, other) == graftax.diff(other, one) == []

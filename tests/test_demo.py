@@ -1,20 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job: three kinds of models learn to read digits through `graftax.jit`, in place or returned."""
 
+import io
 import math
+import re
+import sys
 
 import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
 from graftax.__main__ import main
-from graftax._demo import compare, digits, equinox_model, experiment, nnx_model, plain_model, training
+from graftax._demo import compare, digits, equinox_model, experiment, nnx_model, plain_model, report, training
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)  # for one epoch: below
 @pytest.mark.parametrize("model", [equinox_model, nnx_model, plain_model], ids=lambda m: m.__name__.rpartition(".")[2])
 def test_a_model_learns_to_read_digits(model):
     assert training.train(model.Trainer(), epochs=3) > 0.85
+
+
+# Who fails, and the first words of why.
+FAILS = {
+    "equinox": {"jax.jit": "TypeError", "nnx.jit": "TypeError", "flarejax.filter_jit": "ValueError"},
+    "nnx": {"flarejax.filter_jit": "ValueError"},
+    "plain": {"jax.jit": "TypeError", "equinox.filter_jit": "wrong", "nnx.jit": "TypeError", "wrapper": "wrong"},
+}
+
+
+@pytest.mark.quick(3)  # the demo itself: no part of it has a test of its own
+@pytest.mark.parametrize("model", sorted(FAILS))
+def test_the_demo_trains_a_model_and_compares_every_way_to_compile_its_step(model, monkeypatch):
+    data = digits.load()
+    few = digits.Digits(data.train_x[:320], data.train_y[:320], data.test_x[:8], data.test_y[:8])
+    monkeypatch.setattr(digits, "load", lambda: few)
+    monkeypatch.setattr(report, "QUICK_EPOCHS", 1)
+    console = Console(record=True, file=io.StringIO(), width=120)
+    assert report.show_all(quick=True, models=[model], console=console) == 0
+    text = console.export_text()
+    assert "epoch  1   loss" in text and report.MODELS[model].TITLE in text
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+    found = {name: (flattens, loss) for name, _, _, flattens, loss in rows if name}
+    assert found.keys() >= {"graftax.jit", compare.BASELINE, *FAILS[model]}
+    failed = {name: re.match(r"\w+", loss)[0] for name, (_, loss) in found.items() if not loss[0].isdigit()}
+    assert failed == FAILS[model]
+    flattens, loss = found["graftax.jit"]
+    assert flattens == "0 + 0" and math.isclose(float(loss), float(found[compare.BASELINE][1]), rel_tol=1e-3)
+
+
+def test_a_library_that_the_demo_lacks_is_named(monkeypatch, capsys):
+    for name in ("report", "digits"):
+        monkeypatch.delitem(sys.modules, f"graftax._demo.{name}")
+        monkeypatch.delattr(f"graftax._demo.{name}")
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert main(["demo", "--quick"]) == 1
+    assert "needs sklearn" in capsys.readouterr().out and "graftax._demo.report" not in sys.modules
+    monkeypatch.setitem(sys.modules, "graftax._demo.report", None)  # no library
+    with pytest.raises(ModuleNotFoundError, match="report"):
+        main(["demo"])
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -222,6 +222,7 @@ def local_static():
     return hook
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize(
     ("f", "x", "place"),
     [

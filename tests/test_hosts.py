@@ -106,8 +106,15 @@ def test_check_hosts(hosts: Any):
     assert "obj['seed'] is int32[1] [0] on host 0, and int32[1] [1] on host 1." in small
     assert "obj['big'] is int32[100] with values" in large and shapes == "nothing raised"
     assert "obj is name builtins.list of 1 on host 0, and name builtins.list of 2 on host 1." in length
-    parts = on_all(hosts, "check_hosts_of_parts_that_two_hold")
-    assert parts == "with four" or "obj['w'][4:8] has other values on host 3 than on host 2." in parts
+
+
+def test_parts_of_an_array_that_several_hosts_hold_are_compared():
+    name = "check_hosts_of_parts_that_all_hold"
+    array, keys, types = on_all(run(PROGRAM, COUNT, name, devices=2), name)
+    last = COUNT - 1
+    assert f"obj['w'][2:4, :] has other values on host {last} than on host 0." in array
+    assert f"obj['keys'][2:4, :] has other values on host {last} than on host 0." in keys
+    assert types == "nothing raised"
 
 
 def test_with_one_process_there_is_nothing_to_compare():

@@ -86,6 +86,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.quick(30)  # a case takes milliseconds
 @pytest.mark.parametrize(("f", "call", "way"), KINDS, ids=[call.split()[1] for _, call, _ in KINDS])
 def test_each_kind_is_named_with_its_place_and_a_way_out(f, call, way, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("yes\n"))

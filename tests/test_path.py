@@ -200,6 +200,7 @@ def test_set_keeps_what_unusual_setters_would_do():
     assert x.w == 2
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize(
     ("path", "pattern", "fits"),
     [

@@ -126,6 +126,7 @@ def test_empty_slots_and_attributes_beside_the_fields():
     assert len(jax.tree.leaves(data)) == 2 and jax.tree.map(lambda x: x, data).later == 2
 
 
+@pytest.mark.quick(20)  # a case takes milliseconds
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -85,6 +85,7 @@ def test_loading_tells_how_far_it_is(tmp_path, monkeypatch):
     assert "1/2 programs" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith(" s\n")
 
 
+@pytest.mark.quick(6)  # an interpreter each; nothing else shows what code of another process reads
 @pytest.mark.parametrize("saved", FUNCTIONS, indirect=True)
 def test_a_fresh_process_traces_and_compiles_nothing(saved):
     name, path, expected = saved

@@ -214,47 +214,6 @@ def _asks_a_logger(names: Names) -> bool:
     return not names.attributes.difference(*(chain[1:] for chain in names.chains)).isdisjoint(_LOGS[:6])
 
 
-def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
-    """Where this code can call such a function, as far as that is known before: at an offset, or at `_ANYWHERE`."""
-    if _HAS_MONITORING:
-        return {_ANYWHERE: None}
-    found: dict[int, Call | None] = dict(_offsets(where))
-    if _asks_a_logger(names) or any(_tells_itself(where.value(chain)) for chain in names.chains):
-        found[_ANYWHERE] = None
-    return found
-
-
-def _offsets(where: _Scope) -> dict[int, Call]:
-    """Where, in code of Python 3.11, a call of such a function begins: its name is loaded in order to be called."""
-    found: dict[int, Call] = {}
-    chain: tuple[str, ...] = ()
-    called = pushed = False
-    module, imported = "", ()
-    variables: dict[str, tuple[str, ...]] = {}
-    all_of_it = [at for at in dis.get_instructions(where.code) if at.opname != "CACHE"]
-    for at, following in itertools.pairwise(all_of_it):
-        op = at.opname
-        if op in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain = (*chain, at.argval) if chain else ()
-        elif op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLASSDEREF"):
-            called = pushed or (op == "LOAD_GLOBAL" and bool((at.arg or 0) & 1))
-            local = (at.argval,) if at.argval in where.imports else ()
-            chain = variables.get(at.argval, local) if op == "LOAD_FAST" else (at.argval,)
-        else:
-            if op == "IMPORT_NAME":
-                module = at.argval
-            elif op == "IMPORT_FROM":
-                imported = (f"from {module}", at.argval)
-            elif op == "STORE_FAST" and imported:
-                variables[at.argval], imported = imported, ()
-            chain = ()
-        pushed = op == "PUSH_NULL"
-        call = _call_of(where.value(chain)) if chain and (called or op == "LOAD_METHOD") else None
-        if call is not None and (not call.unseeded or (following.opname == "PRECALL" and not following.arg)):
-            found[at.offset] = call
-    return found
-
-
 # ---- what a trace tells
 
 _TOLD: dict[Any, Any] = {}  # the registry of Python's own filters: "once at a place" is once in the process
@@ -330,7 +289,7 @@ class _Watch:
         if self._looks:
             _end()
 
-    def tell(self, call: Call, frame: types.FrameType) -> None:
+    def tell(self, call: Call, frame: types.FrameType) -> None:  # unmeasured: in an event
         filename, line = frame.f_code.co_filename, frame.f_lineno
         key = (filename, line, call.name)
         if key in self.calls.told:
@@ -344,7 +303,7 @@ class _Watch:
         warnings.warn_explicit(message, ImpureCallWarning, filename, line, module, _TOLD)
         self.calls.told.add(key)
 
-    def tell_of_environ(self, frame: types.FrameType | None) -> None:
+    def tell_of_environ(self, frame: types.FrameType | None) -> None:  # unmeasured: in an event
         """`frame` is of the environment itself."""
         while frame is not None and frame.f_code.co_filename in _ENVIRON_FILES:
             frame = frame.f_back
@@ -358,6 +317,10 @@ if sys.version_info >= (3, 12):
     _tool: int | None = None
     _users = 0  # traces, of all threads
     _reported: dict[int, types.CodeType] = {}
+
+    def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
+        """Where this code can call such a function, as far as that is known before: at an offset, or at `_ANYWHERE`."""
+        return {_ANYWHERE: None}
 
     def _begin() -> bool:
         global _tool, _users
@@ -394,19 +357,55 @@ if sys.version_info >= (3, 12):
             _monitoring.free_tool_id(_tool)
             _tool = None
 
-    def _on_call(code: types.CodeType, offset: int, function: Any, first: Any) -> None:
+    def _on_call(code: types.CodeType, offset: int, function: Any, first: Any) -> None:  # unmeasured: in an event
         watch = _watch()
         call = _call_of(function, first) if watch is not None else None
         if watch is None or call is None or (call.unseeded and first is not _monitoring.MISSING and first is not None):
             return
         watch.tell(call, sys._getframe(1))
 
-    def _on_start(code: types.CodeType, offset: int) -> None:
+    def _on_start(code: types.CodeType, offset: int) -> None:  # unmeasured: in an event
         watch = _watch()
         if watch is not None:
             watch.tell_of_environ(sys._getframe(1))
 
-else:
+else:  # unmeasured: on Python 3.11 what measures is the trace function, and graftax puts none beside it
+
+    def _looked_at(where: _Scope, names: Names) -> dict[int, Call | None]:
+        found: dict[int, Call | None] = dict(_offsets(where))
+        if _asks_a_logger(names) or any(_tells_itself(where.value(chain)) for chain in names.chains):
+            found[_ANYWHERE] = None
+        return found
+
+    def _offsets(where: _Scope) -> dict[int, Call]:
+        """Where, in code of Python 3.11, a call of such a function begins: its name is loaded in order to be called."""
+        found: dict[int, Call] = {}
+        chain: tuple[str, ...] = ()
+        called = pushed = False
+        module, imported = "", ()
+        variables: dict[str, tuple[str, ...]] = {}
+        all_of_it = [at for at in dis.get_instructions(where.code) if at.opname != "CACHE"]
+        for at, following in itertools.pairwise(all_of_it):
+            op = at.opname
+            if op in ("LOAD_ATTR", "LOAD_METHOD"):
+                chain = (*chain, at.argval) if chain else ()
+            elif op in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST", "LOAD_CLASSDEREF"):
+                called = pushed or (op == "LOAD_GLOBAL" and bool((at.arg or 0) & 1))
+                local = (at.argval,) if at.argval in where.imports else ()
+                chain = variables.get(at.argval, local) if op == "LOAD_FAST" else (at.argval,)
+            else:
+                if op == "IMPORT_NAME":
+                    module = at.argval
+                elif op == "IMPORT_FROM":
+                    imported = (f"from {module}", at.argval)
+                elif op == "STORE_FAST" and imported:
+                    variables[at.argval], imported = imported, ()
+                chain = ()
+            pushed = op == "PUSH_NULL"
+            call = _call_of(where.value(chain)) if chain and (called or op == "LOAD_METHOD") else None
+            if call is not None and (not call.unseeded or (following.opname == "PRECALL" and not following.arg)):
+                found[at.offset] = call
+        return found
 
     def _begin() -> bool:
         if sys.gettrace() is None:

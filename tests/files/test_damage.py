@@ -168,7 +168,7 @@ def test_a_good_file_is_loaded(tmp_path, good):
 EMPTY = {"__metadata__": {}}
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(60)
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [

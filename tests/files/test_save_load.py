@@ -211,7 +211,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
-@pytest.mark.quick(60)
+@pytest.mark.quick(200)  # a case takes milliseconds
 def test_a_value_comes_back(path, value):
     new = round_trip(path, {"v": value, "w": jnp.ones(1)}, classes=KNOWN)["v"]
     assert type(new) is type(value)
