@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan tsan debug fuzz soak threads sessions scale mutants names matrix tested bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan tsan debug fuzz soak threads sessions scale mutants names matrix tested ecosystem suites bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -91,8 +91,10 @@ debug: $(VENV)/.test ## the core's tests with all assertions of the standard lib
 # FUZZ= is seconds for each reader, SOAK= the number of calls.
 FUZZ ?= 60
 SOAK ?= 1000000
-fuzz: $(VENV)/.test ## damaged input for all that reads: a minute for each reader
-	$(BIN)/python tests/fuzz.py $(FUZZ) $(ARGS)
+fuzz: $(VENV)/.test $(VENV)/.fuzz ## damaged input for all that reads: a minute for each reader
+	$(PIP) --no-deps --no-build-isolation --upgrade --target build/fuzz/site -C build-dir=build/fuzz/core \
+	  -C cmake.define.GRAFTAX_FUZZ=ON .
+	PYTHONPATH=build/fuzz/site $(BIN)/python tests/fuzz.py $(FUZZ) $(ARGS)
 
 soak: $(VENV)/.test ## a million calls in one process: memory has to stay as it was
 	$(BIN)/python tests/soak.py $(SOAK)
@@ -182,6 +184,11 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml
 
 $(VENV)/.ecosystem: $(VENV)/.test
 	$(PIP) --group ecosystem
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.python pyproject.toml
+	@$(PIP) --only-binary atheris --group fuzz || \
+	  { echo "atheris has no wheel for this Python or system: name a Python that it has one for, PYTHON= and VENV="; exit 1; }
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.python pyproject.toml

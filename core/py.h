@@ -228,12 +228,13 @@ inline Owned weak_target(PyObject* ref) {
 
 inline std::string utf8(PyObject* str) {
   Py_ssize_t n = 0;
-  const char* s = PyUnicode_AsUTF8AndSize(str, &n);
-  if (!s) {
-    PyErr_Clear();
-    return "<unprintable>";
-  }
-  return std::string(s, static_cast<size_t>(n));
+  if (const char* s = PyUnicode_AsUTF8AndSize(str, &n)) return std::string(s, static_cast<size_t>(n));
+  PyErr_Clear();  // half of a surrogate pair, as os.fsdecode makes: shown as repr shows it
+  Owned bytes =
+      Owned::steal(PyUnicode_Check(str) ? PyUnicode_AsEncodedString(str, "utf-8", "backslashreplace") : nullptr);
+  if (bytes) return std::string(PyBytes_AS_STRING(bytes.get()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.get())));
+  PyErr_Clear();
+  return "<unprintable>";
 }
 
 // repr() for a message: never raises, never long.

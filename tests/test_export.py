@@ -240,7 +240,7 @@ def test_what_cannot_be_saved_is_named_with_its_path(f, x, place):
         exported.serialize()
 
 
-@pytest.mark.parametrize("blob", [b"", b"x" * 100, b"graftax.Exported 1\n", b"graftax.Exported 1\n" + b"\x80\x04N."])
+@pytest.mark.parametrize("blob", [b"", b"x" * 100, b"graftax.Exported 2\n", b"graftax.Exported 2\n" + b"\x80\x04N."])
 def test_other_bytes_are_refused(blob):
     with pytest.raises(graftax.StructureError, match="not the bytes of an exported function"):
         graftax.Exported.deserialize(blob)
@@ -253,6 +253,17 @@ def test_cut_bytes_are_refused():
             graftax.Exported.deserialize(blob[:end])
     for kind in (bytes, memoryview, bytearray):
         assert graftax.Exported.deserialize(kind(blob))(f32(-1)).tolist() == [0.0]
+
+
+def test_a_changed_bit_is_refused_anywhere():
+    weights = np.arange(8, dtype=np.float32)
+    blob = graftax.export(lambda x: x * weights)(f32([1] * 8)).serialize()
+    assert weights.tobytes() in blob  # which JAX's own bytes have no digest of
+    for at in range(0, len(blob), 7):
+        damaged = bytearray(blob)
+        damaged[at] ^= 1
+        with pytest.raises(graftax.StructureError, match="damaged"):
+            graftax.Exported.deserialize(damaged)
 
 
 def test_numpy_arguments_stay_the_callers():

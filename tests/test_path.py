@@ -254,3 +254,24 @@ def test_what_is_no_pattern(pattern: str):
 def test_a_pattern_of_many_stars_takes_no_more_than_its_length():
     path = Path([GetAttrKey("a")] * 400)
     assert not path.matches("**" + ".a.**" * 60 + ".b") and path.matches("**" + ".a.**" * 60)
+
+
+def test_half_of_a_surrogate_pair_is_a_name_as_any_other():
+    name = "\udcff"  # as os.fsdecode makes of bytes that are no UTF-8
+    box = Box(**{name: f32(1)})
+    path = Path.parse(name)
+    assert path == Path([GetAttrKey(name)]) and str(path) == f".{name}" and repr(path)
+    assert list(graftax.to_dict(box))[-1] == path and graftax.at(box)[name].get() is getattr(box, name)
+    structure = graftax.flatten(box)[1]
+    assert structure.fingerprint() != graftax.flatten(Box(x=f32(1)))[1].fingerprint()
+    assert not graftax.equal(box, Box(x=f32(1))) and "\\udcff" in ascii(graftax.diff(box, Box(x=f32(1))))
+    with pytest.raises(ValueError, match=f"there is no .{name}"):
+        graftax.at(Box(x=f32(1)))[name].get()
+
+
+def test_half_of_a_surrogate_pair_is_shown_where_a_message_names_it():
+    def broken(box):
+        setattr(box, "\udcff", iter([]))
+
+    with pytest.raises(graftax.GraftaxError, match=r"\\udcff"):
+        graftax.jit(broken)(Box(x=f32(1)))

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from jax.tree_util import keystr
 
 from . import _core
 from ._compat import is_jaxpr
 from ._errors import GraftaxError
 from ._handles import HandleLayout
+from ._keypath import keystr
 from ._structure import Op, Row, Structure, place_name, plain_key
 
 A = TypeVar("A")

@@ -15,6 +15,7 @@ from jax import tree_util
 
 from . import _core
 from ._errors import UnpicklableError
+from ._keypath import entry_text, keystr
 from ._pickle import JITTED, OF_DEVICES, ByName, dumps, named
 from ._statics import PLAIN
 from ._structure import Structure
@@ -31,11 +32,11 @@ def fingerprint(graphdef: _core.GraphDef) -> str:
     """
     digest = hashlib.sha256()
     for row in graphdef.rows():
-        place = (row.root, row.parent, str(row.key_entry), row.target, row.leaf)
+        place = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf)
         try:
             value = _stable(row.value)
         except Exception as error:
-            path = tree_util.keystr(Structure(graphdef).place(row)[1]) or "the root"
+            path = keystr(Structure(graphdef).place(row)[1]) or "the root"
             raise UnpicklableError(NO_FINGERPRINT.format(value=row.value, path=path, error=error)) from error
         digest.update(repr((place, row.op.name, _stable(row.type), value)).encode())
     return digest.hexdigest()

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, cast, overload
 
+from jax.tree_util import GetAttrKey
+
 
 class KeyPath(Sequence[Any]):
     """Key entries in order, compared and hashed as a whole; one made from another keeps only what was added.
@@ -126,6 +128,16 @@ class KeyPath(Sequence[Any]):
 
 def _below(above: KeyPath, tail: tuple[Any, ...]) -> KeyPath:
     return above + tail
+
+
+def entry_text(entry: Any) -> str:
+    """What `str` says of a key entry. That of JAX fails for a name with half of a surrogate pair (`os.fsdecode`)."""
+    return f".{entry.name}" if type(entry) is GetAttrKey else str(entry)
+
+
+def keystr(path: Iterable[Any]) -> str:
+    """The text of key entries, as that of JAX's `keystr`."""
+    return "".join(map(entry_text, path))
 
 
 def is_entry(wanted: Any, entry: Any) -> bool:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax import tree_util
 
 from . import _core
 from ._errors import UnpicklableError
+from ._keypath import keystr
 from ._structure import Structure
 
 CLASS_GONE = "this {what} holds {value!r} at {path}, which cannot be pickled: {error}"
@@ -208,7 +208,7 @@ def picklable(program: _core.GraphDef | _core.Outcome, what: str) -> tuple[Any, 
                 try:
                     pickle.dumps(named(part))
                 except Exception as error:
-                    where = tree_util.keystr(structure.place(row)[1])
+                    where = keystr(structure.place(row)[1])
                     message = CLASS_GONE.format(what=what, value=part, path=where or "the root", error=error)
                     raise UnpicklableError(message) from error
         raise

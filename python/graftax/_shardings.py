@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import jax
 from jax.sharding import PartitionSpec, Sharding
-from jax.tree_util import DictKey, SequenceKey, keystr
+from jax.tree_util import DictKey, SequenceKey
 
 from . import interop
 from ._errors import some
 from ._filters import Filter, filter_of
+from ._keypath import keystr
 from ._options import Held
 from ._patterns import Pattern, Root, nearest, of_arguments, root_entries
 from ._prefix import ABSENT, part_of

@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr
 
 from . import _core, interop
 from ._compat import tree_functions
 from ._difference import differences_text
 from ._errors import StructureError
+from ._keypath import keystr
 from ._ties import note_made
 from .module import Module
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jax.tree_util import GetAttrKey
 
 from . import _core
+from ._keypath import keystr
 from .interop import UNSPOKEN
 
 Op = _core.Op
@@ -128,7 +129,7 @@ def place_name(place: Place, names: tuple[str, ...]) -> str:
 def path_text(path: Iterable[Any]) -> str:
     """The text of a key path, as messages print it: that of JAX's `keystr`, without what goes without saying."""
     spoken = [e for e in path if type(e) is not GetAttrKey or not (e == _CELL or is_unspoken(e))]
-    return "".join(map(str, spoken))
+    return keystr(spoken)
 
 
 def plain_key(entry: Any) -> Any:

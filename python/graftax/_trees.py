@@ -29,6 +29,7 @@ from ._describe import schemas
 from ._description import TreeDescription
 from ._difference import Difference, Way, lockstep, short_text, spelled
 from ._errors import some
+from ._keypath import keystr
 
 TREE_MISMATCH = "{name}: the trees do not have the same structure.\n{places}"
 
@@ -302,8 +303,8 @@ def _listed(keys: Any) -> str:
 
 def _path_text(path: tuple[Any, ...]) -> str:
     if len(path) > 40:
-        return f"{tree_util.keystr(path[:10])} ... {len(path) - 20} more ... {tree_util.keystr(path[-10:])}"
-    return tree_util.keystr(path) or "the root"
+        return f"{keystr(path[:10])} ... {len(path) - 20} more ... {keystr(path[-10:])}"
+    return keystr(path) or "the root"
 
 
 def mismatch_text(found: list[Difference[Way]], name: str) -> str:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import keystr
 
 from . import _core
 from ._errors import UntiedWarning
+from ._keypath import keystr
 from ._same_step import same_step
 from ._structure import Op, Place, Row, Structure, place_name
 from ._tracebacks import caller_level

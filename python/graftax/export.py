@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import io
 import pickle
@@ -14,7 +15,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import jax
 import jax.export
 import jax.numpy as jnp
-from jax.tree_util import keystr
 
 from . import _core
 from ._aot import matched, own_copies
@@ -30,6 +30,7 @@ from ._errors import (
 )
 from ._handles import HandleLayout
 from ._jitted import Jitted
+from ._keypath import keystr
 from ._leaf_names import leaf_names
 from ._options import Options, split_patterns
 from ._patterns import of_arguments
@@ -72,7 +73,7 @@ NOT_EXPORTED = "these are not the bytes of an exported function, or they were da
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MAGIC = b"graftax.Exported 1\n"
+_MAGIC = b"graftax.Exported 2\n"
 _MISSING, _RETURNED = -1, -2  # a captured leaf that nobody needs, and one that the program returns
 
 
@@ -166,7 +167,8 @@ class Exported(Generic[P, R]):
                 self._pickled(f"the default of {parameter.name}", parameter.default)
         data = self._pickled("what its arguments and its result are made of", self._parts)
         _check_identities(self.name, self._parts, pickle.loads(data))
-        return bytearray(_MAGIC + pickle.dumps((data, bytes(program))))
+        content = pickle.dumps((data, bytes(program)))
+        return bytearray(_MAGIC + hashlib.sha256(content).digest() + content)
 
     def _pickled(self, what: str, value: Any) -> bytes:
         try:
@@ -184,8 +186,11 @@ class Exported(Generic[P, R]):
         stream = io.BytesIO(blob)
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise StructureError(NOT_EXPORTED.format(error="they begin otherwise"))
+        digest, content = stream.read(hashlib.sha256().digest_size), stream.read()
+        if hashlib.sha256(content).digest() != digest:  # a changed bit of a constant would be read as another constant
+            raise StructureError(NOT_EXPORTED.format(error="their digest is another one"))
         try:
-            data, program = pickle.load(stream)
+            data, program = pickle.loads(content)
             parts = pickle.loads(data)
             return cls(parts, jax.export.deserialize(bytearray(program)))
         except Exception as error:

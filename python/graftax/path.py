@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from . import _core
 from ._compat import one_level_with_keys
 from ._describe import static_classes
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
-from ._keypath import KeyPath, is_entry
+from ._keypath import KeyPath, entry_text, is_entry, keystr
 from ._patterns import NAME, QUOTED, Entered, Pattern, Positions, unquoted
 from ._structure import Chain, is_unspoken, walk
 
@@ -123,7 +123,7 @@ _BARE = re.compile(r"(?!(?:None|True|False)$)[^\W\d][^\[\]'\"*\\\n]*")
 
 def _entry_text(entry: Any) -> str:
     if not isinstance(entry, DictKey):
-        return str(entry)
+        return entry_text(entry)
     bare = not isinstance(entry.key, str) or _BARE.fullmatch(entry.key)
     return f"[{entry.key if bare else repr(entry.key)}]"
 

@@ -18,6 +18,7 @@ from .. import _core
 from .._code import MISSING, is_users_scope
 from .._errors import GraftaxError
 from .._handles import HandleLayout
+from .._keypath import entry_text
 from .._pickle import ByName, named
 from .._structure import Structure, place_name
 
@@ -59,7 +60,7 @@ def digest(graphdef: _core.GraphDef, names: tuple[str, ...], name: str) -> str:
                 raise PackedError(PACKED.format(name=name, path=path)) from None
             path = place_name(structure.place(row), names)
             raise GraftaxError(NO_NAME.format(name=name, path=path, value=f"a {_type_name(row)}")) from None
-        place = (row.root, row.parent, str(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)
+        place = (row.root, row.parent, entry_text(row.key_entry), row.target, row.leaf, row.is_number, row.op.name)
         found.update(repr((place, parts, places.get(row.number))).encode())
     return found.hexdigest()
 

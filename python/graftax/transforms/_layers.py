@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 import jax.numpy as jnp
-from jax.tree_util import keystr
 
 from .. import _core, interop
 from .._compat import ref_types
 from .._difference import differences_text
 from .._errors import StructureError, type_name
+from .._keypath import entry_text, keystr
 from .._stacking import Each, Flat, is_layer, mismatch, stacked, stacked_flat
 from .._structure import Structure
 from .._tracers import read_in_trace
@@ -222,7 +222,7 @@ def _holders(graphdef: _core.GraphDef, roots: tuple[Any, ...]) -> Iterator[tuple
     for row in rows if walked else ():
         up, path = row, list[str]()
         while row.leaf >= 0 and up.parent >= 0 and (up is row or up.track < 0):
-            path.append(str(up.key_entry))
+            path.append(entry_text(up.key_entry))
             up = rows[up.parent]
         if row.leaf >= 0 and up.track >= 0 and walked is not None:
             yield row.leaf, (id(walked[1][up.track]), tuple(path))

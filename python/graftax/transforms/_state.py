@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import only_order
 from .._errors import StructureError
+from .._keypath import keystr
 from .._structure import Place, Structure, place_name
 from .._symbols import NUMBERS
 from .._ties import Source

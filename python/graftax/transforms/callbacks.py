@@ -12,12 +12,12 @@ import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr
 
 from .. import _core
 from .._difference import differences, differences_text
 from .._errors import MutationError, StructureError
 from .._hosts import copied
+from .._keypath import keystr
 from .._structure import Structure, place_name
 from .._tracebacks import boundary
 from ._lift import name_of
