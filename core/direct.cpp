@@ -284,8 +284,6 @@ void bind_direct(nb::module_& m) {
       [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
          nb::list required, nb::list at_first, nb::tuple trace_context, nb::tuple put, nb::object refused) {
         auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
-        if (array_getters.size() != 4 || key_attributes.size() != 2 || put.size() != 3)
-          raise_error(PyExc_ValueError, "expected 4 getters, 2 names, and 3 parts of put");
         jax.capture = keep(capture);
         jax.key = reinterpret_cast<PyTypeObject*>(keep(key));
         jax.aval = keep(array_getters[0]);

@@ -164,6 +164,7 @@ class Applied:
         return after == self.expected
 
 
+@pytest.mark.quick(200)  # a case takes milliseconds
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_written_is_what_the_function_did(name: str, how: str) -> None:
     applied = Applied([name])
@@ -319,6 +320,7 @@ OF_SUBCLASSES = {
 }
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("base", OF_SUBCLASSES, ids=lambda base: base.__name__)
 def test_no_method_of_a_subclass_is_called(base: type[Any], how: str) -> None:
     content, names = OF_SUBCLASSES[base]
@@ -354,6 +356,7 @@ def test_no_method_of_a_subclass_is_called(base: type[Any], how: str) -> None:
         assert [*base.__iter__(each)] == [*plain]
 
 
+@pytest.mark.quick(20)
 @pytest.mark.skipif(not hasattr(testcapi, "watch_dict"), reason="no watchers of dicts before Python 3.12")
 @pytest.mark.parametrize("name", [name for name in CHANGES if "dict" in name or "attributes" in name])
 def test_who_watches_a_dict_is_told(name: str) -> None:

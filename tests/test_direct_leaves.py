@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaves that look like those of a known executable, and are others."""
 
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.experimental.layout import Format, Layout
 
 import graftax
 from graftax import _direct
+from hazards.watchdog import python
 
 
 def test_keys_of_another_implementation_and_plain_arrays_are_other_leaves():
@@ -115,3 +118,19 @@ def test_an_executable_is_given_the_leaves_that_it_takes(capfd):
         assert {n: x.tolist() for n, x in f(t).items()} == {"a": [1] * 3, "b": [2] * 3, "c": [4] * 3, "d": [5] * 3}
     assert [entry.direct for entry in f._table.entries.values()] == [_direct.status() == "on"]
     assert "supplied" not in capfd.readouterr().err  # XLA's word for a call with another number of arguments
+
+
+def test_a_program_with_arguments_of_its_own_is_left_to_jax():
+    code = """
+        import jax.numpy as jnp, numpy as np, graftax
+        from graftax import _direct
+        _direct.start_from(1)
+        def step(t):
+            table = np.arange(300.0, dtype="float32")  # an argument, with this setting
+            return {name: jnp.cumsum(table * x)[-1] + x for name, x in t.items()}
+        f = graftax.jit(step)
+        for i in range(5):
+            assert f({name: jnp.full((), i) for name in "abc"}) == dict.fromkeys("abc", 44851 * i)
+        assert _direct.status() != "on" or [entry.direct for entry in f._table.entries.values()] == [None]
+        """
+    python(textwrap.dedent(code), JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1")

@@ -2,6 +2,7 @@
 """A GraphDef is data: immutable, exactly comparable, hashable, printable, picklable."""
 
 import array
+import datetime
 import math
 import pickle
 import types
@@ -367,3 +368,26 @@ def test_a_value_that_is_refused_is_refused_in_a_key():
     for key in (hidden, (hidden, 1), ((1, hidden),)):
         with pytest.raises(graftax.UnsupportedValueError, match="generator as a dict key"):
             graphdef({key: 1})
+
+
+class Day(datetime.date):
+    """Of January: what `__reduce__` gives is nothing that it can be made of."""
+
+    def __new__(cls, day: str):
+        return super().__new__(cls, 2020, 1, int(day))
+
+
+class Noted(datetime.date):
+    note = ""
+
+
+def test_a_date_that_cannot_be_made_anew_stays_itself_and_is_named_where_it_is_needed():
+    day, noted = Day("3"), Noted(2020, 1, 3)
+    day.note = noted.note = "n"
+    assert graftax.jit(lambda day: (day, day.day * 2))(day) == (day, 6)
+    leaves, graphdef = graftax.flatten(noted)
+    assert graftax.unflatten(graphdef, leaves) == noted
+    pickled = pickle.loads(pickle.dumps(graphdef))
+    for structure, name in ((graftax.flatten([day])[1], "Day"), (pickled, "Noted")):
+        with pytest.raises(graftax.UnsupportedValueError, match=f"an instance of {name} cannot be rebuilt"):
+            graftax.unflatten(structure, [])

@@ -2,6 +2,7 @@
 """Numbers that an executable reads in place: a call that still waits must not see those of a later one."""
 
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -128,3 +129,15 @@ def test_wide_numbers(made):
             counter.n += 1
             out, n = f(counter, jnp.zeros(2, "int64"))
             assert out.tolist() == [counter.n] * 2 and n == counter.n
+
+
+def test_a_big_result_is_not_kept_to_tell_when_the_numbers_were_read(made):
+    f, x = graftax.jit(lambda c, x: x * c.n), jnp.ones(_direct._SMALL)
+    counter = Counter()
+    for counter.n in range(80):
+        out = f(counter, x)
+        assert out[0] == out[-1] == counter.n
+        seen = weakref.ref(out)
+        del out
+        assert seen() is None
+    assert made and not any(made)

@@ -209,6 +209,7 @@ def written():
 WRITES = 2
 
 
+@pytest.mark.quick(50)  # a case takes milliseconds
 @pytest.mark.parametrize(
     ("at", "value"),
     [
@@ -234,6 +235,7 @@ def test_a_damaged_write_is_refused(at, value):
             _core.Outcome._from_state((*state[:WRITES], writes, *state[WRITES + 1 :]))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("version", [0, 6, "1", None])
 def test_an_outcome_of_an_unknown_version_is_refused(version):
     state = written()
@@ -244,6 +246,7 @@ def test_an_outcome_of_an_unknown_version_is_refused(version):
             _core.Outcome._from_state(other)
 
 
+@pytest.mark.quick(50)
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [

@@ -259,6 +259,26 @@ jax.tree_util.register_pytree_node(
 )
 
 
+def test_a_class_is_asked_no_more_often_where_its_instance_is_returned_twice():
+    asked = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Asked:
+        w: Any
+
+    def flatten(value: Any) -> tuple[Any, None]:
+        asked.append(value)
+        return (value.w,), None
+
+    jax.tree_util.register_pytree_node(Asked, flatten, lambda _, children: Asked(*children))
+    counts = []
+    for returned in (lambda value: value, lambda value: [value, value]):
+        del asked[:]
+        graftax.jit(returned)(Asked(f32(2)))
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
+
+
 def test_unflatten_is_given_containers_with_their_content():
     bag = Bag([jnp.ones(2), "text"], {"c": jnp.array(2.0)})
     assert graftax.jit(lambda b: b.items[0] * b.named["c"])(bag).tolist() == [2, 2]

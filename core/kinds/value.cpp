@@ -59,8 +59,10 @@ struct ValueKind final : NodeKind {
     }
     PyObject* original = live ? live : p.statics[n.payload].snapshot;
     if (original) return hooks::remade(original);
-    raise_graftax("UnsupportedValueError", std::string("an instance of ") + n.type->tp_name +
-                                               " cannot be rebuilt from a pickle. Flatten it in this process.");
+    raise_graftax("UnsupportedValueError",
+                  std::string("an instance of ") + n.type->tp_name +
+                      " cannot be rebuilt: copy.copy of it fails, or this structure comes from a "
+                      "pickle. Mend its __reduce__, or flatten it in this process.");
   }
 };
 
