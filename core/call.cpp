@@ -281,8 +281,8 @@ Owned call_compiled(const Entry& entry, PyObject* compiled, const Walk& walk, co
                           : PyObject_Vectorcall(compiled, leaves.data(), leaves.size(), nullptr));
 }
 
-PyObject* call_once(CallerObject* self, const std::shared_ptr<const SettingsNow>& now, PyObject* const* args,
-                    Py_ssize_t nargs, PyObject* kwnames) {
+PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject* const* args, Py_ssize_t nargs,
+                    PyObject* kwnames) {
   rebind_changed_function(self);
   if (registry_has_grown()) follow_registry();
   Owned kept = Owned::borrow(self->binding);
@@ -302,7 +302,7 @@ PyObject* call_once(CallerObject* self, const std::shared_ptr<const SettingsNow>
                               recording, host);
   Entry& entry = *nb::inst_ptr<Entry>(held.get());
   Owned compiled = entry.compiled, outcomes = entry.outcomes;
-  std::shared_ptr<Direct> direct, seen;
+  Shared<Direct> direct, seen;
   Owned flat_result;
   std::optional<HostLock> lock;
   {
@@ -367,7 +367,7 @@ PyObject* call(CallerObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   // While another call is traced, what this function captures is part of that one.
   bool as_plain = is_watched() && nb::inst_ptr<Table>(self->table)->as_plain;
   for (int tries = 0;; ++tries) {
-    std::shared_ptr<const SettingsNow> now = settings_now();
+    Shared<SettingsNow> now = settings_now();
     if (as_plain || now->as_plain) return call_unjitted(self, args, nargs, kwnames);
     try {
       return call_once(self, now, args, nargs, kwnames);

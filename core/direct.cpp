@@ -27,6 +27,8 @@ struct JaxInternals {
   Question trace_context;
 } jax;
 
+uint64_t times_cleared = 0;
+
 constexpr size_t few_leaves = 4;
 constexpr uint8_t max_searches = 3;
 
@@ -70,9 +72,9 @@ Py_ssize_t rank(PyObject* aval) { return PyTuple_GET_SIZE(own(PyObject_GetAttr(a
 
 bool gate_is_open() { return answered(jax.required); }
 
-TraceContext trace_context_now(const std::shared_ptr<const SettingsNow>& settings) {
-  return {jax.trace_context.now(), settings};
-}
+TraceContext trace_context_now(const Shared<SettingsNow>& settings) { return {jax.trace_context.now(), settings}; }
+
+uint64_t caches_cleared() { return times_cleared; }
 
 bool direct_takes(size_t leaves) { return jax.on && leaves >= jax.least; }
 
@@ -106,9 +108,9 @@ bool Direct::look_at(Guard& guard, PyObject* leaf) {
   return true;
 }
 
-std::shared_ptr<Direct> Direct::look(const OwnedList& leaves, TraceContext trace_context) {
+Shared<Direct> Direct::look(const OwnedList& leaves, TraceContext trace_context) {
   if (!answered(jax.at_first)) return nullptr;
-  auto out = std::make_shared<Direct>();
+  auto out = Shared<Direct>::make();
   out->guards_.resize(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i)
     if (!look_at(out->guards_[i], leaves[i])) return nullptr;
@@ -310,6 +312,9 @@ void bind_direct(nb::module_& m) {
           "tuple[Any, Any], "
           "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
       "Tells the core, once, what direct calls read of JAX.");
+  m.def(
+      "caches_cleared", [] { ++times_cleared; }, nb::sig("def caches_cleared() -> None"),
+      "JAX has forgotten what it had compiled: so do direct calls.");
   m.def(
       "direct_from", [](size_t leaves, int wait) { jax.on = leaves != 0, jax.least = leaves, jax.wait = wait; },
       nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),

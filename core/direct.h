@@ -18,9 +18,12 @@ bool gate_is_open();
 // What is in jax.jit's key besides its arguments: the same for all Directs of a call.
 struct TraceContext {
   Owned shown;  // as JAX gives it: a tuple
-  std::shared_ptr<const SettingsNow> settings;
+  Shared<SettingsNow> settings;
 };
-TraceContext trace_context_now(const std::shared_ptr<const SettingsNow>& settings);
+TraceContext trace_context_now(const Shared<SettingsNow>& settings);
+
+// How often jax.clear_caches() was called: what jax.jit has forgotten is not run any more.
+uint64_t caches_cleared();
 
 // May a call with so many leaves go this way?
 bool direct_takes(size_t leaves);
@@ -34,7 +37,7 @@ int direct_waits(size_t leaves);
 class Direct {
  public:
   // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
-  static std::shared_ptr<Direct> look(const OwnedList& leaves, TraceContext trace_context);
+  static Shared<Direct> look(const OwnedList& leaves, TraceContext trace_context);
 
   // Are the trace context and these leaves as they were then? Runs no user code.
   bool fits(const OwnedList& leaves, const TraceContext& trace_context);

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pointer -> number for one walk: open addressing with generation stamps, so that clearing is one increment.
-// One per walk from a per-thread pool: a walk inside user code of another walk must not disturb it.
 #pragma once
 
-#include <memory>
-
+#include "lease.h"
 #include "py.h"
 
 namespace graftax {
@@ -34,12 +32,13 @@ class IdTable {
     return true;
   }
 
-  void reset() {
+  bool reset() {
     used_ = 0;
     if (++stamp_ == 0) {
       for (Slot& s : slots_) s.stamp = 0;
       stamp_ = 1;
     }
+    return true;
   }
 
  private:
@@ -69,33 +68,6 @@ class IdTable {
   uint32_t stamp_ = 1;
 };
 
-// A table on loan from the thread's pool.
-class IdLease {
- public:
-  IdLease() {
-    auto& p = pool();
-    if (p.empty()) {
-      table_ = std::make_unique<IdTable>();
-    } else {
-      table_ = std::move(p.back());
-      p.pop_back();
-    }
-    table_->reset();
-  }
-  IdLease(const IdLease&) = delete;
-  IdLease& operator=(const IdLease&) = delete;
-  ~IdLease() {
-    if (pool().size() < 8) pool().push_back(std::move(table_));
-  }
-  IdTable* operator->() { return table_.get(); }
-  IdTable& operator*() { return *table_; }
-
- private:
-  static std::vector<std::unique_ptr<IdTable>>& pool() {
-    thread_local std::vector<std::unique_ptr<IdTable>> tables;
-    return tables;
-  }
-  std::unique_ptr<IdTable> table_;
-};
+using IdLease = Lease<IdTable>;
 
 }  // namespace graftax

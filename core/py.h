@@ -138,6 +138,44 @@ class OwnedList {
   size_t size_ = 0, capacity_ = few;
 };
 
+// Shared ownership of one value. The interpreter's lock guards the count, so a copy costs no atomic instruction.
+template <typename T>
+class Shared {
+ public:
+  Shared() = default;
+  Shared(std::nullptr_t) {}
+  Shared(const Shared& other) : box_(other.box_) {
+    if (box_) ++box_->count;
+  }
+  Shared(Shared&& other) noexcept : box_(std::exchange(other.box_, nullptr)) {}
+  Shared& operator=(Shared other) noexcept {
+    std::swap(box_, other.box_);
+    return *this;
+  }
+  ~Shared() {
+    if (box_ && --box_->count == 0) delete box_;
+  }
+
+  static Shared make() {
+    Shared out;
+    out.box_ = new Box;
+    return out;
+  }
+
+  T* operator->() const { return &box_->value; }
+  T& operator*() const { return box_->value; }
+  explicit operator bool() const { return box_ != nullptr; }
+  bool operator==(const Shared& other) const { return box_ == other.box_; }
+  bool operator!=(const Shared& other) const { return box_ != other.box_; }
+
+ private:
+  struct Box {
+    T value;
+    size_t count = 1;
+  };
+  Box* box_ = nullptr;
+};
+
 // The Python error that is set becomes a C++ exception; nanobind turns it back at the boundary.
 [[noreturn]] inline void raise_python() { throw nb::python_error(); }
 

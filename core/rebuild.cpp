@@ -154,12 +154,17 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   if (n.whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
   if (is_shell_kind(*n.kind)) {
-    Owned shell = n.kind->node->shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
-    if (n.track != NONE) nodes_.set(n.track, shell.get());
-    if (recording_) built_.set(pc, shell.get());
     // Untracked shells (the content of a changed input) are filled by the caller of build_children.
     if (n.track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
-    if (!fill_at_once(pc)) wait(pc);
+    size_t base = values_.size();
+    bool filled = push_children(pc), at_once = filled && n.kind->node->items_are_all && n.type == n.kind->solid;
+    Owned shell = at_once ? n.kind->node->new_items({program_, n, values_.data() + base, sources_.input_nodes})
+                          : n.kind->node->shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
+    nodes_.set(n.track, shell.get());
+    if (recording_) built_.set(pc, shell.get());
+    if (!filled) wait(pc);
+    else if (at_once) values_.resize(base);
+    else finish_frame({pc, n.next, 0, base, NONE, true});
     return push(at, std::move(shell));
   }
   if (n.track != NONE) {
@@ -326,8 +331,8 @@ void Builder::finish_frame(const Frame& frame) {
   push(frame.at, std::move(obj));
 }
 
-// Fills the shell of a node that holds nothing but what is there already; false for another one.
-bool Builder::fill_at_once(uint32_t pc) {
+// Pushes the children of a node that holds nothing but what is there already; nothing of another one.
+bool Builder::push_children(uint32_t pc) {
   uint32_t end = program_.code[pc].next;
   if (!takes_plain() || end != pc + 1 + program_.children(pc)) return false;
   size_t base = values_.size();
@@ -336,7 +341,6 @@ bool Builder::fill_at_once(uint32_t pc) {
     values_.resize(base);
     return false;
   }
-  finish_frame({pc, end, 0, base, NONE, true});
   return true;
 }
 

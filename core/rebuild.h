@@ -71,7 +71,7 @@ class Builder {
   void value(uint32_t pc, bool keep = false);
   bool takes_plain() const { return !recording_ && !sources_.leaves_only && !sources_.replaced; }
   bool push_plain(uint32_t pc);
-  bool fill_at_once(uint32_t pc);
+  bool push_children(uint32_t pc);
   bool is_open(uint32_t track) const { return !open_.empty() && open_[track]; }
   bool is_waiting(uint32_t track) const { return !waits_.empty() && waits_[track]; }
   void node(uint32_t pc, uint32_t at, bool keep);

@@ -26,6 +26,17 @@ struct ReplayFrame {
   uint32_t key;    // the next key
 };
 
+// The nodes that a walk is in. Most walks need a few, so what they take is kept; it is empty in between.
+struct ReplayFrames {
+  static constexpr size_t most = 1024;
+
+  bool reset() {
+    frames.clear();
+    return frames.capacity() <= most;
+  }
+  std::vector<ReplayFrame> frames;
+};
+
 class Replayer {
  public:
   Replayer(const Program& p, Walk& walk) : p_(p), walk_(walk) {}
@@ -228,7 +239,8 @@ class Replayer {
   const Program& p_;
   Walk& walk_;
   IdLease ids_;
-  std::vector<ReplayFrame> stack_;
+  Lease<ReplayFrames> lent_;
+  std::vector<ReplayFrame>& stack_ = lent_->frames;
   OwnedList same_;  // by instruction: held, because a user's flatten makes aux data that nobody else holds
 };
 

@@ -17,7 +17,7 @@ struct Asked {
 struct Kept {
   uint64_t thread = 0;
   uint64_t version = 0;
-  std::shared_ptr<const SettingsNow> now;
+  Shared<SettingsNow> now;
 };
 
 bool told_of_changes = false;  // does JAX tell of each?
@@ -38,8 +38,8 @@ Owned context() {
   return own(Py_BuildValue("(OL)", prng_impl.get(), set));
 }
 
-std::shared_ptr<const SettingsNow> ask() {
-  auto out = std::make_shared<SettingsNow>();
+Shared<SettingsNow> ask() {
+  auto out = Shared<SettingsNow>::make();
   out->context = context();
   out->as_plain = asked.disable_jit.now().get() == Py_True;
   out->direct = answered(asked.off);
@@ -71,15 +71,15 @@ bool answered(const std::vector<Question>& questions) {
   return true;
 }
 
-std::shared_ptr<const SettingsNow> settings_now() {
+Shared<SettingsNow> settings_now() {
   if (!told_of_changes) return ask();
   Kept& last = kept();
   uint64_t thread = PyThreadState_GetID(PyThreadState_Get());  // never used again, as an address may be
   if (last.thread == thread && last.version == version) return last.now;
   uint64_t before = version;
-  std::shared_ptr<const SettingsNow> now = ask();
+  Shared<SettingsNow> now = ask();
   // Let go of after the assignment: what is released may run anything.
-  std::shared_ptr<const SettingsNow> released = std::exchange(last.now, now);
+  Shared<SettingsNow> released = std::exchange(last.now, now);
   last.thread = thread;
   last.version = before;
   return now;
@@ -119,7 +119,7 @@ void bind_settings(nb::module_& m) {
   m.def(
       "settings_now",
       [] {
-        std::shared_ptr<const SettingsNow> now = settings_now();
+        Shared<SettingsNow> now = settings_now();
         return nb::make_tuple(nb::borrow(now->context.get()), now->direct,
                               nb::steal(tuple_of(now->in_jits_key).release()));
       },

@@ -3,7 +3,6 @@
 // See docs/internals/direct.md.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "py.h"
@@ -36,7 +35,7 @@ struct SettingsNow {
   OwnedList in_jits_key;  // what jax.jit has in its key beside the trace context
 };
 
-std::shared_ptr<const SettingsNow> settings_now();
+Shared<SettingsNow> settings_now();
 
 void bind_settings(nb::module_& m);
 

@@ -78,21 +78,19 @@ constexpr int pause_calls = 1024;
 void forget_directs(Entry& entry) { auto gone = std::exchange(entry.directs, {}); }
 
 // Null where none fits; one that is not ready yet where it is too early to ask for its executable.
-std::shared_ptr<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* host_values,
-                                       const TraceContext& trace_context) {
-  static PyObject* const cache_size = interned("_cache_size");
-  if (entry.directs.empty()) return nullptr;
-  Owned compiled = entry.compiled;
-  Owned cached = own(PyObject_CallMethodNoArgs(compiled.get(), cache_size));
-  if (PyObject_Not(cached.get())) {  // jax.clear_caches() was called
+Shared<Direct> fitting_direct(Entry& entry, const OwnedList& leaves, PyObject* host_values,
+                              const TraceContext& trace_context) {
+  if (entry.cleared != caches_cleared()) {
+    entry.cleared = caches_cleared();
     forget_directs(entry);
-    return nullptr;
   }
+  if (entry.directs.empty()) return nullptr;
   for (size_t i = 0; i < entry.directs.size(); ++i) {
-    std::shared_ptr<Direct> direct = entry.directs[i];
+    Shared<Direct> direct = entry.directs[i];
     if (!direct->fits(leaves, trace_context)) continue;
     if (i > 0 && i < entry.directs.size()) std::swap(entry.directs[0], entry.directs[i]);
     if (direct->ready() || direct->calls++ < direct_waits(leaves.size() + (host_values ? 2 : 0))) return direct;
+    Owned compiled = entry.compiled;
     entry.refused = !direct->prepare(compiled.get(), leaves, entry.vectors(host_values), entry.tupled);
     return entry.refused ? nullptr : direct;
   }
@@ -137,10 +135,9 @@ OwnedList Entry::vectors(PyObject* host_values) const {
   return out;
 }
 
-std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values,
-                                           const std::shared_ptr<const SettingsNow>& now,
-                                           std::shared_ptr<Direct>& seen) {
-  std::shared_ptr<Direct> out;
+Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
+                                  Shared<Direct>& seen) {
+  Shared<Direct> out;
   if (pause > 0 && --pause > 0) return nullptr;
   try {
     if (!now->direct || !gate_is_open()) return nullptr;
@@ -162,8 +159,8 @@ std::shared_ptr<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* ho
   return out;
 }
 
-void Entry::remember(std::shared_ptr<Direct> direct) {
-  std::shared_ptr<Direct> last;
+void Entry::remember(Shared<Direct> direct) {
+  Shared<Direct> last;
   if (directs.size() >= max_directs) {
     last = std::move(directs.back());
     directs.pop_back();

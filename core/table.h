@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "direct.h"
@@ -23,11 +22,12 @@ struct Entry {
   bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
   Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
   std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
-  uint32_t arguments = 0;  // roots that are arguments; what the function captures comes after them
-  std::vector<std::shared_ptr<Direct>> directs{};             // by what the leaves look like; the one used last first
-  bool refused = false;                                       // its executable cannot be run directly
-  int in_vain = 0;                                            // calls that found no direct one, less those that did
-  int pause = 0;                                              // calls that do not look for one
+  uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
+  std::vector<Shared<Direct>> directs{};  // by what the leaves look like; the one used last first
+  uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
+  bool refused = false;                   // its executable cannot be run directly
+  int in_vain = 0;                        // calls that found no direct one, less those that did
+  int pause = 0;                          // calls that do not look for one
   std::vector<std::pair<uint32_t, PyTypeObject*>> symbols{};  // leaves that are symbolic numbers: int or float
   Owned host;                                                 // the HostProgram of these numbers
   Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
@@ -48,9 +48,9 @@ struct Entry {
   // The first tracked node that only captured roots reach.
   uint32_t captured_from() const;
   // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
-  std::shared_ptr<Direct> find_direct(const OwnedList& leaves, PyObject* host_values,
-                                      const std::shared_ptr<const SettingsNow>& now, std::shared_ptr<Direct>& seen);
-  void remember(std::shared_ptr<Direct> direct);
+  Shared<Direct> find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
+                             Shared<Direct>& seen);
+  void remember(Shared<Direct> direct);
 };
 
 struct Table {

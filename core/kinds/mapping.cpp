@@ -14,6 +14,7 @@ namespace {
 struct DictKind : NodeKind {
   explicit DictKind(const char* name = "dict", Items items = Items::dict) : NodeKind(name, items) {
     keys = Keys::items;
+    items_are_all = true;
     brackets = "{}";
   }
 
@@ -98,7 +99,10 @@ struct OrderedDictKind final : DictKind {
 };
 
 struct DefaultDictKind final : DictKind {
-  DefaultDictKind() : DictKind("defaultdict") { extra = "default_factory"; }
+  DefaultDictKind() : DictKind("defaultdict") {
+    items_are_all = false;
+    extra = "default_factory";
+  }
 
   bool is_of(PyTypeObject* solid) const override { return solid == runtime.defaultdict_type; }
 

@@ -46,6 +46,7 @@ class NodeKind {
   const Items items;
 
   bool is_whole = false;              // immutable: made from all its items at once
+  bool items_are_all = false;         // `new_items` of the builtin type itself is a node, and nothing is missing
   bool is_function = false;           // its code, names and globals count, and may not change in a trace
   bool is_registered = false;         // opened and made by functions registered with JAX: its fields are no children
   bool is_cell = false;               // stands for what is in it: nothing on a path

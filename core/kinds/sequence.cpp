@@ -10,7 +10,10 @@ namespace graftax {
 namespace {
 
 struct ListKind final : NodeKind {
-  ListKind() : NodeKind("list", Items::list) { brackets = "[]"; }
+  ListKind() : NodeKind("list", Items::list) {
+    items_are_all = true;
+    brackets = "[]";
+  }
 
   bool is_of(PyTypeObject* solid) const override { return solid == &PyList_Type; }
   bool is_opened_by_jax(const Kind&, PyTypeObject* type) const override { return type == &PyList_Type; }

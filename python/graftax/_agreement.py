@@ -52,7 +52,6 @@ class Agreeing:
         self._outcomes, self._numbers, self._tupled = outcomes, numbers, tupled
         self._met: set[Any] = set()
         self.lower, self.trace = compiled.lower, compiled.trace
-        self._cache_size = compiled._cache_size
 
     def __call__(self, *given: Any) -> Any:
         leaves = given[0] if self._tupled else given

@@ -870,6 +870,9 @@ def settings_now() -> tuple[Any, bool, tuple[Any, ...]]:
 def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: tuple[Any, Any], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
     """Tells the core, once, what direct calls read of JAX."""
 
+def caches_cleared() -> None:
+    """JAX has forgotten what it had compiled: so do direct calls."""
+
 def direct_from(leaves: int, wait: int) -> None:
     """
     Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` calls; 0: none does.

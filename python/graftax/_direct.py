@@ -9,6 +9,7 @@ or the self-test before the first direct call finds anything else than what `jax
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import threading
@@ -84,6 +85,7 @@ def setup() -> None:
         _state.off("GRAFTAX_DIRECT_DISPATCH=0")
         return
     try:
+        _follow_caches()
         _core.use_direct_settings(*_settings())
         _core.use_direct(capture, *_private_names())
     except Exception as error:
@@ -456,6 +458,28 @@ def _and_tell(before: Callable[[Any], None] | None) -> Callable[[Any], object]:
             _core.settings_changed()
 
     return changed
+
+
+class _Clearing:
+    """What hears of `jax.clear_caches()`: to JAX it is one of the caches that are cleared, and it is always empty."""
+
+    def cache_clear(self) -> None:
+        _core.caches_cleared()
+
+    def cache_info(self) -> Any:
+        return functools.lru_cache(maxsize=0)(len).cache_info()
+
+    def cache_keys(self) -> list[Any]:
+        return []
+
+
+_clearing = _Clearing()
+
+
+def _follow_caches() -> None:
+    from jax._src import util
+
+    util.register_cache(_clearing, "graftax: executables that run without jax.jit")
 
 
 # ---- where leaves are

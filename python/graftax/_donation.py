@@ -82,7 +82,6 @@ class DonationWarnings:
 
         run: Any = self._within(compiled)
         run.lower, run.trace = self._within(compiled.lower), self._within(compiled.trace)
-        run._cache_size = compiled._cache_size
         return run
 
     def _within(self, function: Any) -> Any:

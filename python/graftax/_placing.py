@@ -120,9 +120,6 @@ class Placing:
         rename_leaves(error, results, "result[0]")
         rename_leaves(error, written, "result[1]")
 
-    def _cache_size(self) -> int:
-        return sum(run._cache_size() for run in {id(run): run for run in (self._plain, *self._known.values())}.values())
-
     def _run(self, given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """The `jax.jit` object for these leaves, and what it is given."""
         leaves = given[0] if self._tupled else given

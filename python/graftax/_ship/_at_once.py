@@ -43,9 +43,6 @@ class AtOnce:
         program = fitting(self._programs, leaves)
         return None if program is None else program.stage
 
-    def _cache_size(self) -> int:
-        return len(self._programs)
-
 
 @dataclasses.dataclass
 class Unbound:

@@ -106,9 +106,6 @@ class Shipped:
     def _fitting(self, leaves: Sequence[Any]) -> Program | None:
         return fitting(self._programs, leaves)
 
-    def _cache_size(self) -> int:
-        return len(self._programs) + self._compiled._cache_size()
-
 
 def shipped_entry(entry: _core.Entry, context: Any, arguments: int, of: Any, numbers: Any) -> _core.Entry:
     """An entry that runs what was saved. Its Outcomes come first, so that the numbers in the executables mean them."""
