@@ -296,7 +296,8 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     if (result) raise_error(PyExc_SystemError, "the arguments could not be bound, yet the function took them");
     return nullptr;
   }
-  Walk walk;
+  Lease<Walk> lent;
+  Walk& walk = *lent;
   Owned recording, host;
   Owned held = find_or_record(self, *nb::inst_ptr<Table>(table.get()), binding, roots, now->context.get(), walk,
                               recording, host);

@@ -55,8 +55,18 @@ bool is_of_jax(PyObject* value) {
   return held_as(home.get(), name.get()) == value;
 }
 
-// A value that holds nothing else alive, however long it is kept.
-bool may_be_kept(PyObject* value, int depth = 3) {
+bool is_held(PyTypeObject* type) {
+  if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) return true;
+  static PyObject* const name_of_module = interned("__module__");
+  PyObject* module = type->tp_dict ? dict_get(type->tp_dict, name_of_module) : nullptr;
+  PyObject* qualname = reinterpret_cast<PyHeapTypeObject*>(type)->ht_qualname;
+  return held_as(module, qualname) == reinterpret_cast<PyObject*>(type);
+}
+
+// A value that holds nothing else alive, however long it is kept. A class may be kept until a full collection begins;
+// beyond that if a module holds it, for else only the collector would free it.
+enum class Until { collection, end };
+bool may_be_kept(PyObject* value, Until until, int depth = 3) {
   if (!value || value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
       PyComplex_CheckExact(value))
     return true;
@@ -65,22 +75,22 @@ bool may_be_kept(PyObject* value, int depth = 3) {
   static PyObject* const own_name = interned("__name__");
   if (PyDict_CheckExact(value)) return module_scope(dict_get(value, own_name)) == value;
   if (PyCode_Check(value)) return true;
-  if (PyType_Check(value)) return true;  // only the garbage collector frees a class: see `let_go`
+  if (PyType_Check(value)) return until == Until::collection || is_held(reinterpret_cast<PyTypeObject*>(value));
   if (PyFunction_Check(value)) return is_held(reinterpret_cast<PyFunctionObject*>(value));
   if (!PyTuple_CheckExact(value)) return is_of_jax(value);
   if (depth == 0) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
-    if (!may_be_kept(PyTuple_GET_ITEM(value, i), depth - 1)) return false;
+    if (!may_be_kept(PyTuple_GET_ITEM(value, i), until, depth - 1)) return false;
   return true;
 }
 
 // What a registered class gave is asked for once a walk; a replay that fails would have asked once too often.
-bool may_be_kept(const Program& p) {
+bool may_be_kept(const Program& p, Until until) {
   if (p.code.size() > longest_program) return false;
   for (const Instr& in : p.code)
     if (in.op == Op::node && in.kind->node->is_registered) return false;
   for (size_t i = 0; i < p.owned.size(); ++i)
-    if (!may_be_kept(p.owned[i])) return false;
+    if (!may_be_kept(p.owned[i], until)) return false;
   return true;
 }
 
@@ -117,8 +127,13 @@ Bucket& bucket_of(PyTypeObject* type) { return buckets()[(reinterpret_cast<uintp
 // A full collection begins: what is kept would hide from it which classes nobody else holds.
 void let_go(const char* phase, nb::handle info) {
   if (strcmp(phase, "start") != 0 || nb::cast<int>(info["generation"]) < 2) return;
-  std::array<Bucket, 8> gone;  // what it holds may have code
-  gone.swap(buckets());
+  std::vector<nb::object> gone;  // what it holds may have code
+  for (Bucket& bucket : buckets())
+    for (Bucket::Slot& slot : bucket.slots)
+      if (slot.graphdef && !may_be_kept(nb::inst_ptr<GraphDef>(slot.graphdef)->program, Until::end)) {
+        gone.push_back(std::move(slot.graphdef));
+        slot = {};
+      }
 }
 
 }  // namespace
@@ -141,7 +156,7 @@ nb::tuple flatten(nb::handle obj) {
   recorder.root(obj.ptr());
   RecordedGraph recorded = recorder.finish(nullptr);
   Py_hash_t hash = recorded.program.hash;
-  bool keep = bucket.comes_again(hash) && may_be_kept(recorded.program);
+  bool keep = bucket.comes_again(hash) && may_be_kept(recorded.program, Until::collection);
   nb::object graphdef = nb::cast(GraphDef{std::move(recorded.program)});
   if (keep) bucket.insert(type, graphdef);
   return nb::make_tuple(handed_over(recorded.leaves), graphdef);

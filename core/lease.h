@@ -7,6 +7,8 @@
 
 namespace graftax {
 
+constexpr size_t most_kept = 1 << 15;  // elements of one list between two walks
+
 // A T from a pool, or a new one where all are out: a walk inside user code of another walk has its own. The
 // interpreter's lock guards the pool. `reset()` empties a T before it goes back; false where it has grown too large.
 template <typename T>

@@ -101,6 +101,7 @@ class OwnedList {
   // Takes one out; null stays in its place.
   PyObject* release(size_t i) { return std::exchange(items_[i], nullptr); }
   size_t size() const { return size_; }
+  size_t capacity() const { return capacity_; }
   bool empty() const { return size_ == 0; }
   PyObject* operator[](size_t i) const { return items_[i]; }
   PyObject* back() const { return items_[size_ - 1]; }

@@ -55,6 +55,19 @@ void fill_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const*
   if (!kind.slots.empty()) fill_slots(p, n, field_key + n.fields, obj, fields + n.fields);
 }
 
+bool Builder::Lists::reset() {
+  values.clear();
+  closed.clear();
+  nodes.clear();
+  frames.clear();
+  queue.clear();
+  late.clear();
+  waits.clear();
+  open.clear();
+  size_t largest = std::max({values.capacity(), closed.capacity(), nodes.capacity(), frames.capacity()});
+  return largest <= most_kept && std::max(queue.capacity(), late.capacity()) <= most_kept;
+}
+
 Builder::Builder(const Program& program, Sources sources) : program_(program), sources_(sources) {
   size_t tracked = program.track_pc.size();
   nodes_.resize(tracked);

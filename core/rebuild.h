@@ -5,6 +5,7 @@
 #pragma once
 
 #include "graphdef.h"
+#include "lease.h"
 
 namespace graftax {
 
@@ -85,20 +86,35 @@ class Builder {
   bool is_dead(uint32_t pc) const;
   bool holds_array(uint32_t pc) const;
 
+  // What grows with the graph, on loan: memory for it is not taken anew on each call.
+  struct Lists {
+    OwnedList nodes;   // by tracked index
+    OwnedList closed;  // by instruction: values that `same` refers to
+    OwnedList values;
+    std::vector<Frame> frames;
+    std::vector<uint32_t> queue;  // mutable nodes whose content waits; one may stand there twice
+    std::vector<uint32_t> late;   // those that wait for a node under construction
+    std::vector<bool> waits;      // by tracked index: a mutable node whose content waits; empty until there is one
+    std::vector<bool> open;       // by tracked index: an immutable node under construction; empty until there is one
+
+    bool reset();
+  };
+
   const Program& program_;
   Sources sources_;
-  OwnedList nodes_;   // by tracked index
-  OwnedList closed_;  // by instruction: values that `same` refers to
-  OwnedList values_;
+  Lease<Lists> lists_;
+  OwnedList& nodes_ = lists_->nodes;
+  OwnedList& closed_ = lists_->closed;
+  OwnedList& values_ = lists_->values;
+  std::vector<Frame>& frames_ = lists_->frames;
+  std::vector<uint32_t>& queue_ = lists_->queue;
+  std::vector<uint32_t>& late_ = lists_->late;
+  std::vector<bool>& waits_ = lists_->waits;
+  std::vector<bool>& open_ = lists_->open;
   OwnedList built_;
   Owned context_;  // the context value made last
   PyTypeObject* context_type_ = nullptr;
   bool recording_ = false;
-  std::vector<Frame> frames_;
-  std::vector<uint32_t> queue_;      // mutable nodes whose content waits; one may stand there twice
-  std::vector<uint32_t> late_;       // those that wait for a node under construction
-  std::vector<bool> waits_;          // by tracked index: a mutable node whose content waits; empty until there is one
-  std::vector<bool> open_;           // by tracked index: an immutable node under construction; empty until there is one
   uint32_t registered_ = 0;          // registered nodes under construction
   std::vector<uint32_t> looked_at_;  // by instruction: the look that has been there last
   uint32_t look_ = 0;

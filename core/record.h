@@ -145,6 +145,14 @@ struct Walk {
     nodes.clear();
     has_numpy = false;
   }
+  // To its beginnings, for the next call.
+  bool reset() {
+    clear();
+    in_order = any_sentinel = any_value = false;
+    opened = nullptr;
+    missed = 0;
+    return std::max(leaves.capacity(), nodes.capacity()) <= most_kept;
+  }
 };
 
 // Walks the roots in lockstep with `program`. False (and an empty walk) when they do not match.

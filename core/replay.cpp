@@ -28,11 +28,9 @@ struct ReplayFrame {
 
 // The nodes that a walk is in. Most walks need a few, so what they take is kept; it is empty in between.
 struct ReplayFrames {
-  static constexpr size_t most = 1024;
-
   bool reset() {
     frames.clear();
-    return frames.capacity() <= most;
+    return frames.capacity() <= most_kept;
   }
   std::vector<ReplayFrame> frames;
 };
