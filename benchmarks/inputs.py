@@ -172,6 +172,8 @@ OBJECT = Form(
 def _equinox_classes() -> tuple[Any, Any]:
     import equinox as eqx
 
+    global EquinoxLayer, EquinoxModel  # in their module, as a program's own classes are
+
     class EquinoxLayer(eqx.Module):
         weight: Any
         bias: Any
@@ -202,6 +204,8 @@ EQUINOX = Form(
 @functools.cache
 def _nnx_classes() -> tuple[Any, Any]:
     from flax import nnx
+
+    global NnxLayer, NnxModel
 
     class NnxLayer(nnx.Module):
         def __init__(self, weight: Any, bias: Any) -> None:
@@ -244,6 +248,8 @@ NNX = Form(
 @functools.cache
 def _flarejax_classes() -> tuple[Any, Any]:
     import flarejax as flr
+
+    global FlareLayer, FlareModel
 
     class FlareLayer(flr.Module):
         def __init__(self, weight: Any, bias: Any) -> None:

@@ -2,6 +2,7 @@
 """`flatten` keeps structures that come again: it answers what a first walk would, and nothing lives longer for it."""
 
 import gc
+import sys
 import weakref
 
 import jax
@@ -112,6 +113,19 @@ def test_nothing_of_the_caller_lives_longer():
     del plain, Local
     gc.collect()
     assert kind() is None
+
+
+def test_what_modules_hold_is_kept_over_a_full_collection(monkeypatch):
+    model = Model(w=X, of=Model)
+    for _ in range(3):
+        first = checked(model)
+    gc.collect()
+    assert checked(model) is first
+    held = weakref.ref(first)
+    monkeypatch.delattr(sys.modules[__name__], "Model")  # as a module that is loaded anew does
+    del first
+    gc.collect()
+    assert held() is None
 
 
 def test_long_texts_are_not_kept():
