@@ -28,7 +28,14 @@ struct CallerObject {
   PyObject* prefix;    // tuple: arguments that come before the caller's (self of a bound method, a partial's)
   PyObject* table;     // Table
   PyObject* binding;   // Binding
+  PyObject* method;    // of a callable object, the first of the prefix: what its class had as __call__; else null
 };
+
+// What the class of a callable object has as __call__ now; borrowed, null where it has none.
+PyObject* method_of(PyObject* prefix) {
+  static PyObject* const call = interned("__call__");
+  return _PyType_Lookup(Py_TYPE(PyTuple_GET_ITEM(prefix, 0)), call);
+}
 
 bool layout_matches(const Program& program, PyObject* layout) {
   if (program.layout == layout) return true;
@@ -243,8 +250,9 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
 }
 
 void rebind_changed_function(CallerObject* self) {
-  if (!PyFunction_Check(self->function)) return;
-  if (!was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function))
+  bool changed = self->method && method_of(self->prefix) != self->method;
+  if (changed ||
+      (PyFunction_Check(self->function) && !was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function)))
     Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
 }
 
@@ -412,7 +420,9 @@ PyObject* caller_new(PyTypeObject* type, PyObject*, PyObject*) {
 
 PyObject* caller_configure(PyObject* obj, PyObject* args) {
   PyObject *function, *prefix, *table, *binding;
-  if (!PyArg_ParseTuple(args, "OO!OO", &function, &PyTuple_Type, &prefix, &table, &binding)) return nullptr;
+  int is_method = 0;
+  if (!PyArg_ParseTuple(args, "OO!OO|p", &function, &PyTuple_Type, &prefix, &table, &binding, &is_method))
+    return nullptr;
   if (!nb::isinstance<Table>(nb::handle(table)) || !nb::isinstance<Binding>(nb::handle(binding))) {
     PyErr_SetString(PyExc_TypeError, "expected a Table and a Binding");
     return nullptr;
@@ -422,6 +432,7 @@ PyObject* caller_configure(PyObject* obj, PyObject* args) {
   Py_XSETREF(self->prefix, Py_NewRef(prefix));
   Py_XSETREF(self->table, Py_NewRef(table));
   Py_XSETREF(self->binding, Py_NewRef(binding));
+  Py_XSETREF(self->method, is_method && PyTuple_GET_SIZE(prefix) ? Py_XNewRef(method_of(prefix)) : nullptr);
   Py_RETURN_NONE;
 }
 
@@ -432,6 +443,7 @@ int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
   Py_VISIT(self->prefix);
   Py_VISIT(self->table);
   Py_VISIT(self->binding);
+  Py_VISIT(self->method);
   return 0;
 }
 
@@ -439,6 +451,7 @@ int caller_clear(PyObject* obj) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
   Py_XSETREF(self->function, Py_NewRef(Py_None));
   Py_XSETREF(self->table, Py_NewRef(Py_None));
+  Py_CLEAR(self->method);
   return 0;
 }
 
@@ -451,12 +464,13 @@ void caller_dealloc(PyObject* obj) {
   Py_CLEAR(self->prefix);
   Py_CLEAR(self->table);
   Py_CLEAR(self->binding);
+  Py_CLEAR(self->method);
   type->tp_free(obj);
   Py_DECREF(type);
 }
 
 PyMethodDef caller_methods[] = {
-    {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding)"},
+    {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding, is_method=False)"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef caller_members[] = {
@@ -466,6 +480,7 @@ PyMemberDef caller_members[] = {
     {"_prefix", T_OBJECT, offsetof(CallerObject, prefix), READONLY, nullptr},
     {"_table", T_OBJECT, offsetof(CallerObject, table), READONLY, nullptr},
     {"_binding", T_OBJECT, offsetof(CallerObject, binding), READONLY, nullptr},
+    {"_method", T_OBJECT, offsetof(CallerObject, method), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
 PyType_Slot caller_slots[] = {{Py_tp_doc, const_cast<char*>("The callable that graftax.jit returns: its C++ part.")},

@@ -222,3 +222,53 @@ def test_the_text_of_a_bound_method_names_the_object_that_it_is_of():
     assert repr(Model.step).startswith("<graftax.jit of <function")
     assert repr(model.step).startswith("<bound graftax.jit of <function") and f"{id(model):#x}" in repr(model.step)
     assert repr(model.step) != repr(Model().step)
+
+
+class Scale:
+    by = 2
+
+    def __call__(self, x):
+        return x * self.by
+
+
+class Shift:
+    def __call__(self, x, by=2):
+        return x + by
+
+
+def test_a_class_that_gets_another_call(monkeypatch):
+    scale = Scale()
+    jitted = graftax.jit(scale)
+    twice = graftax.jit(jitted)
+    assert jitted(3) == twice(3) == 6
+    monkeypatch.setattr(Scale, "__call__", lambda self, x, plus=0: x * 10 + plus)
+    assert jitted(3) == twice(3) == graftax.jit(scale)(3) == 30
+    assert jitted(3, plus=1) == 31
+    monkeypatch.delattr(Scale, "__call__")
+    with pytest.raises(TypeError, match="expects a callable, got Scale"):
+        jitted(3)
+    monkeypatch.undo()
+    assert jitted(3) == 6
+
+
+def test_an_object_that_gets_another_class():
+    obj: object = Scale()
+    jitted = graftax.jit(obj)
+    assert [jitted(3), jitted(3)] == [6, 6]
+    obj.__class__ = Shift
+    assert [jitted(3), jitted(3), jitted(3, by=4)] == [5, 5, 7]
+
+
+def test_a_call_that_takes_no_self():
+    class Static:
+        __call__ = staticmethod(lambda x: x + 1)
+
+    class OfClass:
+        by = 3
+
+        @classmethod
+        def __call__(cls, x):
+            return x + cls.by
+
+    for obj in (Static(), OfClass()):
+        assert graftax.jit(obj)(jnp.ones(())) == obj(jnp.ones(()))

@@ -811,6 +811,8 @@ class Caller:
 
     _binding: types.MemberDescriptorType = ...
 
+    _method: types.MemberDescriptorType = ...
+
 def use_new_reads(type: type[BaseException]) -> None:
     """
     What a trace gives up with that has met code which reads what is no root yet.

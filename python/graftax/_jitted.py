@@ -36,7 +36,7 @@ from ._options import DONATE, Options, split_patterns
 from ._plan import Plan
 from ._ship._at_once import AtOnce, bind_unbound
 from ._ship._programs import shipped_entry
-from ._signature import Signature, global_names, refuse_generators, resolve
+from ._signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
 from ._stood_in import NewReads
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
@@ -66,11 +66,22 @@ class Jitted(Stageable[P, R]):
     _method_of: Jitted[Any, R]  # of a bound method: the one on the class
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
-        plain, prefix, may_hang = resolve(function)
-        refuse_generators(plain)
         name = getattr(function, "__name__", None)
         if not isinstance(name, str):
             name = type(function).__name__
+        self._resolve(function, name, options)
+        # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
+        is_function = isinstance(function, types.FunctionType)
+        functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
+        without_table(self.__dict__)
+        table = self._table
+        if not self._prefix and (table.made is None or table.made() is None):
+            table.made = weakref.ref(self)
+
+    def _resolve(self, function: Any, name: str, options: Options) -> None:
+        """Finds what runs, its table and its signature."""
+        plain, prefix, may_hang = resolve(function)
+        refuse_generators(plain)
         table = table_of(plain, may_hang, options)
         signature = self._signature(plain, len(prefix), options, table)
         signature.check(options.static, "static_arg", name)
@@ -78,13 +89,8 @@ class Jitted(Stageable[P, R]):
             chosen, patterns = split_patterns(getattr(options, option))
             signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
             signature.check_patterns(patterns, option, name)
-        # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
-        is_function = isinstance(function, types.FunctionType)
-        functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
-        without_table(self.__dict__)
-        self._set_up(name, plain, prefix, table, options, definition_of(plain), signature)
-        if not prefix and (table.made is None or table.made() is None):
-            table.made = weakref.ref(self)
+        is_method = is_called_by_its_class(function)
+        self._set_up(name, plain, prefix, table, options, definition_of(plain), signature, is_method)
 
     def _set_up(
         self,
@@ -95,8 +101,9 @@ class Jitted(Stageable[P, R]):
         options: Options,
         definition: types.FunctionType,
         signature: Signature,
+        is_method: bool = False,
     ) -> None:
-        self._configure(plain, prefix, table, signature.binding)
+        self._configure(plain, prefix, table, signature.binding, is_method)
         self._options = options
         on_trace = functools.partial(_on_trace, name, options, weakref.ref(table))
         self._plan = Plan(name, definition, signature, options, on_trace)
@@ -118,11 +125,14 @@ class Jitted(Stageable[P, R]):
         if self._is_bound and self._method_of._options is self._options:
             self._method_of._rebind()  # the next access binds what stands on the class
         plan, plain = self._plan, self._function
+        if self._method is not None and resolve(self.__wrapped__)[0] is not plain:
+            self._resolve(self.__wrapped__, plan.name, self._options)  # its class has another `__call__` now
+            return
         if plan.signature.code is not plain.__code__:
             self._table.replace_code()
         signature = self._signature(plain, plan.signature.skip, self._options, self._table)
         self._plan = Plan(plan.name, plan.definition, signature, self._options, plan.on_trace)
-        self._configure(plain, self._prefix, self._table, signature.binding)
+        self._configure(plain, self._prefix, self._table, signature.binding, self._method is not None)
 
     if TYPE_CHECKING:  # C++ answers the call
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from . import _core
 from ._code import MISSING, content, fill, globals_in
@@ -54,17 +54,29 @@ def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
     if isinstance(function, types.FunctionType):
         return function, (), True
     if isinstance(function, _core.Caller):  # jit of a jitted function: one trace, not two
+        if function._method is not None:
+            return resolve(cast("Any", function).__wrapped__)
         return function._function, function._prefix, not function._prefix or function._function is not call_partial
     if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
         return function.__func__, (function.__self__,), True
     if type(function) is functools.partial:
         return call_partial, (function.func, function.args, function.keywords), False  # type: ignore[return-value]
     method = getattr(type(function), "__call__", None)  # noqa: B004  (the function itself is wanted)
-    if isinstance(method, types.FunctionType) and not isinstance(function, (type, _core.Caller)):
+    takes_it = not isinstance(inspect.getattr_static(type(function), "__call__", None), (staticmethod, classmethod))
+    if isinstance(method, types.FunctionType) and takes_it and not isinstance(function, type):
         return method, (function,), True
     if not callable(function):
         raise TypeError(f"graftax.jit expects a callable, got {type(function).__qualname__}: {function!r}")
     return call_opaque, (function,), False  # type: ignore[return-value]
+
+
+def is_called_by_its_class(function: Any) -> bool:
+    """Is what runs the `__call__` of an object's class, which may get another one?"""
+    if isinstance(function, _core.Caller):
+        return function._method is not None
+    return not isinstance(
+        function, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type)
+    )
 
 
 def refuse_generators(function: types.FunctionType) -> None:
