@@ -24,7 +24,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage asan tsan debug fuzz soak threads sessions scale mutants names matrix tested ecosystem suites bench docs lint format types stub stub-check clean
+.PHONY: help demo test test-all coverage asan tsan debug fuzz supply soak threads sessions scale mutants names matrix tested ecosystem suites bench docs lint format types stub stub-check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -98,6 +98,9 @@ fuzz: $(VENV)/.test $(VENV)/.fuzz ## damaged input for all that reads: a minute 
 
 soak: $(VENV)/.test ## a million calls in one process: memory has to stay as it was
 	$(BIN)/python tests/soak.py $(SOAK)
+
+supply: $(VENV)/.build ## the sdist and the wheel: made without a network, twice the same, tested where they are installed
+	$(BIN)/python tools/supply.py
 
 # THREADS= is seconds; SESSIONS= is how many; PART= divides the sizes; MUTANTS= is how many of them run.
 THREADS ?= 60

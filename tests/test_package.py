@@ -222,7 +222,7 @@ NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
 
 
 def source_files(*suffixes: str) -> list[Path]:
-    folders = ["python", "core", "tests", "benchmarks", "examples", "tools"]
+    folders = ["python", "core", "tests", "benchmarks", "examples", "tools", "ecosystem", ".ci", ".github"]
     found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
     assert found
     return sorted(found)
@@ -388,5 +388,7 @@ def test_no_file_is_longer_than_600_lines():
 
 def test_every_file_names_its_licence_first():
     mark = "SPDX-License-Identifier: Apache-2.0"
-    bare = [path.relative_to(ROOT) for path in source_files(".py", ".h", ".cpp") if mark not in path.read_text()[:60]]
-    assert not [str(path) for path in bare]
+    kinds = (".py", ".pyi", ".h", ".cpp", ".html", ".js", ".toml", ".yml", ".supp", "")
+    files = [path for path in source_files(*kinds) if path.is_file() and "corpus" not in path.parts]
+    files += [ROOT / name for name in ("Makefile", "CMakeLists.txt", "pyproject.toml", "mkdocs.yml")]
+    assert not [str(path.relative_to(ROOT)) for path in files if mark not in path.read_text()[:100]]
