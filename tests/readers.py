@@ -8,6 +8,7 @@ into what: bytes that reach more of a reader are worth keeping in both.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import pathlib
@@ -218,17 +219,17 @@ def _load(data: bytes) -> None:
 
 
 def _load_compiled(data: bytes) -> None:
-    with _file(data) as path:
-        assert not JITTED.load_compiled(path) or data in WHOLE
-
-
-NAMES_THAT_ACT = (b"system", b"exec", b"eval", b"breakpoint", b"exit", b"input", b"help", b"open", b"remove", b"kill")
+    _, digest, content = (*data.split(b"\n", 2), b"", b"")[:3]
+    if digest != hashlib.sha256(content).hexdigest().encode():  # see _deserialize
+        with _file(data) as path:
+            assert JITTED.load_compiled(path) == 0
 
 
 def _deserialize(data: bytes) -> None:
-    if not any(name in data for name in NAMES_THAT_ACT):  # there is a pickle in it
+    digest, content = data[len(b"graftax.Exported 2\n") :][:32], data[len(b"graftax.Exported 2\n") + 32 :]
+    if digest != hashlib.sha256(content).digest():  # libFuzzer makes it right: what is behind it is a pickle as any
         graftax.Exported.deserialize(data)
-        assert data in WHOLE
+        raise AssertionError("damaged bytes are taken for an exported function")
 
 
 def _written(save: Callable[[pathlib.Path], object]) -> bytes:
@@ -237,18 +238,13 @@ def _written(save: Callable[[pathlib.Path], object]) -> bytes:
         return path.read_bytes()
 
 
-WHOLE: list[bytes] = []  # programs as they were written: no others are loaded
-
-
 def _compiled() -> list[bytes]:
     JITTED({"x": jnp.ones(3)})
-    WHOLE.append(_written(JITTED.save_compiled))
-    return WHOLE[-1:]
+    return [_written(JITTED.save_compiled)]
 
 
 def _exported() -> list[bytes]:
-    WHOLE.append(bytes(graftax.export(JITTED)({"x": jnp.ones(3)}).serialize()))
-    return WHOLE[-1:]
+    return [bytes(graftax.export(JITTED)({"x": jnp.ones(3)}).serialize())]
 
 
 class Reader(NamedTuple):

@@ -275,3 +275,18 @@ def test_half_of_a_surrogate_pair_is_shown_where_a_message_names_it():
 
     with pytest.raises(graftax.GraftaxError, match=r"\\udcff"):
         graftax.jit(broken)(Box(x=f32(1)))
+
+
+@pytest.mark.parametrize("star", ["*", "*a", "*aa*"])
+def test_a_pattern_of_many_stars_within_a_step_takes_no_more_than_its_length(star: str):
+    path = Path([DictKey("a" * 2000)])
+    assert not path.matches(f"[{star * 200}b]") and path.matches(f"[{star * 200}a]")
+
+
+@pytest.mark.parametrize("text", ["-" * 10_000 + "1", "(" * 150, "(" * 10_000, "[" * 500, "not " * 3000 + "1"])
+def test_what_is_too_deep_for_the_parser_is_a_text(text: str):
+    if "[" in text:
+        with pytest.raises(ValueError, match="is no path"):
+            Path.parse(f"a[{text}]")
+    else:
+        assert Path.parse(f"a[{text}]")[1] == DictKey(text) and Path([DictKey(text)]).matches(f"[{text}]")

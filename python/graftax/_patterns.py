@@ -121,7 +121,7 @@ class Pattern:
         """These positions, and those behind a `**`, which may stand for no step."""
         out = set(positions)
         for at in sorted(out):
-            while at < len(self.steps) and self.steps[at].kind == "any":
+            while at < len(self.steps) and self.steps[at].kind == "any" and at + 1 not in out:
                 at += 1
                 out.add(at)
         return frozenset(out)
@@ -221,24 +221,46 @@ def _step(found: re.Match[str]) -> _Step | None:
         return None
     if kind == "name" and re.fullmatch(_CELL, text):
         text = "__closure__['" + text[len("__closure__[") : -1].strip("'\"") + "']"
-    literal = None if "*" in text else text
-    expression = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
-    return _Step(kind, literal, expression, at_start, set(text) == {"*"}, _is_literal(text))
+    return _Step(kind, None if "*" in text else text, expression(text), at_start, set(text) == {"*"}, _is_literal(text))
+
+
+def expression(text: str) -> re.Pattern[str]:
+    """What a text with `*` for any characters fits. Each takes as little as it can, for good: none is tried again."""
+    first, *rest = map(re.escape, text.split("*"))
+    between = "".join(f"(?>.*?{part})" for part in rest[:-1] if part)
+    return re.compile(f"{first}{between}.*{rest[-1]}" if rest else first, re.DOTALL)
+
+
+def literal(text: str) -> Any:
+    """The value that a text reads as: 1, None, (1, 2).
+
+    Raises:
+        ValueError: where it reads as none.
+    """
+    try:
+        return ast.literal_eval(text)
+    except (
+        SyntaxError,
+        TypeError,
+        MemoryError,
+        RecursionError,
+    ) as error:  # the last two: it is too deep for the parser
+        raise ValueError(str(error)) from None
 
 
 def unquoted(text: str) -> str | None:
     """A key without its quotes; None where these hold an escape that is none."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return literal(text)
+    except ValueError:
         return None
 
 
 def _is_literal(text: str) -> bool:
-    """Does it read as a value that is no text: 1, None, (1, 2)?"""
+    """Does it read as a value that is no text?"""
     try:
-        ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        literal(text)
+    except ValueError:
         return False
     return True
 

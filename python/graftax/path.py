@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import re
@@ -17,7 +16,7 @@ from ._compat import one_level_with_keys
 from ._describe import static_classes
 from ._errors import ConcurrentChangeError, StructureError, some, type_name
 from ._keypath import KeyPath, entry_text, is_entry, keystr
-from ._patterns import NAME, QUOTED, Entered, Pattern, Positions, unquoted
+from ._patterns import NAME, QUOTED, Entered, Pattern, Positions, literal, unquoted
 from ._structure import Chain, is_unspoken, walk
 
 NOT_MUTABLE = (
@@ -169,9 +168,9 @@ def _entry(found: re.Match[str]) -> Any:
 def _literal(text: str) -> Any:
     """A key as it prints without quotes: None, -1, 2.5, (1, 'x'); or the text."""
     try:
-        value = ast.literal_eval(text)
+        value = literal(text)
         hash(value)
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, TypeError):
         return text
     return value
 
