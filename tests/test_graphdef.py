@@ -391,3 +391,16 @@ def test_a_date_that_cannot_be_made_anew_stays_itself_and_is_named_where_it_is_n
     for structure, name in ((graftax.flatten([day])[1], "Day"), (pickled, "Noted")):
         with pytest.raises(graftax.UnsupportedValueError, match=f"an instance of {name} cannot be rebuilt"):
             graftax.unflatten(structure, [])
+
+
+def test_an_abstract_mesh_is_a_value():
+    def mesh(kind):
+        return jax.sharding.AbstractMesh((2,), ("d",), axis_types=(kind,))
+
+    kinds = jax.sharding.AxisType
+    assert graftax.copy([mesh(kinds.Auto)]) == [mesh(kinds.Auto)]
+    same, other = graphdef([mesh(kinds.Auto)]), graphdef([mesh(kinds.Explicit)])
+    assert same == graphdef([mesh(kinds.Auto)]) != other
+    assert same.fingerprint() == graphdef([mesh(kinds.Auto)]).fingerprint() != other.fingerprint()
+    assert pickle.loads(pickle.dumps(same)) == same
+    assert graftax.jit(lambda m: (m, m == mesh(kinds.Auto)))(mesh(kinds.Auto)) == (mesh(kinds.Auto), True)

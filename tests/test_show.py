@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import io
 import json
+import math
 import re
+import textwrap
 import time
 from pathlib import Path
 
@@ -15,6 +19,8 @@ import numpy as np
 import pytest
 
 import graftax
+import zoo
+from hazards.watchdog import python
 from sizes import sized
 
 
@@ -29,6 +35,11 @@ class Ring:
     def __init__(self):
         self.me = self
         self.w = jnp.ones(3)
+
+    def turn(self):
+        return self
+
+    __call__ = turn
 
 
 class Loud:
@@ -112,6 +123,61 @@ def test_where_arrays_are_is_told():
     placed = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
     assert "float32[4]" in text([placed, np.ones(2)])
     assert "NumPy float64[2]" in text([placed, np.ones(2)])
+
+
+def test_arrays_on_several_devices_say_how_they_are_spread():
+    code = """
+        import jax, jax.numpy as jnp, graftax
+        from jax.sharding import NamedSharding, PartitionSpec
+        mesh = jax.make_mesh((2,), ("d",))
+        split, whole = (jax.device_put(jnp.ones(4), NamedSharding(mesh, PartitionSpec(*axes))) for axes in (["d"], []))
+        other = jax.device_put(jnp.ones(4), jax.devices()[1])
+        print(graftax.show([split, whole, other]).text(width=80))
+        """
+    out = python(textwrap.dedent(code), XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    for line in ("float32[4] P('d',) on 2 devices", "float32[4] replicated on 2 devices", "float32[4] on cpu:1"):
+        assert line in out, out
+
+
+def test_values_are_written_and_functions_go_by_their_names():
+    mesh = jax.make_mesh((1,), ("d",))
+    values = {
+        "enum": zoo.Color.RED,
+        "shape": jax.ShapeDtypeStruct((2,), "float32"),
+        "module": math,
+        "class": Layer,
+        "method": Ring().turn,
+        "partial": functools.partial(jnp.sum, axis=0),
+        "of an object": functools.partial(Ring()),
+        "texts": np.array(["a"]),
+        "scalar": np.float32(2),
+        "spec": jax.sharding.PartitionSpec("d"),
+        "mesh": mesh,
+        "day": datetime.date(2020, 1, 2),
+        "key": {(np.int8(3), frozenset()): 1, (1, range(2)): 2},
+    }
+    found = graftax.show(values).text(width=100)
+    for part in (
+        "'enum': Color.RED, 'shape': ShapeDtypeStruct float32[2]",
+        "'module': module math",
+        "'method': method Ring.turn",
+        "'partial': partial of sum",
+        "'of an object': partial of Ring",
+        "'texts': NumPy <U1[1]",
+        "'scalar': NumPy scalar float32[]",
+        f"'spec': {jax.sharding.PartitionSpec('d')!r}",
+        "'mesh': Mesh(",
+        "'day': datetime.date(2020, 1, 2)",
+        "(np.int8(3), frozenset())",
+        "(1, range(0, 2))",
+    ):
+        assert part in found, found
+
+
+def test_an_array_that_a_trace_holds_is_shown_as_traced():
+    found = []
+    jax.jit(lambda x: found.append(graftax.show({"x": x}).text()))(jnp.ones(2))
+    assert "'x': traced float32[2]" in found[0]
 
 
 @pytest.mark.parametrize("width", [24, 40, 63, 64, 80, 120, 200])

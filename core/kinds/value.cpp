@@ -62,7 +62,7 @@ struct ValueKind final : NodeKind {
     raise_graftax("UnsupportedValueError",
                   std::string("an instance of ") + n.type->tp_name +
                       " cannot be rebuilt: copy.copy of it fails, or this structure comes from a "
-                      "pickle. Mend its __reduce__, or flatten it in this process.");
+                      "pickle or a file. Mend its __reduce__, or flatten it in this process.");
   }
 };
 

@@ -90,7 +90,13 @@ _OPAQUE = (
     jax.custom_batching.custom_vmap,
 )
 
-_BY_EQUALITY = (np.dtype, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
+_BY_EQUALITY = (
+    np.dtype,
+    jax.sharding.AbstractMesh,
+    jax.sharding.Mesh,
+    jax.sharding.PartitionSpec,
+    jax.sharding.Sharding,
+)
 
 _NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
 _SUBCLASS_OF_ARRAY = (

@@ -3,6 +3,7 @@
 
 import datetime
 import decimal
+import enum
 import fractions
 import functools
 import math
@@ -21,7 +22,7 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 from hypothesis import given
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import graftax
 import oracle
@@ -159,6 +160,22 @@ def test_arrays_on_a_cpu_are_not_copied(path):
     assert graftax.load(path)["w"].sum() == 0
 
 
+class Rights(enum.Flag):
+    READ, WRITE = 1, 2
+
+
+class Bits(enum.IntFlag, boundary=enum.KEEP):
+    LOW = 1
+
+
+class Count(int):
+    """Of a class that keeps nothing beside the number."""
+
+
+class Label(str):
+    __slots__ = ()
+
+
 VALUES = [
     10**400,
     -(1 << 63),
@@ -202,6 +219,11 @@ VALUES = [
     np.datetime64("2020-01-01"),
     np.str_("x"),
     zoo.Color.RED,
+    Rights.READ | Rights.WRITE,
+    Bits(9),
+    Count(3),
+    Label("x"),
+    math,
     functools.partial(jnp.sum, axis=0),
     frozenset({1, 2}),
     deque([1], maxlen=3),
@@ -213,7 +235,7 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30])
 @pytest.mark.quick(200)  # a case takes milliseconds
 def test_a_value_comes_back(path, value):
-    new = round_trip(path, {"v": value, "w": jnp.ones(1)}, classes=KNOWN)["v"]
+    new = round_trip(path, {"v": value, "w": jnp.ones(1)}, classes=(*KNOWN, Rights, Bits, Count, Label))["v"]
     assert type(new) is type(value)
     assert new is value or repr(new) == repr(value)
 
@@ -327,6 +349,17 @@ def test_meshes_are_saved_by_their_axes(path):
     new = round_trip(path, obj, mesh=mesh)
     assert new["mesh"] is mesh and new["sharding"] == obj["sharding"]
     assert round_trip(path, obj)["mesh"].shape == mesh.shape
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("kind", list(AxisType), ids=str)
+def test_a_mesh_keeps_the_types_of_its_axes(path, kind):
+    mesh = jax.make_mesh((1, 1), ("a", "b"), axis_types=(kind, AxisType.Auto))
+    abstract = AbstractMesh((2, 3), ("a", "b"), axis_types=(kind, AxisType.Auto))
+    obj = {"mesh": mesh, "abstract": abstract, "sharding": NamedSharding(mesh, PartitionSpec("b")), "x": jnp.ones(2)}
+    for options in ({}, {"like": obj | {"x": jnp.zeros(2)}}):
+        new = round_trip(path, obj, **options)
+        assert all(new[name] == obj[name] for name in ("mesh", "abstract", "sharding"))
 
 
 def test_only_some_arrays_are_written(path):

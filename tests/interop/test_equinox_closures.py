@@ -243,3 +243,34 @@ def test_an_array_of_a_number_s_type_keeps_it(library):
     assert [x.weak_type for x in converted.out_struct] == [False, True]
     assert [x.weak_type for x in converted.in_struct[0]] == [False, False]
     assert converted(jnp.ones(2, jnp.bfloat16), jnp.float32(2))[0].dtype == jnp.bfloat16
+
+
+def scanned(x):
+    return jax.lax.scan(lambda c, y: (c + y, c), x, jnp.stack([x, x]))[0]
+
+
+PROGRAMS = {
+    "a call": (lambda x: jax.jit(jnp.sin)(x) * 2, lambda x: jax.jit(jnp.cos)(x) * 2),
+    "a scan": (scanned, lambda x: jax.lax.scan(lambda c, y: (c * y, c), x, jnp.stack([x, x]))[0]),
+    "a number": (lambda x: x * 2, lambda x: x * 3),
+    "a shape": (lambda x: x.reshape(1, -1), lambda x: x.reshape(-1, 1)),
+    "an index": (lambda x: x[jnp.array([0, 1])], lambda x: x[jnp.array([0])]),
+    "a branch": (
+        lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x),
+        lambda x: jax.lax.cond(x.sum() > 0, jnp.cos, jnp.sin, x),
+    ),
+}
+
+
+@pytest.mark.quick(6)  # a case takes milliseconds
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_functions_that_do_the_same_are_one_structure_and_others_are_not(name):
+    def converted(f):
+        return graftax.filter_closure_convert(lambda x: f(x), V)
+
+    one, other = PROGRAMS[name]
+    run, kept = graftax.jit(lambda f, x: f(x)), []
+    for f in (one, one, other, one, other):
+        kept.append(converted(f))
+        np.testing.assert_allclose(run(kept[-1], V), f(V), rtol=1e-6)
+    assert run.cache_info().traces == 2

@@ -113,6 +113,7 @@ VALUES = {
 }
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("name", VALUES)
 def test_objects_of_plain_classes_are_values(name):
     same(VALUES[name](graftax), VALUES[name](eqx))

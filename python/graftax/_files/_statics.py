@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .. import interop
 from ._errors import Malformed
@@ -147,7 +147,8 @@ def _moment(value: Any, key: Any) -> dict[str, Any]:
 
 
 def _mesh(value: Any) -> dict[str, Any]:
-    return {"axes": [[str(name), size] for name, size in value.shape.items()]}
+    axes = [[str(name), size] for name, size in value.shape.items()]
+    return {"axes": axes, "types": [kind.name for kind in value.axis_types]}
 
 
 # The name of the form, and what the object holds; `key` writes a part.
@@ -253,12 +254,12 @@ class Decoder:
         return cast(Any, described.reduce)()
 
     def a_mesh(self, held: dict[str, Any], depth: int) -> Any:
-        names, sizes = _axes(held)
+        names, sizes, kinds = _axes(held)
         if self._mesh is not None and tuple(map(str, self._mesh.axis_names)) == names:
             return self._mesh
         if math.prod(sizes) > jax.device_count():
             return self.known.missing(f"a mesh of {dict(zip(names, sizes, strict=True))} (mesh=)")
-        return jax.make_mesh(sizes, names, devices=jax.devices()[: math.prod(sizes)])
+        return jax.make_mesh(sizes, names, axis_types=kinds, devices=jax.devices()[: math.prod(sizes)])
 
     def a_sharding(self, held: dict[str, Any], depth: int) -> Any:
         mesh, spec = self.value(held["mesh"], depth), self.value(held["spec"], depth)
@@ -269,16 +270,20 @@ class Decoder:
         return MISSING if parts is MISSING else cls(*parts)
 
 
-def _axes(held: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _axes(held: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[AxisType, ...] | None]:
+    """Names, sizes and types; None for the types, which the first files do not tell: JAX's own choice."""
     names, sizes = zip(*held["axes"], strict=True) if held["axes"] else ((), ())
     if not all(type(name) is str for name in names) or not all(type(size) is int and size > 0 for size in sizes):
         raise Malformed("axes that are none")
-    return names, sizes
+    kinds = tuple(AxisType[name] for name in held["types"]) if "types" in held else None
+    if kinds is not None and len(kinds) != len(names):
+        raise Malformed("axes with types of others")
+    return names, sizes, kinds
 
 
 def _abstract_mesh(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
-    names, sizes = _axes(held)
-    return AbstractMesh(sizes, names)
+    names, sizes, kinds = _axes(held)
+    return AbstractMesh(sizes, names, kinds)
 
 
 def _bits(found: Any) -> float:

@@ -219,7 +219,7 @@ class Picture:
         """What a row is without its value: by this, rows are alike."""
         row = self.rows[number]
         if row.what == "array":
-            return array_type(row.value)
+            return array_text(row.value, values=False)
         if row.what == "node" or not callable(row.value):
             return type_text(row.value)
         return value_text(row.value)

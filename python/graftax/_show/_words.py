@@ -18,7 +18,8 @@ import numpy as np
 _LONG = 60  # characters of a value
 _FEW = 6  # elements of an array that are written out
 _WRITTEN = (bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice, np.generic, np.dtype)
-_TOLD = (*_WRITTEN, pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta)
+_PLACES = (jax.sharding.AbstractMesh, jax.sharding.Mesh, jax.sharding.PartitionSpec, jax.sharding.Sharding)
+_TOLD = (*_WRITTEN, pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, *_PLACES)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _UNITS = ("", "k", "M", "G", "T", "P")
 
@@ -76,8 +77,6 @@ def value_text(value: Any) -> str:
         return cut(repr(value))
     if isinstance(value, np.ndarray):
         return f"NumPy {value.dtype}{list(value.shape)}"
-    if type(value).__module__.startswith(("jax.", "jaxlib.")) and hasattr(value, "device_set"):
-        return cut(repr(value))
     name = getattr(value, "__name__", None) if callable(value) else None
     kind = name_of_type(type(value))
     return f"{kind} {name}" if isinstance(name, str) else kind
@@ -128,7 +127,7 @@ def size_of(array: Any) -> tuple[int, int] | None:
 
 
 def array_type(array: Any) -> str:
-    """dtype and shape, and where it is unless that is where arrays are by default."""
+    """dtype and shape."""
     dtype = getattr(array, "dtype", None)
     if dtype is None:
         return value_text(array)
@@ -143,7 +142,7 @@ def array_type(array: Any) -> str:
 
 
 def array_text(array: Any, values: bool) -> str:
-    """An array with what is particular about it."""
+    """An array with what is particular about it: where it is, unless that is where arrays are by default."""
     text = array_type(array)
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return f"{text} {_numbers(array)}" if values and isinstance(array, (np.ndarray, np.generic)) else text
