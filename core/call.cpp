@@ -249,11 +249,14 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
   raise_python();
 }
 
+// Has the function other code or defaults than its signature was read from, or the class another __call__?
+bool has_changed(const CallerObject* self) {
+  if (self->method && method_of(self->prefix) != self->method) return true;
+  return PyFunction_Check(self->function) && !was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function);
+}
+
 void rebind_changed_function(CallerObject* self) {
-  bool changed = self->method && method_of(self->prefix) != self->method;
-  if (changed ||
-      (PyFunction_Check(self->function) && !was_read_from(*nb::inst_ptr<Binding>(self->binding), self->function)))
-    Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
+  if (has_changed(self)) Owned(own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::rebind, nullptr)));
 }
 
 // Gives an entry that was traced what it depends on, also where the computation has failed since: it is found again.
@@ -436,6 +439,16 @@ PyObject* caller_configure(PyObject* obj, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+PyObject* caller_has_changed(PyObject* obj, PyObject*) {
+  auto* self = reinterpret_cast<CallerObject*>(obj);
+  try {
+    return PyBool_FromLong(self->binding != Py_None && has_changed(self));
+  } catch (nb::python_error& e) {
+    e.restore();
+    return nullptr;
+  }
+}
+
 int caller_traverse(PyObject* obj, visitproc visit, void* arg) {
   auto* self = reinterpret_cast<CallerObject*>(obj);
   Py_VISIT(Py_TYPE(obj));
@@ -471,6 +484,8 @@ void caller_dealloc(PyObject* obj) {
 
 PyMethodDef caller_methods[] = {
     {"_configure", caller_configure, METH_VARARGS, "_configure(function, prefix, table, binding, is_method=False)"},
+    {"_has_changed", caller_has_changed, METH_NOARGS,
+     "_has_changed(): has the function other code or defaults than its signature was read from?"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef caller_members[] = {

@@ -4,6 +4,7 @@
 import functools
 import inspect
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -272,3 +273,15 @@ def test_a_call_that_takes_no_self():
 
     for obj in (Static(), OfClass()):
         assert graftax.jit(obj)(jnp.ones(())) == obj(jnp.ones(()))
+
+
+def test_every_way_to_call_follows_the_class(monkeypatch):
+    scale, x = Scale(), jnp.ones(())
+    jitted, checked = graftax.jit(scale), graftax.jit(scale, check=True)
+    inner = graftax.jit(lambda x: jitted(x) + 1)
+    assert [jitted(x), checked(x), inner(x)] == [2, 2, 3]
+    monkeypatch.setattr(Scale, "__call__", lambda self, x: jnp.stack([x, x * 10]))
+    assert jitted.eval_shape(x).shape == (2,) and jitted.lower(x).compile()(x)[1] == 10
+    assert checked(x)[1] == 10 and inner(x)[1] == 11
+    with jax.disable_jit():
+        assert jitted(x)[1] == 10

@@ -163,16 +163,14 @@ class Stageable(_core.Caller, Generic[P, R]):
 
         Raises the function's own TypeError where it does not take them.
         """
+        if not plan and self._has_changed():
+            self._rebind()
         binding = plan.signature.binding if plan else self._binding
-        if not binding.was_read_from(self._function):
-            if plan:
-                places = plan.signature.origins
-                hidden, assigned = plan.signature.hidden, plan.signature.assigned
-                given = plan.signature.skip, plan.options.captured, places, hidden, assigned
-                binding = Signature.of(self._function, *given).binding
-            else:
-                self._rebind()
-                binding = self._binding
+        if plan and not binding.was_read_from(self._function):
+            places = plan.signature.origins
+            hidden, assigned = plan.signature.hidden, plan.signature.assigned
+            given = plan.signature.skip, plan.options.captured, places, hidden, assigned
+            binding = Signature.of(self._function, *given).binding
         bound = binding.bind(args, kwargs, self._prefix)
         if bound is None:
             self._function(*self._prefix, *args, **kwargs)

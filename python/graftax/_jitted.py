@@ -300,6 +300,8 @@ class Jitted(Stageable[P, R]):
     @boundary
     def _plain(self, *args: Any, **kwargs: Any) -> Any:
         """A call under `jax.disable_jit` or in another's trace: the function, with objects in place of handles."""
+        if self._method is not None and self._has_changed():
+            self._rebind()
         if self._options.mutation != "propagate" and _core.is_watched():
             bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
             return Jitted._as_program(self._plan.name, bound, args, kwargs, self._options.mutation)
