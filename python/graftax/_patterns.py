@@ -239,12 +239,8 @@ def literal(text: str) -> Any:
     """
     try:
         return ast.literal_eval(text)
-    except (
-        SyntaxError,
-        TypeError,
-        MemoryError,
-        RecursionError,
-    ) as error:  # the last two: it is too deep for the parser
+    # The last two: it is too deep for the parser.
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
