@@ -30,7 +30,7 @@ CORPUS = pathlib.Path(__file__).with_name("corpus")
 ALLOWED = (graftax.GraftaxError, ValueError, TypeError, pickle.UnpicklingError)
 BROKEN = (SystemError, RuntimeError, AssertionError)  # whoever raises them
 MEMORY = 8 << 20  # bytes that one input may add to what the process took at most: inputs have some hundred
-ADDRESSES = 1 << 30  # bytes that may be asked for beyond what a process has: more is a MemoryError
+ADDRESSES = 1 << 27  # bytes that may be asked for beyond what a process has: more is a MemoryError
 
 
 class Box:
