@@ -165,7 +165,17 @@ nb::tuple flatten(nb::handle obj) {
 void bind_kept(nb::module_& m) {
   m.def("let_go_of_kept", &let_go, nb::arg("phase"), nb::arg("info"),
         nb::sig("def let_go_of_kept(phase: str, info: dict[str, int]) -> None"),
-        "For `gc.callbacks`: a full collection finds no structure kept.");
+        "For `gc.callbacks`: a full collection finds no structure kept with a class that no module holds.");
+  m.def(
+      "kept_structures",
+      [] {
+        nb::list out;
+        for (Bucket& bucket : buckets())
+          for (Bucket::Slot& slot : bucket.slots)
+            if (slot.graphdef) out.append(slot.graphdef);
+        return out;
+      },
+      nb::sig("def kept_structures() -> list[GraphDef]"), "The structures that `flatten` keeps.");
 }
 
 }  // namespace graftax

@@ -28,6 +28,7 @@ def look() -> None:
     left = {id(o): o for o in gc.get_objects() if isinstance(o, KINDS)}
     everything = (held for o in gc.get_objects() if o is not left for held in gc.get_referents(o))
     others = Counter(id(held) for held in everything if id(held) in left)
+    others.update(map(id, _core.kept_structures()))  # the core has a reference of each
     left[id(left)] = object()  # shows what this function itself adds
     more = {key: sys.getrefcount(o) - others[key] for key, o in left.items()}
     own = more.pop(id(left))

@@ -278,7 +278,12 @@ def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root
 def flatten(obj: object) -> tuple[list[Any], GraphDef]: ...
 
 def let_go_of_kept(phase: str, info: dict[str, int]) -> None:
-    """For `gc.callbacks`: a full collection finds no structure kept."""
+    """
+    For `gc.callbacks`: a full collection finds no structure kept with a class that no module holds.
+    """
+
+def kept_structures() -> list[GraphDef]:
+    """The structures that `flatten` keeps."""
 
 def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False) -> tuple[list[Any], list[Any]] | None:
     """
