@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+import itertools
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -109,10 +110,15 @@ class Entries:
                 tracemalloc.stop()
 
 
+_numbers = itertools.count()
+
+
 def _graphdef() -> Any:
+    """One with names of its own: a structure that was met before is one that is held already."""
     import graftax
 
-    return graftax.flatten({f"y{i:04}": jnp.ones(4) for i in range(1000)})[1]
+    number = next(_numbers)
+    return graftax.flatten({f"{number}y{i:04}": jnp.ones(4) for i in range(1000)})[1]
 
 
 MEMORY = (
