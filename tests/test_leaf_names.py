@@ -192,10 +192,12 @@ def test_a_name_is_the_text_of_its_place(kind):
 
 def test_names_are_made_when_they_are_asked_for_and_hold_no_class():
     recording = _core.Recording((Half(jnp.ones(2), [1]),), ("half",), [0], None, False, False, None, None)
-    names = LeafNames(recording.graphdef, recording.names, False)
-    assert Half in gc.get_referents(names._graphdef)
-    assert names.bind(1).arguments == {"half.a": 1}
-    assert names._graphdef is None and names.bind(2).arguments == {"half.a": 2}
+    graphdef = recording.graphdef
+    names = LeafNames(graphdef, recording.names, False)
+    assert Half in gc.get_referents(graphdef) and graphdef not in gc.get_referents(names)
+    assert names.bind(1).arguments == {"half.a": 1} and names.bind(2).arguments == {"half.a": 2}
+    del recording, graphdef
+    assert names.bind(1).arguments == {"leaves": (1,)}
 
 
 def test_what_knows_a_structure_shares_it():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import Any
 
 from . import _core
@@ -22,27 +23,23 @@ class LeafNames(inspect.Signature):
     """The signature of a flat function, as JAX asks it which argument a leaf is: while it traces, and never in a call.
 
     A name such as `model.enc['w']` is none that a parameter may have, so it is the binding that names the leaves. JAX
-    keeps it as long as the function. So from the first question on it holds texts alone: a structure leads to the
-    caller's classes. Until then it holds the structure, weakly as an entry does.
+    keeps it as long as the function, so it refers to the structure of the entry weakly: that leads to the caller's
+    classes. The names are spelled when they are asked for, once a trace; JAX keeps texts of its own.
     """
 
     def __init__(self, graphdef: _core.GraphDef, roots: tuple[str, ...], tupled: bool) -> None:
         super().__init__(_TUPLED if tupled else _APART)
         self._tupled, self._roots = tupled, roots
-        self._graphdef: _core.GraphDef | None = graphdef
-        self._names: list[str] = []
+        self._graphdef = weakref.ref(graphdef)
 
     @property
     def names(self) -> list[str]:
-        """One a leaf, all different."""
-        graphdef = self._graphdef
-        if graphdef is not None:
-            found = leaf_names(graphdef, self._roots)
-            # An array that is a leaf again under another donated name would else take its place.
-            same = len(set(found)) < len(found)
-            self._names = [f"{name} ({i})" for i, name in enumerate(found)] if same else found
-            self._graphdef = None
-        return self._names
+        """One a leaf, all different; none once the entry is gone."""
+        graphdef = self._graphdef()
+        found = [] if graphdef is None else leaf_names(graphdef, self._roots)
+        # An array that is a leaf again under another donated name would else take its place.
+        same = len(set(found)) < len(found)
+        return [f"{name} ({i})" for i, name in enumerate(found)] if same else found
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         (leaves,) = args if self._tupled and len(args) == 1 else (args,)
