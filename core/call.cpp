@@ -323,7 +323,8 @@ PyObject* call_once(CallerObject* self, const Shared<SettingsNow>& now, PyObject
     if (host) numberless = without_numbers(entry, walk.leaves);
     const OwnedList& given = host ? numberless : walk.leaves;
     if (!entry.refused && direct_takes(given.size() + (host ? 2 : 0)))
-      direct = entry.find_direct(given, host.get(), now, seen);
+      direct = entry.find_direct(given, host.get(), now, seen,
+                                 recording && !host ? &nb::inst_ptr<Recording>(recording.get())->looks : nullptr);
     if (direct && !knows(host.get(), direct->outcome())) direct = nullptr;
     if (direct) {
       flat_result = direct->run(given, host.get(), [&] { return tuple_of(entry.vectors(host.get())); });

@@ -2,6 +2,7 @@
 #include "direct.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kind.h"
 
@@ -82,98 +83,157 @@ bool nothing_has_run(PyObject* error) { return own(PyObject_CallOneArg(jax.refus
 
 int direct_waits(size_t leaves) { return leaves < few_leaves ? jax.wait : 0; }
 
-bool Direct::look_at(Guard& guard, PyObject* leaf) {
-  if (kind_of(leaf).leaf == Leaf::numpy) {
-    bool is_array = Py_TYPE(leaf) == runtime.ndarray_type;
-    if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), jax.scalar)) return false;
-    guard.host = std::make_unique<Host>();
-    guard.host->type = Py_TYPE(leaf);
-    if (!is_array) return true;
-    guard.host->dtype = own(PyObject_GetAttr(leaf, name_of_dtype()));
-    guard.host->shape = own(PyObject_GetAttr(leaf, name_of_shape()));
+namespace {
+
+// What the leaves before were like: most are like one of these.
+class Looker {
+ public:
+  // False where this is nothing that Tier B takes.
+  bool look_at(PyObject* leaf, LeafLook& out) {
+    if (kind_of(leaf).leaf == Leaf::numpy) return look_at_host(leaf, out);
+    Owned array = Owned::borrow(leaf), impl, layout;
+    if (Py_TYPE(leaf) == jax.key) {
+      impl = own(PyObject_GetAttr(leaf, jax.impl));
+      array = own(PyObject_GetAttr(leaf, jax.base));
+    }
+    if (Py_TYPE(array.get()) != runtime.array_type) return false;
+    Owned aval = read(jax.aval, array.get());
+    Owned committed = read(jax.committed, array.get());
+    out.sharding = read(jax.sharding, array.get());
+    auto is_like = [&](const Look& known) {
+      if (known.aval.get() != aval.get() || known.committed.get() != committed.get()) return false;
+      if (known.impl.get() != impl.get()) return false;
+      if (!known.asks_layout) return true;
+      if (!layout) layout = read(jax.layout, array.get());
+      return same(known.layout.get(), layout.get());
+    };
+    for (size_t i = 0; i < known_.size(); ++i) {
+      Shared<Look> known = known_[i];
+      if (!known || !is_like(*known)) continue;
+      out.look = std::move(known);
+      return true;
+    }
+    out.look = Shared<Look>::make();
+    out.look->asks_layout = rank(aval.get()) > 1;
+    if (out.look->asks_layout && !layout) layout = read(jax.layout, array.get());
+    if (out.look->asks_layout) out.look->layout = std::move(layout);
+    out.look->aval = std::move(aval);
+    out.look->committed = std::move(committed);
+    out.look->impl = std::move(impl);
+    known_[next_++ % known_.size()] = out.look;
     return true;
   }
-  Owned array = Owned::borrow(leaf);
-  if (Py_TYPE(leaf) == jax.key) {
-    guard.impl = own(PyObject_GetAttr(leaf, jax.impl));
-    array = own(PyObject_GetAttr(leaf, jax.base));
+
+ private:
+  static bool look_at_host(PyObject* leaf, LeafLook& out) {
+    bool is_array = Py_TYPE(leaf) == runtime.ndarray_type;
+    if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), jax.scalar)) return false;
+    out.look = Shared<Look>::make();
+    out.look->host = std::make_unique<HostLook>();
+    HostLook& host = *out.look->host;
+    host.type = Py_TYPE(leaf);
+    if (!is_array) return true;
+    host.dtype = own(PyObject_GetAttr(leaf, name_of_dtype()));
+    host.shape = own(PyObject_GetAttr(leaf, name_of_shape()));
+    return true;
   }
-  if (Py_TYPE(array.get()) != runtime.array_type) return false;
-  guard.aval = read(jax.aval, array.get());
-  guard.sharding = read(jax.sharding, array.get());
-  guard.committed = read(jax.committed, array.get());
-  guard.asks_layout = rank(guard.aval.get()) > 1;
-  if (guard.asks_layout) guard.layout = read(jax.layout, array.get());
-  guard.last = leaf;
-  return true;
+
+  std::array<Shared<Look>, 4> known_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+std::vector<LeafLook> looks_of(const OwnedList& leaves) {
+  std::vector<LeafLook> out(leaves.size());
+  Looker looker;
+  for (size_t i = 0; i < leaves.size(); ++i)
+    if (!looker.look_at(leaves[i], out[i])) return {};
+  return out;
 }
 
-Shared<Direct> Direct::look(const OwnedList& leaves, TraceContext trace_context) {
+Shared<Direct> Direct::look(const OwnedList& leaves, TraceContext trace_context, std::vector<LeafLook>* looks) {
   if (!answered(jax.at_first)) return nullptr;
   auto out = Shared<Direct>::make();
-  out->guards_.resize(leaves.size());
-  for (size_t i = 0; i < leaves.size(); ++i)
-    if (!look_at(out->guards_[i], leaves[i])) return nullptr;
+  out->guards_ = looks && looks->size() == leaves.size() ? std::move(*looks) : looks_of(leaves);
+  if (out->guards_.size() != leaves.size()) return nullptr;
   out->trace_context_ = std::move(trace_context);
   return out;
 }
 
-bool Direct::fits(const Host& host, PyObject* leaf) {
+bool Direct::fits(const HostLook& host, PyObject* leaf) {
   if (Py_TYPE(leaf) != host.type) return false;
   if (!host.dtype) return true;
   return same(own(PyObject_GetAttr(leaf, name_of_dtype())).get(), host.dtype.get()) &&
          same(own(PyObject_GetAttr(leaf, name_of_shape())).get(), host.shape.get());
 }
 
-bool Direct::fits(Guard& guard, PyObject* leaf) {
-  if (guard.host) return fits(*guard.host, leaf);
-  bool referred = guard.ref && referent(guard.ref.get()) == leaf;
-  uint32_t result = referred ? guard.result : NONE;
-  if (referred && (result == NONE || guard.sure)) return true;
+// What is compared is held: comparing may let another thread in, which is at the same guards.
+bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
+  bool referred = met && met->ref && referent(met->ref.get()) == leaf;
+  uint32_t result = referred ? met->result : NONE;
+  if (referred && (result == NONE || met->sure)) return true;
+  LeafLook& guard = guards_[i];
+  Shared<Look> look = guard.look;
+  if (look->host) return fits(*look->host, leaf);
   Owned array = Owned::borrow(leaf);
-  if (guard.impl) {
-    if (Py_TYPE(leaf) != jax.key || own(PyObject_GetAttr(leaf, jax.impl)).get() != guard.impl.get()) return false;
+  if (look->impl) {
+    if (Py_TYPE(leaf) != jax.key || own(PyObject_GetAttr(leaf, jax.impl)).get() != look->impl.get()) return false;
     array = own(PyObject_GetAttr(leaf, jax.base));
   }
   if (Py_TYPE(array.get()) != runtime.array_type) return false;
-  auto as_before = [&](PyObject* getter, Owned& before) {
-    Owned now = read(getter, array.get());
-    if (now.get() == before.get()) return true;
-    if (!same(now.get(), before.get())) return false;
-    before = std::move(now);  // the next one is likely to have the same
-    return true;
-  };
-  if (!as_before(jax.aval, guard.aval) || !as_before(jax.sharding, guard.sharding)) return false;
-  if (read(jax.committed, array.get()).get() != guard.committed.get()) return false;
-  if (guard.asks_layout && !as_before(jax.layout, guard.layout)) return false;
+  Owned aval = read(jax.aval, array.get()), sharding = read(jax.sharding, array.get()), layout;
+  bool same_aval = aval.get() == look->aval.get();
+  if (!same_aval && !same(aval.get(), look->aval.get())) return false;
+  if (sharding.get() != guard.sharding.get()) {
+    Owned before = guard.sharding;
+    if (!same(sharding.get(), before.get())) return false;
+    guard.sharding = std::move(sharding);  // the next one is likely to have the same
+  }
+  if (read(jax.committed, array.get()).get() != look->committed.get()) return false;
+  if (look->asks_layout) {
+    layout = read(jax.layout, array.get());
+    if (!same(layout.get(), look->layout.get())) return false;
+  }
+  if (!same_aval) {  // here too, of this leaf alone
+    auto own_look = Shared<Look>::make();
+    own_look->committed = look->committed;
+    own_look->impl = look->impl;
+    own_look->asks_layout = look->asks_layout;
+    own_look->aval = std::move(aval);
+    own_look->layout = std::move(layout);
+    guard.look = std::move(own_look);
+  }
+  if (!met) return true;
   if (result != NONE) {
-    guard.sure = guard.result == result;
-    guard.searches = 0;
+    met->sure = met->result == result;
+    met->searches = 0;
     return true;
   }
-  guard.result = NONE;
-  if (guard.last == leaf) guard.ref = own(PyWeakref_NewRef(leaf, nullptr));
-  else guard.last = leaf;
-  if (guard.asks_layout && !guard.impl && guard.searches < max_searches) find_result(guard, leaf);
+  met->result = NONE;
+  if (met->last == leaf) met->ref = own(PyWeakref_NewRef(leaf, nullptr));
+  else met->last = leaf;
+  if (look->asks_layout && !look->impl && met->searches < max_searches) find_result(*met, leaf);
   return true;
 }
 
 // An address may be that of another array by now, so what is found here is only tried.
-void Direct::find_result(Guard& guard, PyObject* leaf) const {
-  ++guard.searches;
+void Direct::find_result(Met& met, PyObject* leaf) const {
+  ++met.searches;
   auto found = std::find(results_.begin(), results_.end(), leaf);
   if (found == results_.end()) return;
-  guard.result = static_cast<uint32_t>(found - results_.begin());
-  guard.sure = false;
+  met.result = static_cast<uint32_t>(found - results_.begin());
+  met.sure = false;
 }
 
 void Direct::expect(PyObject* outputs) {
   PyObject* const* items = PySequence_Fast_ITEMS(outputs);
   auto count = static_cast<size_t>(PyList_GET_SIZE(outputs));
   bool searching = false;
-  for (Guard& guard : guards_) {
-    if (guard.result < count) guard.ref = own(PyWeakref_NewRef(items[guard.result], nullptr));
-    searching = searching || (guard.asks_layout && guard.searches < max_searches);
+  for (size_t i = 0; i < met_.size(); ++i) {
+    Met& met = met_[i];
+    if (met.result < count) met.ref = own(PyWeakref_NewRef(items[met.result], nullptr));
+    searching = searching || (guards_[i].look->asks_layout && met.searches < max_searches);
   }
   if (searching) results_.assign(items, items + count);
   else results_.clear();
@@ -185,12 +245,18 @@ bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
     if (!same_settings(*trace_context.settings, *trace_context_.settings)) return false;
     trace_context_.settings = trace_context.settings;
   }
-  if (differed_ > 0 && !fits(guards_[differed_], leaves[differed_])) return false;
+  Met* met = met_.empty() ? nullptr : met_.data();
+  auto met_at = [&](size_t i) { return met ? met + i : nullptr; };
+  if (differed_ > 0 && !fits(differed_, met_at(differed_), leaves[differed_])) return false;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (i > 0 && i == differed_) continue;
-    if (fits(guards_[i], leaves[i])) continue;
+    if (fits(i, met_at(i), leaves[i])) continue;
     differed_ = i;
     return false;
+  }
+  if (!met && met_.empty()) {
+    met_.resize(leaves.size());
+    for (size_t i = 0; i < leaves.size(); ++i) met_[i].last = leaves[i];
   }
   return true;
 }
@@ -209,15 +275,15 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedLis
   if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!O", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number,
                         &donates, &PyList_Type, &hosts, &ring))
     raise_python();
-  std::vector<Host> computed(vectors.size());
+  std::vector<HostLook> computed(vectors.size());
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hosts); ++i) {
     Py_ssize_t k;
     PyObject *aval, *sharding, *devices;
     if (!PyArg_ParseTuple(PyList_GET_ITEM(hosts, i), "nOOO", &k, &aval, &sharding, &devices)) raise_python();
     auto at = static_cast<size_t>(k);
-    if (k < 0 || at >= arguments.size() || (at < guards_.size() && !guards_[at].host))
+    if (k < 0 || at >= arguments.size() || (at < guards_.size() && !guards_[at].look->host))
       raise_error(PyExc_IndexError, "a NumPy leaf that is not there");
-    Host& host = at < guards_.size() ? *guards_[at].host : computed[at - guards_.size()];
+    HostLook& host = at < guards_.size() ? *guards_[at].look->host : computed[at - guards_.size()];
     host.aval = Owned::borrow(aval);
     host.sharding = Owned::borrow(sharding);
     host.devices = Owned::borrow(devices);
@@ -242,7 +308,7 @@ bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedLis
 }
 
 // The content of a NumPy leaf on its device. The caller may write to the leaf as soon as the call has returned.
-Owned Direct::put(const Host& host, PyObject* leaf) {
+Owned Direct::put(const HostLook& host, PyObject* leaf) {
   if (!host.aval) raise_error(PyExc_SystemError, "a NumPy leaf has no place");
   Owned content = own(PyList_New(1));
   PyList_SET_ITEM(content.get(), 0, Py_NewRef(leaf));
@@ -261,9 +327,9 @@ Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ri
       ring_->write(*slot, in_slot, PyTuple_GET_ITEM(host, vector));
       return slot->arrays[in_slot++];
     }
-    const Guard& guard = guards_[k];
-    if (guard.host) return put(*guard.host, leaves[k]);
-    return guard.impl ? own(PyObject_GetAttr(leaves[k], jax.base)) : Owned::borrow(leaves[k]);
+    const Look& look = *guards_[k].look;
+    if (look.host) return put(*look.host, leaves[k]);
+    return look.impl ? own(PyObject_GetAttr(leaves[k], jax.base)) : Owned::borrow(leaves[k]);
   };
   for (size_t i = 0; i < kept_.size(); ++i) {
     Owned array = array_of(kept_[i]);

@@ -34,10 +34,33 @@ bool nothing_has_run(PyObject* error);
 // How many calls jax.jit makes before its executable is asked for: with few leaves there is little to gain by each.
 int direct_waits(size_t leaves);
 
+// A NumPy leaf: what it looked like, and where its copy goes.
+struct HostLook {
+  PyTypeObject* type = nullptr;
+  Owned dtype, shape;             // of an array; a scalar's type says both
+  Owned aval, sharding, devices;  // of the copy
+};
+
+// What a leaf looked like. Leaves that are alike have one in common, but for their shardings: each result of an
+// executable has a sharding object of its own.
+struct Look {
+  Owned aval, committed, layout, impl;
+  std::unique_ptr<HostLook> host;
+  bool asks_layout = false;  // of arrays with one dimension or none there is but one
+};
+struct LeafLook {
+  Shared<Look> look;
+  Owned sharding;
+};
+
+// What these leaves look like, one after the other; empty where one of them is nothing that Tier B takes.
+std::vector<LeafLook> looks_of(const OwnedList& leaves);
+
 class Direct {
  public:
-  // Remembers what these leaves look like. Null where one of them is nothing that Tier B takes.
-  static Shared<Direct> look(const OwnedList& leaves, TraceContext trace_context);
+  // Remembers what these leaves look like; `looks` are theirs where they are known. Null where one of them is nothing
+  // that Tier B takes.
+  static Shared<Direct> look(const OwnedList& leaves, TraceContext trace_context, std::vector<LeafLook>* looks);
 
   // Are the trace context and these leaves as they were then? Runs no user code.
   bool fits(const OwnedList& leaves, const TraceContext& trace_context);
@@ -62,38 +85,29 @@ class Direct {
   bool donates() const { return donates_; }
 
  private:
-  // A NumPy leaf: what it looked like, and where its copy goes.
-  struct Host {
-    PyTypeObject* type = nullptr;
-    Owned dtype, shape;             // of an array; a scalar's type says both
-    Owned aval, sharding, devices;  // of the copy
-  };
-
-  // What one leaf looked like. `ref` is a weak reference to a leaf that was the same object twice in a row: while it is
-  // alive, nothing else has to be asked.
-  struct Guard {
-    Owned aval, sharding, committed, layout, impl, ref;
-    std::unique_ptr<Host> host;
+  // Which object one leaf was, once it has fitted. `ref` is a weak reference to a leaf that was the same object twice in
+  // a row: while it is alive, nothing else has to be asked.
+  struct Met {
+    Owned ref;
     PyObject* last = nullptr;  // compared, never read: it may be gone
-    bool asks_layout = false;  // of arrays with one dimension or none there is but one
     // A leaf that is a result of the call before: to ask for its layout is dear, so `ref` refers to each new result.
     uint32_t result = NONE;
     bool sure = false;  // a leaf that was this result has been looked at: all others are like it
     uint8_t searches = 0;
   };
 
-  static bool look_at(Guard& guard, PyObject* leaf);
-  bool fits(Guard& guard, PyObject* leaf);
-  static bool fits(const Host& host, PyObject* leaf);
-  void find_result(Guard& guard, PyObject* leaf) const;
+  bool fits(size_t i, Met* met, PyObject* leaf);
+  static bool fits(const HostLook& host, PyObject* leaf);
+  void find_result(Met& met, PyObject* leaf) const;
   void expect(PyObject* outputs);
-  static Owned put(const Host& host, PyObject* leaf);
+  static Owned put(const HostLook& host, PyObject* leaf);
   Owned run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot);
 
-  std::vector<Guard> guards_;
+  std::vector<LeafLook> guards_;
+  std::vector<Met> met_;  // by leaf; empty until all have fitted, and never resized again
   TraceContext trace_context_;
-  std::vector<uint32_t> kept_;  // the leaves that the executable takes
-  std::vector<Host> vectors_;   // where they go
+  std::vector<uint32_t> kept_;     // the leaves that the executable takes
+  std::vector<HostLook> vectors_;  // where they go
   bool takes_vectors_ = false;
   std::unique_ptr<Ring> ring_;  // where these are read in place
   Owned execute_, handlers_;

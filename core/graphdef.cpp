@@ -108,6 +108,11 @@ void Program::finish() {
     h = mix(h, static_cast<size_t>(own_hash));
   }
   hash = h == -1 ? -2 : h;
+  code.shrink_to_fit();
+  statics.shrink_to_fit();
+  keys.shrink_to_fit();
+  track_pc.shrink_to_fit();
+  owned.shrink_to_fit();
 }
 
 bool operator==(const Program& a, const Program& b) {
@@ -232,6 +237,15 @@ bool same_order(const Program& a, const Program& b) {
 }
 
 Program weakened(const Program& p) { return weak_copy(p, nullptr); }
+
+bool is_weak_already(const Program& p) {
+  if (std::any_of(p.code.begin(), p.code.end(), [](const Instr& n) { return n.treedef; })) return false;
+  return std::none_of(p.statics.begin(), p.statics.end(), [](const Static& s) {
+    bool to_rebuild = s.snapshot && s.how != How::reduce && !s.weak;
+    bool by_identity = s.how == How::identity && PyType_SUPPORTS_WEAKREFS(s.type);
+    return to_rebuild || s.contents || (!s.weak && (by_identity || s.how == How::function));
+  });
+}
 
 Program weakened_inputs(const Program& p, const Program& inputs) {
   std::vector<PyObject*> known;
@@ -520,8 +534,14 @@ void bind_graphdef(nb::module_& m) {
       .def("rows", &rows_of<GraphDef>, nb::sig("def rows(self) -> list[Row]"),
            "The structure as records: one a node, leaf, static or reference.");
   m.def(
-      "weaken", [](const GraphDef& g) { return GraphDef{weakened(g.program)}; }, nb::arg("graphdef"),
-      "An equal GraphDef that holds its identity statics weakly, where their type allows it.");
+      "weaken",
+      [](nb::handle_t<GraphDef> graphdef) {
+        const Program& program = nb::inst_ptr<GraphDef>(graphdef)->program;
+        return is_weak_already(program) ? nb::borrow(graphdef) : nb::cast(GraphDef{weakened(program)});
+      },
+      nb::arg("graphdef"), nb::sig("def weaken(graphdef: GraphDef) -> GraphDef"),
+      "An equal GraphDef that holds its identity statics weakly, where their type allows it; the same one where it has "
+      "none.");
 }
 
 }  // namespace graftax

@@ -131,6 +131,9 @@ Program without_numbers(const Program& program);
 // A copy whose identity statics are held weakly where their type allows it, without the parts that only speed up.
 Program weakened(const Program& program);
 
+// Would such a copy be no other?
+bool is_weak_already(const Program& program);
+
 // The same for those leaves alone that stand among the identity statics of `inputs` too.
 Program weakened_inputs(const Program& program, const Program& inputs);
 

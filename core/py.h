@@ -116,6 +116,14 @@ class OwnedList {
     items_ = more;
     capacity_ = n;
   }
+  // What it has room for besides; where there is no memory for less, it stays.
+  void shrink_to_fit() {
+    if (items_ == few_ || size_ == capacity_ || size_ == 0) return;
+    auto* less = static_cast<PyObject**>(PyMem_RawRealloc(items_, size_ * sizeof(PyObject*)));
+    if (!less) return;
+    items_ = less;
+    capacity_ = size_;
+  }
 
  private:
   static constexpr size_t few = 16;

@@ -24,6 +24,7 @@ int recording_clear(PyObject* self) {
   r->graphdef.reset();
   r->live.clear();
   r->leaves.clear();
+  auto gone = std::exchange(r->looks, {});
   return 0;
 }
 
@@ -118,11 +119,30 @@ void bind_recording(nb::module_& m) {
       .def_prop_ro(
           "leaves",
           [](const Recording& r) {
-            nb::list out;
-            for (size_t i = 0; i < r.leaves.size(); ++i) out.append(nb::borrow(r.leaves[i]));
-            return out;
+            return nb::steal(list_of(r.leaves.data(), static_cast<uint32_t>(r.leaves.size())).release());
           },
           nb::sig("def leaves(self) -> list[Any]"))
+      .def(
+          "kinds_of_shardings",
+          [](Recording& r) -> nb::object {
+            if (!direct_takes(r.leaves.size())) return nb::none();
+            try {
+              if (r.looks.empty()) r.looks = looks_of(r.leaves);
+            } catch (nb::python_error& e) {
+              if (!e.matches(PyExc_Exception)) throw;
+            }
+            if (r.looks.size() != r.leaves.size()) return nb::none();
+            nb::set out;
+            PyTypeObject* last = nullptr;  // most have one type
+            for (const LeafLook& leaf : r.looks) {
+              if (!leaf.sharding || Py_TYPE(leaf.sharding.get()) == last) continue;
+              last = Py_TYPE(leaf.sharding.get());
+              out.add(nb::borrow(reinterpret_cast<PyObject*>(last)));
+            }
+            return out;
+          },
+          nb::sig("def kinds_of_shardings(self) -> set[type] | None"),
+          "The classes of the shardings of leaves; None where direct calls do not look at such leaves.")
       .def_prop_ro(
           "holds_ids", [](const Recording& r) { return holds_ids(r.program()); },
           "Is there a number among its statics that may be the id() of an object?")

@@ -2,6 +2,7 @@
 // One recording of the roots of a call: looked up, traced and compared without walking the roots again.
 #pragma once
 
+#include "direct.h"
 #include "record.h"
 
 namespace graftax {
@@ -11,6 +12,7 @@ struct Recording {
   nb::object names;     // tuple, one name a root
   OwnedList live;       // by instruction, the object that it stands for
   OwnedList leaves;
+  std::vector<LeafLook> looks;  // of the leaves, once they were asked for; a direct call takes them
 
   const Program& program() const;
   // What a replay of the same roots would collect.

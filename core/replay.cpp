@@ -43,10 +43,10 @@ class Replayer {
     if (n != p_.roots) return false;
     walk_.leaves.reserve(p_.leaves);
     walk_.nodes.resize(p_.track_pc.size());
+    if (!static_roots_match(roots, n)) return false;
     uint32_t pc = 0;
     for (size_t r = 0; r < n; ++r) {
-      const Instr& in = p_.code[pc];
-      if (in.op == Op::stat && matches_at_once(p_.statics[in.arg], roots[r])) {  // a global: there may be many
+      if (p_.code[pc].op == Op::stat) {
         ++pc;
         continue;
       }
@@ -68,6 +68,20 @@ class Replayer {
   }
 
  private:
+  // What costs least to ask comes first: where a static argument is another one, nothing has to be walked.
+  bool static_roots_match(PyObject* const* roots, size_t n) {
+    uint32_t pc = 0;
+    for (size_t r = 0; r < n; ++r) {
+      const Instr& in = p_.code[pc];
+      if (in.op == Op::stat && !matches_at_once(p_.statics[in.arg], roots[r])) {  // a global matches: there may be many
+        if (!match(roots[r], pc)) return false;
+        if (p_.code.empty()) return false;  // cleared by the garbage collector meanwhile
+      }
+      pc = p_.after(pc);
+    }
+    return true;
+  }
+
   // An object that is a key must not stand where the program has one that is none.
   bool keys_as_recorded() {
     if (p_.identity_keys < 0)  // statics are many where a config is large

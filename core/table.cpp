@@ -136,14 +136,14 @@ OwnedList Entry::vectors(PyObject* host_values) const {
 }
 
 Shared<Direct> Entry::find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
-                                  Shared<Direct>& seen) {
+                                  Shared<Direct>& seen, std::vector<LeafLook>* looks) {
   Shared<Direct> out;
   if (pause > 0 && --pause > 0) return nullptr;
   try {
     if (!now->direct || !gate_is_open()) return nullptr;
     TraceContext trace_context = trace_context_now(now);
     out = fitting_direct(*this, leaves, host_values, trace_context);
-    if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context));
+    if (!out && !refused) seen = Direct::look(leaves, std::move(trace_context), looks);
   } catch (nb::python_error& e) {  // something of JAX is not as it was when it was probed
     if (!PyErr_GivenExceptionMatches(e.value().ptr(), PyExc_Exception)) throw;
     refused = true;

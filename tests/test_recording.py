@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import graftax
-from graftax import _core
+from graftax import _core, _direct
 from zoo import Box
 
 TAGS = 12  # structures of one function: more than are tried by replaying them
@@ -320,3 +321,30 @@ def test_a_change_two_containers_below_an_attribute_comes_back():
         deep = Deep(jnp.full(2, i + 1.0))
         jitted(deep)
         assert deep.box["a"][0].tolist() == [2 * i + 2] * 2
+
+
+def test_another_static_argument_is_told_without_a_walk():
+    layer = Layer(jnp.ones(2), 0)
+    graphdef = _core.Recording((layer, "a"), ("obj", "name"), [0, 0]).graphdef
+    assert flattened_in(lambda: _core.walk(graphdef, (layer, "b"))) == 0
+    assert flattened_in(lambda: _core.walk(graphdef, (layer, "a"))) == 1
+
+
+def test_a_structure_that_holds_nothing_by_identity_is_the_one_of_its_entry():
+    values, objects = ({"x": jnp.ones(2), "n": n} for n in (object(), Layer))
+    plain, by_identity = (_core.Recording((obj,), ("obj",), [0]).graphdef for obj in (values, objects))
+    assert _core.weaken(plain) is plain
+    weak = _core.weaken(by_identity)
+    assert weak is not by_identity and weak == by_identity and _core.weaken(weak) is weak
+
+
+@pytest.mark.skipif(_direct.status() != "on", reason="without direct calls it does not look at leaves")
+def test_a_recording_tells_on_what_its_leaves_are():
+    one = jax.devices()[0]
+    mesh = NamedSharding(Mesh(np.array([one]), "d"), PartitionSpec())
+    given = [jnp.ones(2), np.ones(2), jax.device_put(jnp.ones((2, 2)), mesh), jax.random.key(0)]
+    recording = _core.Recording((given,), ("obj",), [0])
+    assert recording.kinds_of_shardings() == {SingleDeviceSharding, NamedSharding} == recording.kinds_of_shardings()
+    tracers = []
+    jax.make_jaxpr(lambda x: tracers.append(_core.Recording(([x],), ("obj",), [0]).kinds_of_shardings()))(jnp.ones(2))
+    assert tracers == [None]

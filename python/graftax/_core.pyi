@@ -202,7 +202,7 @@ class GraphDef:
 
 def weaken(graphdef: GraphDef) -> GraphDef:
     """
-    An equal GraphDef that holds its identity statics weakly, where their type allows it.
+    An equal GraphDef that holds its identity statics weakly, where their type allows it; the same one where it has none.
     """
 
 class Opened:
@@ -227,6 +227,11 @@ class Recording:
 
     @property
     def leaves(self) -> list[Any]: ...
+
+    def kinds_of_shardings(self) -> set[type] | None:
+        """
+        The classes of the shardings of leaves; None where direct calls do not look at such leaves.
+        """
 
     @property
     def holds_ids(self) -> bool:

@@ -58,7 +58,7 @@ def build_entry(
         jit_options["in_shardings"] = (*given_ones, None, None)  # of what the host computes
     weak = _core.weaken(graphdef)
     given.__signature__ = LeafNames(weak, recording.names, tupled)
-    placed = options.in_shardings is not None or spread(leaves)
+    placed = options.in_shardings is not None or spread(recording)
     if options.out_shardings is None and (options.by_value or not placed):
         compiled: Any = jax.jit(given, **jit_options)
     else:

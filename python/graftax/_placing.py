@@ -338,9 +338,12 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
 
 
-def spread(leaves: Sequence[Any]) -> bool:
-    """Can one of these leaves be on a mesh, or become so?"""
-    return jax.device_count() > 1 or NamedSharding in _direct.kinds_of_shardings(leaves)
+def spread(recording: _core.Recording) -> bool:
+    """Can one of its leaves be on a mesh, or become so?"""
+    if jax.device_count() > 1:
+        return True
+    kinds = recording.kinds_of_shardings()
+    return NamedSharding in (_direct.kinds_of_shardings(recording.leaves) if kinds is None else kinds)
 
 
 def _kept(leaf: Any) -> Any:
