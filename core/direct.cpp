@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "array_parts.h"
 #include "kind.h"
 
 namespace graftax {
@@ -28,6 +29,7 @@ struct JaxInternals {
   Question trace_context;
 } jax;
 
+ArrayParts array_parts;
 uint64_t times_cleared = 0;
 
 constexpr size_t few_leaves = 4;
@@ -182,7 +184,10 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
     array = own(PyObject_GetAttr(leaf, jax.base));
   }
   if (Py_TYPE(array.get()) != runtime.array_type) return false;
-  Owned aval = read(jax.aval, array.get()), sharding = read(jax.sharding, array.get()), layout;
+  bool seen = array_parts.are(array.get(), look->aval.get(), guard.sharding.get(), look->committed.get() == Py_True);
+  if (seen && !look->asks_layout && !look->impl) return true;
+  Owned aval = seen ? look->aval : read(jax.aval, array.get());
+  Owned sharding = seen ? guard.sharding : read(jax.sharding, array.get()), layout;
   bool same_aval = aval.get() == look->aval.get();
   if (!same_aval && !same(aval.get(), look->aval.get())) return false;
   if (sharding.get() != guard.sharding.get()) {
@@ -190,7 +195,7 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
     if (!same(sharding.get(), before.get())) return false;
     guard.sharding = std::move(sharding);  // the next one is likely to have the same
   }
-  if (read(jax.committed, array.get()).get() != look->committed.get()) return false;
+  if (!seen && read(jax.committed, array.get()).get() != look->committed.get()) return false;
   if (look->asks_layout) {
     layout = read(jax.layout, array.get());
     if (!same(layout.get(), look->layout.get())) return false;
@@ -378,6 +383,16 @@ void bind_direct(nb::module_& m) {
           "tuple[Any, Any], "
           "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
       "Tells the core, once, what direct calls read of JAX.");
+  m.def(
+      "find_array_parts",
+      [](const nb::list& samples) {
+        array_parts = ArrayParts::find(runtime.array_type, samples);
+        return array_parts.known();
+      },
+      nb::arg("samples"), nb::sig("def find_array_parts(samples: list[tuple[Any, Any, Any, bool]]) -> bool"),
+      "Finds where an array holds its aval, its sharding, and whether it is committed; each sample is an array and "
+      "these "
+      "three. Where that is not known, direct calls ask the array.");
   m.def(
       "caches_cleared", [] { ++times_cleared; }, nb::sig("def caches_cleared() -> None"),
       "JAX has forgotten what it had compiled: so do direct calls.");

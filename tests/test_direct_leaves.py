@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 
 import graftax
-from graftax import _direct
+from graftax import _core, _direct
 from hazards.watchdog import python
 
 
@@ -56,6 +56,64 @@ def test_each_leaf_is_looked_at_wherever_it_stands(place, other):
             f(first)
         for a, b in zip(f(second), expected(second), strict=True):
             assert a.aval == b.aval and a.committed == b.committed and np.array_equal(a, b)
+
+
+@pytest.fixture(params=["parts", "getters"])
+def looked_at(request):
+    """How an array is asked what it looks like: where it holds that, or by its getters."""
+
+    def samples():
+        return [(a, a.aval, a._sharding, a._committed) for a in _direct._samples()]
+
+    graftax.jit(lambda x: x)(jnp.zeros(3))
+    if request.param == "parts":
+        assert _core.find_array_parts(samples()), "this JAX holds them elsewhere"
+    else:
+        assert not _core.find_array_parts(samples()[:1] * 3)  # whatever is zero may be `committed`
+    yield
+    assert _core.find_array_parts(samples())
+
+
+VECTORS = {
+    "committed": lambda x: jax.device_put(x, jax.devices()[0]),
+    "weak type": lambda x: jax.jit(lambda: jnp.broadcast_to(1.5, x.shape))(),
+    "an equal sharding": lambda x: jax.device_put(x, jax.sharding.SingleDeviceSharding(jax.devices()[0])),
+    "a mesh": lambda x: jax.device_put(x, jax.NamedSharding(jax.make_mesh((1,), "a"), jax.P())),
+    "another dtype": lambda x: x.astype("int32"),
+    "another shape": lambda x: jnp.concatenate([x, x]),
+    "NumPy": np.asarray,
+}
+
+
+@pytest.mark.parametrize("other", VECTORS)
+@pytest.mark.parametrize("fed_back", [False, True])
+def test_a_vector_is_looked_at_on_every_call(other, fed_back, looked_at):
+    def program(leaves):
+        return [x * 2 for x in leaves]
+
+    f, expected = graftax.jit(program), jax.jit(program)
+    leaves = [jnp.full(3, i + 0.5, "float32") for i in range(6)]
+    for number in range(12):
+        if number % 4 == 3:
+            leaves = list(leaves)
+            leaves[number // 4] = VECTORS[other](leaves[number // 4])
+        found = f(leaves)
+        for a, b in zip(found, expected(leaves), strict=True):
+            assert a.aval == b.aval and a.committed == b.committed and a.sharding == b.sharding
+            assert a.weak_type == b.weak_type and np.array_equal(a, b)
+        if fed_back:
+            leaves = found
+
+
+def test_places_are_those_of_arrays_alone():
+    with pytest.raises(TypeError):
+        _core.find_array_parts([(object(),)])  # four parts are asked for
+    samples = [(a, a.aval, a._sharding, a._committed) for a in _direct._samples()]
+    assert not _core.find_array_parts([])
+    assert not _core.find_array_parts([*samples, (3, *samples[0][1:])])
+    wrong = [(a, aval, sharding, not committed) for a, aval, sharding, committed in samples]
+    assert not _core.find_array_parts(wrong)
+    assert _core.find_array_parts(samples)
 
 
 def test_keys_of_two_implementations_with_the_same_bits_are_two_programs():
@@ -123,7 +181,7 @@ def test_an_executable_is_given_the_leaves_that_it_takes(capfd):
 def test_a_program_with_arguments_of_its_own_is_left_to_jax():
     code = """
         import jax.numpy as jnp, numpy as np, graftax
-        from graftax import _direct
+        from graftax import _core, _direct
         _direct.start_from(1)
         table = np.arange(300.0, dtype="float32")
         def step(t):

@@ -884,6 +884,11 @@ def settings_now() -> tuple[Any, bool, tuple[Any, ...]]:
 def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: tuple[str, str], consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: tuple[Any, Any], put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None:
     """Tells the core, once, what direct calls read of JAX."""
 
+def find_array_parts(samples: list[tuple[Any, Any, Any, bool]]) -> bool:
+    """
+    Finds where an array holds its aval, its sharding, and whether it is committed; each sample is an array and these three. Where that is not known, direct calls ask the array.
+    """
+
 def caches_cleared() -> None:
     """JAX has forgotten what it had compiled: so do direct calls."""
 

@@ -57,6 +57,7 @@ class _State:
     def __init__(self) -> None:
         self.reason: str | None = None  # why it is off
         self.tested = False
+        self.looked = False  # for where an array holds its parts
         self.lock = threading.RLock()
 
     def off(self, reason: str) -> None:
@@ -302,7 +303,19 @@ def _tested() -> bool:
                 _self_test()
             except Exception as error:
                 _state.off(f"the self-test failed on JAX {jax.__version__}: {type(error).__name__}: {error}")
+        if not _state.looked:
+            _state.looked = True
+            with contextlib.suppress(Exception):  # where they are not found, each array is asked by its getters
+                _core.find_array_parts([(a, a.aval, a._sharding, a._committed) for a in _samples()])
     return _state.reason is None
+
+
+def _samples() -> list[Any]:
+    """Arrays that differ in all that an array holds: no two of its fields are alike in all of them."""
+    device = jax.local_devices()[0]
+    values = np.zeros(1, "int8"), 1, np.zeros((2, 3)), 1.0, np.zeros(4, "uint16"), 1j, np.zeros(5, bool), True
+    places = [None, None, *(jax.sharding.SingleDeviceSharding(device) for _ in range(3)), None, None, device]
+    return [jax.device_put(value, place) for value, place in zip(values, places, strict=True)]
 
 
 def _self_test() -> None:
