@@ -55,6 +55,7 @@ inline Hook one_level_treedef("one_level_treedef");  // class, aux data, number 
 inline Hook open_jaxpr("open_jaxpr");                // -> (constants, the Jaxpr without them)
 inline Hook new_ref("new_ref");                      // content -> jax.Ref
 inline Hook note_made("note_made");                  // [(input leaves, the output leaf made of them)]
+inline Hook made_alike("made_alike");                // leaf, what flatten made in its place -> is it the same?
 inline Hook remade("remade");                        // an equal one without its attributes
 inline Hook text_array("text_array");                // (dtype, shape, bytes) -> array
 inline Hook write_text_array("write_text_array");    // array, (dtype, shape, bytes)

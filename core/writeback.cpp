@@ -274,22 +274,33 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
 }
 
 bool Trace::verify(nb::tuple roots) {
-  Walk walk;
+  const Program& p = recording_->program();
+  Walk walk, again;
   std::vector<PyObject*> values;
   for (nb::handle h : roots) values.push_back(h.ptr());
-  if (!replay(recording_->program(), values.data(), values.size(), walk)) return false;
-  for (size_t i = 0; i < walk.leaves.size(); ++i)
-    if (walk.leaves[i] != recording_->leaves[i]) return false;
+  if (!replay(p, values.data(), values.size(), walk)) return false;
   // What a registered flatten returns may be new objects each time: below it, values are compared.
-  uint32_t made_until = 0;
-  for (size_t t = 0; t < walk.nodes.size(); ++t) {
-    uint32_t pc = recording_->program().track_pc[t];
-    const Instr& n = recording_->program().code[pc];
-    bool other = walk.nodes[t] && walk.nodes[t] != recording_->live[pc] && !n.kind->node->is_ignored;
-    if (other && pc >= made_until) return false;
+  std::vector<uint32_t> made;  // leaves that are other objects now
+  uint32_t made_until = 0, code = static_cast<uint32_t>(p.code.size());
+  for (uint32_t pc = 0; pc < code; ++pc) {
+    const Instr& n = p.code[pc];
+    bool below = pc < made_until;
+    if (n.op == Op::leaf && !(n.flags & ALIAS) && walk.leaves[n.arg] != recording_->leaves[n.arg]) {
+      if (!below) return false;
+      made.push_back(n.arg);
+    }
+    if (n.op != Op::node) continue;
+    PyObject* now = n.track == NONE ? nullptr : walk.nodes[n.track];
+    if (!below && now && now != recording_->live[pc] && !n.kind->node->is_ignored) return false;
     if (n.kind->node->is_registered) made_until = std::max(made_until, n.next);
   }
-  return true;
+  if (made.empty()) return true;
+  // One that is the same object the next time is kept somewhere, where another stood when the trace began.
+  if (!replay(p, values.data(), values.size(), again)) return false;
+  return std::all_of(made.begin(), made.end(), [&](uint32_t i) {
+    return again.leaves[i] != walk.leaves[i] &&
+           hooks::made_alike(recording_->leaves[i], walk.leaves[i]).get() == Py_True;
+  });
 }
 
 void Trace::close() {

@@ -31,6 +31,7 @@ LAYERS = [
         "_hooks",
         "_jax_nodes",
         "_jaxprs",
+        "_made",
         "_opaque",
         "_outside",
         "_pickle",

@@ -15,6 +15,7 @@ from ._graphdef import fingerprint
 from ._ignored import Ignored
 from ._jax_nodes import dict_key, is_leaf, one_level_treedef
 from ._jaxprs import open_jaxpr
+from ._made import made_alike
 from ._opaque import check_opaque, is_module_level
 from ._pickle import reduce_graphdef, reduce_outcome
 from ._room import with_room
@@ -54,6 +55,7 @@ __all__ = [
     "graphdef_children",
     "is_leaf",
     "is_module_level",
+    "made_alike",
     "named_function",
     "named_scope",
     "new_ref",

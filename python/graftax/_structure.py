@@ -60,6 +60,18 @@ class Structure:
         """The row itself; of a reference or a repetition, the row that was met first."""
         return self.rows[row.target]
 
+    def leaves_reached(self, rows: Iterable[Row]) -> set[int]:
+        """The leaves below these rows, and below what they refer to."""
+        found, seen, stack = set[int](), set[int](), list(rows)
+        while stack:
+            row = self.target(stack.pop())
+            if row.op is Op.leaf:
+                found.add(row.leaf)
+            elif row.number not in seen:
+                seen.add(row.number)
+                stack.extend(self.children(row))
+        return found
+
     @functools.cached_property
     def leaves(self) -> list[Row]:
         """The rows of arrays, in order: an array that is one leaf in two places has two."""

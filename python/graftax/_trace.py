@@ -57,7 +57,7 @@ ATTRIBUTE_SET = (
 CHANGED_BEHIND = (
     "{name} was traced, and meanwhile {path} was changed from outside the traced copy, most likely by a helper that "
     "reaches it through its own globals or closure. Pass it to the function as an argument. (Or a registered class "
-    "flattens to something new each time it is asked.)"
+    "flattens to something else each time it is asked: other aux data, another structure, or other numbers.)"
 )
 
 GIVEN_REF = (
@@ -260,7 +260,9 @@ def run_trace(
             tracing.restore()
         if mutation == "error" and changed:
             raise MutationError(MUTATION_FORBIDDEN.format(name=name, paths=", ".join(changed)))
-        if not tracing.verify(roots):
+        with jax.ensure_compile_time_eval():
+            same = tracing.verify(roots)
+        if not same:
             raise ConcurrentChangeError(
                 CHANGED_BEHIND.format(name=name, path="one of its arguments or captured objects")
             )

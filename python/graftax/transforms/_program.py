@@ -16,7 +16,7 @@ from .. import _core
 from .._difference import differences
 from .._errors import CHANGE_LOST, ConcurrentChangeError, GraftaxError, LostChangeWarning
 from .._signature import Signature, call_opaque, refuse_generators, resolve
-from .._structure import place_name
+from .._structure import Structure, place_name
 from .._symbols import NUMBERS
 from .._ties import Source, noting, together
 from .._trace import definition_of, run_trace
@@ -327,7 +327,11 @@ class Program:
         placeholders = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
         built = self.rebuilt(placeholders)
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
-        return {numbers[id(leaf)] for leaf in _core.flatten([built[root] for root in roots])[0] if id(leaf) in numbers}
+        found = [numbers.get(id(leaf)) for leaf in _core.flatten([built[root] for root in roots])[0]]
+        if None in found:  # a registered class has made arrays of its own of them
+            structure = Structure(self.graphdef)
+            return structure.leaves_reached([structure.roots[root] for root in roots])
+        return {leaf for leaf in found if leaf is not None}
 
     @property
     def definition(self) -> Any:

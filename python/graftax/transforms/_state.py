@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -24,6 +24,10 @@ UNSEEN = (
     "value cannot be followed. Make it one of the children, or keep it elsewhere."
 )
 
+MADE_ANEW = (
+    "{name}: {path} is an array that the flatten of a registered class makes of others, so that its value cannot be "
+    "followed from one step or branch to the next. Let the flatten give the arrays that the object holds."
+)
 
 R = TypeVar("R")
 
@@ -132,6 +136,7 @@ def state_after(
     looked_at, more = roots_of(roots, result)
     found, graphdef, after = program.recorded(looked_at, more)
     leaf_number = {id(placeholder): i for i, placeholder in enumerate(found)}
+    _refuse_made(program, found, value.keys(), graphdef)
     return StateAfter(
         program,
         Provenance(before, list(range(len(nodes)))),
@@ -145,6 +150,14 @@ def state_after(
         number,
         nodes,
     )
+
+
+def _refuse_made(program: Program, found: Sequence[Any], known: Collection[int], graphdef: _core.GraphDef) -> None:
+    made = next((i for i, placeholder in enumerate(found) if id(placeholder) not in known), None)
+    if made is not None:
+        root, path = graphdef.leaf_places()[made]
+        names = (*program.names, *("the result" for _ in range(root)))
+        raise StructureError(MADE_ANEW.format(name=program.name, path=place_name((root, path), names)))
 
 
 def _placeholder(leaf: Any) -> Any:
