@@ -288,3 +288,25 @@ def test_a_checked_function_shares_its_traces_and_survives_pickle():
 
 def traced_once(x):
     return x * 3
+
+
+def test_a_function_whose_defaults_are_replaced_agrees():
+    x = jnp.arange(3.0)
+
+    def helper(y, k=1):
+        return y * k
+
+    def own(y, k=1):
+        own.__defaults__ = (k + 1,)
+        return y * k
+
+    def other(y):
+        helper.__defaults__ = (helper.__defaults__[0] + 1,)
+        return helper(y)
+
+    for f, changed in ((own, own), (other, helper)):
+        g = graftax.jit(f, check=True)
+        begin = changed.__defaults__[0]
+        for i in range(3):
+            assert g(x).tolist() == (x * (i + (1 if f is own else 2))).tolist()
+            assert changed.__defaults__ == (begin + i + 1,)

@@ -89,7 +89,14 @@ class Checked(Jitted[P, R]):
         graph.functions.update(map(id, self._plan.record(copies, layout).functions))
         propagates, name = self._options.mutation == "propagate", self._plan.name
         given = self._function, roots, list(copies), layout, name, propagates, self._table.reads, graph
-        return _run(lambda: signature.call(*given)), copies, roots, layout
+        handed_over = _core.Trace(recording)  # what is no copy, such as a function without arrays
+        try:
+            handed_over.rebuild(leaves)
+            plain = _run(lambda: signature.call(*given))
+        finally:
+            handed_over.restore()
+            handed_over.close()
+        return plain, copies, roots, layout
 
     def _compare(
         self, plain: _Run, fast: _Run, copies: tuple[Any, ...], roots: tuple[Any, ...], layout: tuple[Any, ...]
