@@ -105,6 +105,7 @@ class Run:
             "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(TESTS)]),
             "JAX_PLATFORMS": "cpu",
             "GRAFTAX_SANITIZED": kind,
+            "GRAFTAX_REPORTS": str(folder / "report"),
             "LD_PRELOAD": " ".join(runtimes),
             **{name: value.replace("@", str(folder / "report")) for name, value in self.watch.variables.items()},
         }

@@ -178,7 +178,7 @@ class Line(NamedTuple):
 
 
 def exponent(small: float, large: float, ratio: float, least: float) -> float:
-    return math.log(large / small) / math.log(ratio) if small >= least else math.nan
+    return math.log(large / small) / math.log(ratio) if small >= least and large > 0 else math.nan  # 0: it failed
 
 
 def lines(names: list[str], operations: list[str], part: int, repeats: int) -> Iterator[Line]:

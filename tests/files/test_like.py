@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file beside `like`: by path, every difference at once, and nothing written where there is one."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,6 +148,35 @@ def test_renamed_parts(path):
         graftax.load(path, like, rename={"old.**": "new"})
     with pytest.raises(graftax.LoadError, match="missing"):
         graftax.load(path, like, rename={"other.**": "new.**"})
+
+
+RENAMED = [
+    ("**.a.**", "**.z.**", "b.a.c.a.d", "b.z.c.a.d"),  # each takes as little as it can
+    ("**.a.*.**.b", "**.z.*.**.y", "a.a.b.b", "z.a.b.y"),
+    ("**.**.w", "**.**.v", "a.b.w", "a.b.v"),
+    ("a.**.a", "x.**.y", "a", "a"),
+    ("*.b", "*.c", "a.b", "a.c"),
+    ("a.*", "b.*", "a", "a"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name", "renamed"), RENAMED)
+def test_what_the_stars_of_a_rename_stand_for(old, new, name, renamed, path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({name: np.ones(2, np.float32)}, path)
+    like = jnp.zeros(2)
+    for part in reversed(renamed.split(".")):
+        like = {part: like}
+    assert graftax.flatten(graftax.load(path, like, rename={old: new}))[0][0].sum() == 2
+
+
+def test_many_stars_of_a_rename_take_time_in_proportion_to_a_path(path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({".".join(["a"] * 2000): np.ones(2, np.float32)}, path)
+    begin = time.process_time()
+    with pytest.raises(graftax.LoadError, match="missing"):
+        graftax.load(path, {"w": jnp.zeros(2)}, rename={".".join(["**"] * 9 + ["z"]): ".".join(["**"] * 9 + ["w"])})
+    assert time.process_time() - begin < 20  # it took hours
 
 
 def test_two_parts_of_a_file_that_get_one_name_are_refused(path):

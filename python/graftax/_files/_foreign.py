@@ -44,12 +44,12 @@ class Renaming:
     """
 
     def __init__(self, renames: dict[str, str]) -> None:
-        self._rules: list[tuple[re.Pattern[str], Names]] = []
+        self._rules: list[tuple[list[Names], Names]] = []
         for old, new in renames.items():
             before, after = named(old), named(new)
             if [part for part in before if "*" in part] != [part for part in after if "*" in part]:
                 raise ValueError(BAD_RENAME.format(old=old, new=new))
-            self._rules.append((_expression(before), after))
+            self._rules.append((_blocks(before), after))
 
     def of_tensors(self, names: Iterable[str]) -> dict[Names, str]:
         """The tensors of a file by their paths in `like`."""
@@ -74,25 +74,53 @@ class Renaming:
         return found
 
     def _renamed(self, names: Names) -> Names:
-        text = "".join(f"{name}\0" for name in names)
-        for pattern, after in self._rules:
-            match = pattern.fullmatch(text)
-            if match is not None:
-                groups = iter(match.groups())
-                parts = [next(groups) if "*" in part else f"{part}\0" for part in after]
-                return tuple("".join(parts).split("\0")[:-1])
+        for blocks, after in self._rules:
+            taken = _taken(blocks, names)
+            if taken is not None:
+                groups = iter(taken)
+                return tuple(name for part in after for name in (next(groups) if "*" in part else (part,)))
         return names
 
 
-def _expression(parts: Names) -> re.Pattern[str]:
-    texts: list[str] = []
+def _blocks(parts: Names) -> list[Names]:
+    """What stands between the `**` of a pattern."""
+    out: list[list[str]] = [[]]
     for part in parts:
         if part == "**":
-            texts.append(r"((?:[^\0]*\0)*?)")
-        elif part == "*":
-            texts.append(r"([^\0]*\0)")
+            out.append([])
+        elif "*" in part and part != "*":
+            raise ValueError(f"{part!r} in rename=: a * stands for a whole part, as in layers[*].w")
         else:
-            if "*" in part:
-                raise ValueError(f"{part!r} in rename=: a * stands for a whole part, as in layers[*].w")
-            texts.append(re.escape(f"{part}\0"))
-    return re.compile("".join(texts), re.DOTALL)
+            out[-1].append(part)
+    return [tuple(block) for block in out]
+
+
+def _taken(blocks: list[Names], names: Names) -> list[Names] | None:
+    """What each `*` and `**` of a pattern stands for, in order; None where it does not fit.
+
+    Each `**` takes as little as it can: where what follows it fits first, the rest fits as well as anywhere later.
+    """
+    out: list[Names] = []
+    first, last = blocks[0], blocks[-1]
+    if len(blocks) == 1:
+        return out if len(names) == len(first) and _fits(first, names, 0, out) else None
+    at, end = len(first), len(names) - len(last)
+    if at > end or not _fits(first, names, 0, out):
+        return None
+    for block in blocks[1:-1]:
+        stars: list[Names] = []
+        start = next((i for i in range(at, end - len(block) + 1) if _fits(block, names, i, stars)), None)
+        if start is None:
+            return None
+        out += [names[at:start], *stars]
+        at = start + len(block)
+    out.append(names[at:end])
+    return out if _fits(last, names, end, out) else None
+
+
+def _fits(block: Names, names: Names, at: int, stars: list[Names]) -> bool:
+    """Does it fit there? Then adds what each `*` stands for."""
+    if any(part not in ("*", names[at + i]) for i, part in enumerate(block)):
+        return False
+    stars += [(names[at + i],) for i, part in enumerate(block) if part == "*"]
+    return True
