@@ -65,7 +65,39 @@ void tie(const Outcome& outcome, PyObject* const* in_leaves, std::vector<PyObjec
   }
 }
 
+// What was written is there now: what an unflatten has read of it is read again, by the objects that it has made.
+void read_again(const Outcome& outcome, Builder& builder) {
+  const Program& p = outcome.program;
+  for (auto pc = outcome.readers.rbegin(); pc != outcome.readers.rend(); ++pc) {
+    Owned made = Owned::borrow(builder.built()[*pc]);
+    if (!made || Py_TYPE(made.get()) != p.code[*pc].type) continue;
+    Owned again = builder.made_again(*pc);
+    if (Py_TYPE(again.get()) != p.code[*pc].type || again.get() == made.get()) continue;
+    Commit commit;
+    commit.move_fields(again.get(), made.get(), *p.code[*pc].kind);
+    commit.run();
+  }
+}
+
 }  // namespace
+
+void find_readers(Outcome& outcome) {
+  const Program& p = outcome.program;
+  outcome.readers.clear();
+  if (outcome.writes.empty()) return;
+  std::vector<uint32_t> open;  // nodes
+  std::vector<bool> found(p.code.size());
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+    if (n.op == Op::node) open.push_back(pc);
+    if (n.op != Op::input && n.op != Op::ref) continue;  // what is referred to may hold one
+    for (auto up = open.rbegin(); up != open.rend() && !found[*up]; ++up) found[*up] = true;
+  }
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc)
+    if (found[pc] && p.code[pc].kind->node->is_registered && p.code[pc].kind->solid == &PyBaseObject_Type)
+      outcome.readers.push_back(pc);
+}
 
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
             PyObject* const* in_nodes) {
@@ -87,6 +119,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
     if (p.code[0].op == Op::forward) return Owned::borrow(in_leaves[p.code[0].arg]);
   }
   Builder builder(p, {out_leaves, in_nodes, in_leaves, nullptr});
+  if (!outcome.readers.empty()) builder.record_built();
   Owned result = builder.build(0);
   if (outcome.writes.empty()) {
     builder.drain();
@@ -115,6 +148,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
       commit.field(node, kind, PyTuple_GET_ITEM(w.touched.deleted, k), nullptr);
   }
   commit.run();
+  if (!outcome.readers.empty()) read_again(outcome, builder);
   return result;
 }
 
@@ -237,6 +271,7 @@ Outcome outcome_from_state(nb::handle state) {
     out.writes.push_back(std::move(w));
     pc = p.after(pc);
   }
+  find_readers(out);
   return out;
 }
 

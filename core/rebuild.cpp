@@ -398,6 +398,13 @@ Owned Builder::make(uint32_t pc) {
   return construct(pc, values.data());
 }
 
+Owned Builder::made_again(uint32_t pc) {
+  std::vector<PyObject*> children;
+  for (uint32_t child = pc + 1, i = 0; i < program_.children(pc); ++i, child = program_.after(child))
+    children.push_back(built_[child]);
+  return construct(pc, children.data());
+}
+
 void Builder::drain() {
   for (; !queue_.empty() || !late_.empty(); std::swap(queue_, late_))
     while (fill_next(0)) run(frames_.size() - 1);

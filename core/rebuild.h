@@ -55,6 +55,8 @@ class Builder {
     built_.resize(program_.code.size());
   }
   OwnedList& built() { return built_; }
+  // The registered node at `pc` once more, of what was built for its children. Needs `record_built`.
+  Owned made_again(uint32_t pc);
 
  private:
   struct Frame {

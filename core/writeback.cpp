@@ -267,6 +267,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   for (Write& w : out->writes)
     for (uint32_t c = w.pc + 1, i = 0; !w.raw && i < out->program.children(w.pc); ++i, c = out->program.after(c))
       w.context = w.context || is_context(out->program, c);
+  find_readers(*out);
   restore();
   nb::list out_leaves;
   for (size_t i = 0; i < recorded.leaves.size(); ++i) out_leaves.append(nb::borrow(recorded.leaves[i]));

@@ -24,6 +24,8 @@ struct Write {
 struct Outcome {
   Program program;  // root 0 is the result
   std::vector<Write> writes;
+  // New registered nodes that hold a caller's own: their unflatten may read what is written. Outer ones come first.
+  std::vector<uint32_t> readers;
   uint32_t result_leaves = 0;
   // Output leaves that are Python numbers, in order: the leaf, and which of the entry's host outputs it is.
   std::vector<std::pair<uint32_t, uint32_t>> numbers;
@@ -37,6 +39,9 @@ struct Outcome {
 
 // Is the value at `pc` one that says where the program is running?
 bool is_context(const Program& p, uint32_t pc);
+
+// Finds the readers of an Outcome whose program and writes are there.
+void find_readers(Outcome& outcome);
 
 // Builds the result and applies the writes: every value exists before the first write.
 Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes);

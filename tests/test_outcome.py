@@ -4,11 +4,13 @@
 import pickle
 from collections import OrderedDict, defaultdict, deque
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import graftax
+import oracle
 import zoo
 from graftax import _core
 from hazards.watchdog import isolated
@@ -319,3 +321,33 @@ def test_an_outcome_shows_what_it_holds():
     outcome.alike = [[(0, [0]), (1, [0])]]
     assert (outcome.numbers, outcome.refs, outcome.alike) == ([(0, 1)], [(0, 0)], [[(0, [0]), (1, [0])]])
     assert outcome.num_writes == 1
+
+
+class View:
+    """Its unflatten reads what it is given."""
+
+    def __init__(self, items):
+        self.items, self.w, self.n = items, items["w"], len(items)
+
+
+jax.tree_util.register_pytree_node(View, lambda v: ((v.items,), None), lambda _, children: View(*children))
+
+
+@pytest.mark.parametrize("wrap", [lambda v, d: v, lambda v, d: {"v": [v], "again": v}, lambda v, d: View({"w": v})])
+def test_an_unflatten_of_the_result_reads_what_the_call_has_written(wrap):
+    def step(items, holder):
+        items["w"] = items["w"] + 1
+        items["more"] = items["w"] * 2
+        holder.view = View(items)
+        return wrap(View(items), items)
+
+    f = graftax.jit(step)
+    for _ in range(3):
+        plain, jitted = {"w": jnp.ones(2)}, {"w": jnp.ones(2)}
+        holders = Box(view=None), Box(view=None)
+        wanted, given = step(plain, holders[0]), f(jitted, holders[1])
+        assert oracle.difference([wanted, plain, holders[0]], [given, jitted, holders[1]]) is None
+        assert (holders[1].view.n, holders[1].view.w.tolist()) == (2, [2, 2]) and holders[1].view.items is jitted
+        view = given if isinstance(given, View) else given["v"][0]
+        view = view.w if isinstance(view.w, View) else view
+        assert (view.n, view.w.tolist(), view.items is jitted) == (2, [2, 2], True)
