@@ -38,7 +38,9 @@ class Assembly:
     def __init__(self, nodes: Mapping[int, Node], values: Mapping[int, Any], name: Callable[[int], str]) -> None:
         self._nodes, self._values, self._name = nodes, values, name
         self._met = Counter(number for node in nodes.values() for _, number in node.children)
-        self._code: list[dict[str, Any]] = []
+        self._code: list[tuple[Any, ...]] = []
+        self._empty = _core.GraphDef._instruction()
+        self._next = list(self._empty).index("next")
         self._statics: list[tuple[Any, ...]] = []
         self._elements: list[int] = []
         self._keys: list[int] = []
@@ -52,11 +54,11 @@ class Assembly:
         while pending:
             number, close = pending.pop()
             if close is not None:
-                self._code[close]["next"] = len(self._code)
+                whole = self._code[close]
+                self._code[close] = (*whole[: self._next], len(self._code), *whole[self._next + 1 :])
             else:
                 pending += self._visit(number)
-        code = tuple(tuple(instruction.values()) for instruction in self._code)
-        state = (1, 1, len(self._leaves), None, code, tuple(self._statics))
+        state = (1, 1, len(self._leaves), None, tuple(self._code), tuple(self._statics))
         graphdef = _core.GraphDef._from_state((*state, tuple(self._keys), tuple(self._elements)))
         return _core.unflatten(graphdef, self._leaves)
 
@@ -74,7 +76,8 @@ class Assembly:
     def _emit(self, op: Op, **fields: Any) -> None:
         """Writes an instruction; fields that are not given are those of an empty one."""
         given = {name: value for name, value in fields.items() if value is not None}
-        self._code.append(_core.GraphDef._instruction() | {"op": op, "next": len(self._code) + 1} | given)
+        instruction = self._empty | {"op": op, "next": len(self._code) + 1} | given
+        self._code.append(tuple(instruction.values()))  # a dict of each takes as much as all else together
 
     def _node(self, number: int) -> list[tuple[int, int | None]]:
         cls, _, detail = self._nodes[number]

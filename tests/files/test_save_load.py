@@ -8,6 +8,7 @@ import fractions
 import functools
 import math
 import pathlib
+import tracemalloc
 import uuid
 import zoneinfo
 from collections import OrderedDict, deque
@@ -417,3 +418,14 @@ def test_shapes_without_data_are_refused_with_their_path(path):
     assert not list(path.parent.iterdir())
     graftax.save(path, {"input": jax.ShapeDtypeStruct((2,), jnp.float32), "w": jnp.ones(2)})  # a value among others
     assert graftax.load(path, {"input": 0, "w": jnp.zeros(2)})["w"].sum() == 2
+
+
+def test_loading_takes_memory_for_a_node_and_not_for_each_field_of_its_instruction(path):
+    graftax.save(path, [{"n": i} for i in range(2000)])
+    graftax.load(path)
+    tracemalloc.start()
+    try:
+        graftax.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 2700 * 2000  # a dict of each instruction: 3,400 bytes a node
+    finally:
+        tracemalloc.stop()
