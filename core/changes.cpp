@@ -25,11 +25,11 @@ bool Trace::changed(uint32_t pc) const {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
   Owned obj = Owned::borrow(expected(pc));
-  if (Py_TYPE(obj.get()) != n.type)
-    raise_graftax("StructureError", path_text(p, pc, root_names()) + ": its class was changed from " + n.type->tp_name +
-                                        " to " + Py_TYPE(obj.get())->tp_name +
+  if (Py_TYPE(obj.get()) != n.node->type)
+    raise_graftax("StructureError", path_text(p, pc, root_names()) + ": its class was changed from " +
+                                        n.node->type->tp_name + " to " + Py_TYPE(obj.get())->tp_name +
                                         " inside the traced function, which cannot be written back");
-  const Kind& kind = *n.kind;
+  const Kind& kind = *n.node->kind;
   if (kind.node->is_function && !kind.node->content_matches(p, n, obj.get()))
     raise_graftax("StructureError",
                   path_text(p, pc, root_names()) +
@@ -57,8 +57,8 @@ bool Trace::is_key(PyObject* key, uint32_t at) const {
 // An object's attributes, where it is immutable and a registered class says what it holds; null elsewhere.
 Owned Trace::unflattened(uint32_t pc) const {
   const Instr& n = recording_->program().code[pc];
-  if (n.op != Op::node || n.track != NONE || !n.kind->node->is_registered) return {};
-  return Py_TYPE(expected(pc)) == n.type ? raw_snapshot(expected(pc), *n.kind) : Owned();
+  if (n.op != Op::node || n.node->track != NONE || !n.node->kind->node->is_registered) return {};
+  return Py_TYPE(expected(pc)) == n.node->type ? raw_snapshot(expected(pc), *n.node->kind) : Owned();
 }
 
 // An attribute of a name that the class has too is a cache (cached_property): it is dropped, and computed again.
@@ -77,7 +77,7 @@ void Trace::refuse_new_attributes(uint32_t pc, PyObject* dict, const std::functi
 // The same for an attribute that a registered class has already, unless it flattens to what it was made of: then it is
 // a cache, too.
 void Trace::refuse_changed_registered(uint32_t pc, PyObject* before) {
-  const Kind& kind = *recording_->program().code[pc].kind;
+  const Kind& kind = *recording_->program().code[pc].node->kind;
   Owned now = raw_snapshot(expected(pc), kind);
   auto part = [](PyObject* snapshot, Py_ssize_t i) { return PyTuple_GET_ITEM(snapshot, i); };
   refuse_new_attributes(pc, part(now.get(), 0),
@@ -102,7 +102,7 @@ void Trace::refuse_changed_registered(uint32_t pc, PyObject* before) {
 // Does a registered class flatten an immutable object to other values, or with other aux data, than it was made of?
 bool Trace::is_made_otherwise(uint32_t pc) {
   const Program& p = recording_->program();
-  Cursor now(expected(pc), *p.code[pc].kind, &opened_);
+  Cursor now(expected(pc), *p.code[pc].node->kind, &opened_);
   uint32_t child = pc + 1, i = 0;
   PyObject *value, *key;
   for (; now.next(value, key); ++i, child = p.after(child)) {
@@ -119,34 +119,34 @@ void Trace::refuse_changed_frozen() {
   const Program& p = recording_->program();
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    if (n.op != Op::node || n.track != NONE || Py_TYPE(expected(pc)) != n.type) continue;
+    if (n.op != Op::node || n.node->track != NONE || Py_TYPE(expected(pc)) != n.node->type) continue;
     PyObject* obj = expected(pc);
-    if (n.kind->node->is_registered) {
+    if (n.node->kind->node->is_registered) {
       refuse_changed_registered(pc, unflattened_[pc]);
       continue;
     }
-    Owned dict = n.kind->has_dict ? instance_dict(obj) : Owned();
-    uint32_t child = pc + 1, first = n.has_extra + n.items, key_at = n.keys + p.item_keys(n);
+    Owned dict = n.node->kind->has_dict ? instance_dict(obj) : Owned();
+    uint32_t child = pc + 1, first = n.node->has_extra + n.node->items, key_at = n.node->keys + p.item_keys(n);
     if (dict)
       refuse_new_attributes(pc, dict.get(), [&p, &n, key_at](PyObject* name) {
-        for (uint32_t i = 0; i < n.fields; ++i)
+        for (uint32_t i = 0; i < n.node->fields; ++i)
           if (equal(p.statics[p.keys[key_at + i]].obj, name)) return true;
         return false;
       });
     for (uint32_t i = 0; i < first; ++i) child = p.after(child);
-    for (uint32_t i = 0; i < n.fields + n.slots; ++i, child = p.after(child)) {
+    for (uint32_t i = 0; i < n.node->fields + n.node->slots; ++i, child = p.after(child)) {
       PyObject* name = p.statics[p.keys[key_at + i]].obj;
       PyObject* value = nullptr;
-      if (i < n.fields) {
+      if (i < n.node->fields) {
         value = dict_get(dict.get(), name);
       } else {
-        for (const Slot& slot : n.kind->slots)
+        for (const Slot& slot : n.node->kind->slots)
           if (slot.name == name) value = slot_value(obj, slot);
       }
       if (value == expected(child)) continue;
       if (value && p.code[child].op == Op::stat && static_matches(p, p.code[child].arg, value)) continue;
       raise_graftax("MutationError",
-                    path_text(p, child, root_names()) + ": this attribute of an immutable " + n.type->tp_name +
+                    path_text(p, child, root_names()) + ": this attribute of an immutable " + n.node->type->tp_name +
                         " was changed inside the traced function. It has no identity that the change could "
                         "be brought back to: make the class mutable, or return the changed object.");
     }
@@ -159,7 +159,7 @@ bool Trace::holds_donated(uint32_t pc) const {
   for (uint32_t i = pc, end = p.after(pc); i < end;) {
     const Instr& n = p.code[i];
     if (n.op == Op::leaf && std::binary_search(donated_.begin(), donated_.end(), built_[i])) return true;
-    i = n.op == Op::node && n.track != NONE ? n.next : i + 1;
+    i = n.op == Op::node && n.node->track != NONE ? n.node->next : i + 1;
   }
   return false;
 }
@@ -224,16 +224,18 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
   PyObject* obj = expected(pc);
-  bool is_dict = n.kind->node->keys == Keys::items && all_simple(p, n.keys, n.items) && all_simple(obj);
-  bool is_list = n.kind->items == Items::list && PyList_GET_SIZE(obj) == static_cast<Py_ssize_t>(n.items);
+  bool is_dict =
+      n.node->kind->node->keys == Keys::items && all_simple(p, n.node->keys, n.node->items) && all_simple(obj);
+  bool is_list = n.node->kind->items == Items::list && PyList_GET_SIZE(obj) == static_cast<Py_ssize_t>(n.node->items);
   std::vector<uint32_t> children;
   for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) children.push_back(c);
-  const uint32_t* first = children.data() + n.has_extra;
-  uint32_t names = n.keys + p.item_keys(n);
-  Before items(p, n.keys, is_dict ? n.items : 0, first), fields(p, names, n.fields, first + n.items);
-  Before slots(p, names + n.fields, n.slots, first + n.items + n.fields);
+  const uint32_t* first = children.data() + n.node->has_extra;
+  uint32_t names = n.node->keys + p.item_keys(n);
+  Before items(p, n.node->keys, is_dict ? n.node->items : 0, first),
+      fields(p, names, n.node->fields, first + n.node->items);
+  Before slots(p, names + n.node->fields, n.node->slots, first + n.node->items + n.node->fields);
   Touched out;
-  Cursor cursor(obj, *n.kind);
+  Cursor cursor(obj, *n.node->kind);
   PyObject *value, *key;
   for (uint32_t i = 0; cursor.next(value, key); ++i) {
     uint32_t before = NONE;
@@ -245,9 +247,9 @@ Touched Trace::touched_parts(uint32_t pc, Recorder& recorder) const {
     }
     if (before == NONE || !is_as_built(value, before)) out.children.push_back(i);
   }
-  bool ordered = n.kind->items == Items::keyed;
+  bool ordered = n.node->kind->items == Items::keyed;
   out.items = !is_list && !(is_dict && (ordered ? items.same_keys() : items.in_order()));
-  out.fields = !fields.in_order() && !n.kind->by_name;
+  out.fields = !fields.in_order() && !n.node->kind->by_name;
   if (is_dict) out.dropped = recorder.keep(items.gone());
   Owned gone = own(PySequence_Concat(fields.gone().get(), slots.gone().get()));
   out.deleted = recorder.keep(std::move(gone));
@@ -270,7 +272,7 @@ Owned Trace::raw_snapshot(PyObject* obj, const Kind& kind) const {
 bool Trace::is_part(uint32_t pc, PyObject* value) const {
   const Program& p = recording_->program();
   uint32_t child = pc + 1;
-  for (uint32_t i = 0; i < 1 + p.code[pc].items; ++i, child = p.after(child))
+  for (uint32_t i = 0; i < 1 + p.code[pc].node->items; ++i, child = p.after(child))
     if (value == expected(child)) return true;
   return false;
 }
@@ -304,7 +306,7 @@ Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
   }
   if (!any) return {};
   if (listed) return out;
-  Cursor cursor(expected(pc), *recording_->program().code[pc].kind);
+  Cursor cursor(expected(pc), *recording_->program().code[pc].node->kind);
   return own(PySequence_Tuple(cursor.materialised()));
 }
 
@@ -313,13 +315,14 @@ Owned Trace::behind(uint32_t pc, PyObject* attributes) const {
 bool Trace::flattens_otherwise(uint32_t pc, PyObject* obj, PyObject* attributes, PyObject* before) {
   const Program& p = recording_->program();
   const Instr& n = p.code[pc];
-  Cursor now(obj, *n.kind, &opened_);
-  if (now.items() != static_cast<Py_ssize_t>(n.items)) return true;
+  Cursor now(obj, *n.node->kind, &opened_);
+  if (now.items() != static_cast<Py_ssize_t>(n.node->items)) return true;
   auto is_other = [](PyObject* was, PyObject* is) { return was != is && kind_of(was).is_leaf(); };
   auto item = [&](Py_ssize_t i) { return PySequence_Fast_GET_ITEM(now.materialised(), i); };
   bool other = false;
   uint32_t child = p.after(pc + 1);
-  for (uint32_t i = 0; i < n.items; ++i, child = p.after(child)) other = other || is_other(expected(child), item(i));
+  for (uint32_t i = 0; i < n.node->items; ++i, child = p.after(child))
+    other = other || is_other(expected(child), item(i));
   if (!other) return false;
   if (PyTuple_Check(before)) {
     other = PyTuple_GET_SIZE(before) != now.items();

@@ -8,7 +8,7 @@ namespace graftax {
 namespace {
 
 PyObject* field_name(const Program& p, const Instr& n, uint32_t i) {
-  return p.statics[p.keys[n.keys + p.item_keys(n) + i]].obj;
+  return p.statics[p.keys[n.node->keys + p.item_keys(n) + i]].obj;
 }
 
 bool has_name(PyObject* names, PyObject* name) {
@@ -72,28 +72,28 @@ void Commit::content(const Program& p, uint32_t pc, PyObject* node, PyObject* co
   static const Touched whole;
   const Touched& touched = given ? *given : whole;
   const Instr& n = p.code[pc];
-  const Kind& kind = *n.kind;
+  const Kind& kind = *n.node->kind;
   kind.node->write(*this, {p, n, values, inputs}, node, touched);
   if (kind.node->is_registered) return;
-  PyObject* const* of_fields = values + n.has_extra + n.items;
+  PyObject* const* of_fields = values + n.node->has_extra + n.node->items;
   if (kind.node->is_function) {
-    if (reinterpret_cast<PyFunctionObject*>(node)->func_dict || n.fields)
+    if (reinterpret_cast<PyFunctionObject*>(node)->func_dict || n.node->fields)
       fields(p, n, instance_dict(node).get(), of_fields, touched);
   } else if (kind.has_dict && !(n.flags & OWN_DICT)) {
     fields(p, n, instance_dict(node).get(), of_fields, touched);
   }
-  if (!kind.slots.empty()) slots(p, n, node, of_fields + n.fields, touched);
+  if (!kind.slots.empty()) slots(p, n, node, of_fields + n.node->fields, touched);
 }
 
 void Commit::parts(const Instr& n, PyObject* node, PyObject* const* items) {
   auto after = std::make_shared<OwnedList>(), before = std::make_shared<OwnedList>();
-  for (uint32_t i = 0; i < n.items; ++i) after->push(items[i]);
-  Cursor cursor(node, *n.kind);
+  for (uint32_t i = 0; i < n.node->items; ++i) after->push(items[i]);
+  Cursor cursor(node, *n.node->kind);
   PyObject *child, *key;
   while (cursor.next(child, key) && cursor.stage() == Cursor::Stage::items) before->push(child);
-  if (before->size() != n.items)
+  if (before->size() != n.node->items)
     raise_error(PyExc_RuntimeError, "a function or an exception has other parts than were recorded");
-  auto put = [node = Owned::borrow(node), kind = n.kind->node](const std::shared_ptr<OwnedList>& values) {
+  auto put = [node = Owned::borrow(node), kind = n.node->kind->node](const std::shared_ptr<OwnedList>& values) {
     kind->set_parts(node.get(), values->data(), static_cast<Py_ssize_t>(values->size()));
   };
   step([put, after] { put(after); }, [put, before] { put(before); });
@@ -101,9 +101,9 @@ void Commit::parts(const Instr& n, PyObject* node, PyObject* const* items) {
 
 void Commit::fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values, const Touched& touched) {
   if (touched.fields) return all_fields(p, n, dict, values);
-  uint32_t first = n.has_extra + n.items;
+  uint32_t first = n.node->has_extra + n.node->items;
   for (uint32_t i : touched.children)
-    if (i >= first && i < first + n.fields) assign(dict, field_name(p, n, i - first), values[i - first]);
+    if (i >= first && i < first + n.node->fields) assign(dict, field_name(p, n, i - first), values[i - first]);
   for (Py_ssize_t i = 0; touched.deleted && i < PyTuple_GET_SIZE(touched.deleted); ++i)
     assign(dict, PyTuple_GET_ITEM(touched.deleted, i), nullptr);
 }
@@ -112,31 +112,31 @@ void Commit::fields(const Program& p, const Instr& n, PyObject* dict, PyObject* 
 // was recorded, the whole content is exchanged.
 void Commit::all_fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values) {
   Owned wanted = own(PyDict_New());
-  for (uint32_t i = 0; i < n.fields; ++i) check(PyDict_SetItem(wanted.get(), field_name(p, n, i), values[i]));
+  for (uint32_t i = 0; i < n.node->fields; ++i) check(PyDict_SetItem(wanted.get(), field_name(p, n, i), values[i]));
   OwnedList gone;
   PyObject *name, *value;
   uint32_t next = 0;
   bool in_order = true;
   for (Py_ssize_t pos = 0; in_order && PyDict_Next(dict, &pos, &name, &value);) {
     if (name == runtime.tables) continue;  // what is compiled for a function is no attribute of the user's
-    if (next < n.fields && equal(field_name(p, n, next), name)) ++next;
+    if (next < n.node->fields && equal(field_name(p, n, next), name)) ++next;
     else if (!dict_get(wanted.get(), name)) gone.push(name);
-    else in_order = n.kind->by_name;
+    else in_order = n.node->kind->by_name;
   }
   if (!in_order) {
     if (PyObject* tables = dict_get(dict, runtime.tables)) check(PyDict_SetItem(wanted.get(), runtime.tables, tables));
     exchange(dict_node, dict, std::move(wanted));
     return;
   }
-  for (uint32_t i = 0; i < n.fields; ++i)
+  for (uint32_t i = 0; i < n.node->fields; ++i)
     if (dict_get(dict, field_name(p, n, i)) != values[i]) assign(dict, field_name(p, n, i), values[i]);
   for (size_t i = 0; i < gone.size(); ++i) assign(dict, gone[i], nullptr);
 }
 
 void Commit::slots(const Program& p, const Instr& n, PyObject* node, PyObject* const* values, const Touched& touched) {
-  uint32_t filled = 0, first = n.has_extra + n.items + n.fields;
-  for (const Slot& slot : n.kind->slots) {
-    PyObject* next = filled < n.slots ? field_name(p, n, n.fields + filled) : nullptr;
+  uint32_t filled = 0, first = n.node->has_extra + n.node->items + n.node->fields;
+  for (const Slot& slot : n.node->kind->slots) {
+    PyObject* next = filled < n.node->slots ? field_name(p, n, n.node->fields + filled) : nullptr;
     bool present = next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0);
     bool asked = touched.fields || (present ? touched.has(first + filled) : has_name(touched.deleted, slot.name));
     PyObject* value = present ? values[filled++] : nullptr;

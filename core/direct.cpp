@@ -170,11 +170,14 @@ bool Direct::fits(const HostLook& host, PyObject* leaf) {
          same(own(PyObject_GetAttr(leaf, name_of_shape())).get(), host.shape.get());
 }
 
+bool Direct::is_known(const Met& met, PyObject* leaf) {
+  return met.ref && referent(met.ref.get()) == leaf && (met.result == NONE || met.sure);
+}
+
 // What is compared is held: comparing may let another thread in, which is at the same guards.
 bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
   bool referred = met && met->ref && referent(met->ref.get()) == leaf;
   uint32_t result = referred ? met->result : NONE;
-  if (referred && (result == NONE || met->sure)) return true;
   LeafLook& guard = guards_[i];
   Shared<Look> look = guard.look;
   if (look->host) return fits(*look->host, leaf);
@@ -212,13 +215,13 @@ bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
   if (!met) return true;
   if (result != NONE) {
     met->sure = met->result == result;
-    met->searches = 0;
+    if (look->asks_layout) met->searches = 0;
     return true;
   }
   met->result = NONE;
   if (met->last == leaf) met->ref = own(PyWeakref_NewRef(leaf, nullptr));
   else met->last = leaf;
-  if (look->asks_layout && !look->impl && met->searches < max_searches) find_result(*met, leaf);
+  if (met->searches < max_searches && !look->impl) find_result(*met, leaf);
   return true;
 }
 
@@ -235,10 +238,9 @@ void Direct::expect(PyObject* outputs) {
   PyObject* const* items = PySequence_Fast_ITEMS(outputs);
   auto count = static_cast<size_t>(PyList_GET_SIZE(outputs));
   bool searching = false;
-  for (size_t i = 0; i < met_.size(); ++i) {
-    Met& met = met_[i];
+  for (Met& met : met_) {
     if (met.result < count) met.ref = own(PyWeakref_NewRef(items[met.result], nullptr));
-    searching = searching || (guards_[i].look->asks_layout && met.searches < max_searches);
+    searching = searching || met.searches < max_searches;
   }
   if (searching) results_.assign(items, items + count);
   else results_.clear();
@@ -251,17 +253,23 @@ bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
     trace_context_.settings = trace_context.settings;
   }
   Met* met = met_.empty() ? nullptr : met_.data();
-  auto met_at = [&](size_t i) { return met ? met + i : nullptr; };
-  if (differed_ > 0 && !fits(differed_, met_at(differed_), leaves[differed_])) return false;
+  auto is_as_before = [&](size_t i) {
+    if (!met) return fits(i, nullptr, leaves[i]);
+    return is_known(met[i], leaves[i]) || fits(i, met + i, leaves[i]);
+  };
+  if (differed_ > 0 && !is_as_before(differed_)) return false;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (i > 0 && i == differed_) continue;
-    if (fits(i, met_at(i), leaves[i])) continue;
+    if (is_as_before(i)) continue;
     differed_ = i;
     return false;
   }
-  if (!met && met_.empty()) {
+  if (met_.empty()) {
     met_.resize(leaves.size());
-    for (size_t i = 0; i < leaves.size(); ++i) met_[i].last = leaves[i];
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      met_[i].last = leaves[i];
+      if (!guards_[i].look->asks_layout) met_[i].searches = max_searches;
+    }
   }
   return true;
 }

@@ -92,10 +92,12 @@ class Direct {
     PyObject* last = nullptr;  // compared, never read: it may be gone
     // A leaf that is a result of the call before: to ask for its layout is dear, so `ref` refers to each new result.
     uint32_t result = NONE;
-    bool sure = false;  // a leaf that was this result has been looked at: all others are like it
-    uint8_t searches = 0;
+    bool sure = false;     // a leaf that was this result has been looked at: all others are like it
+    uint8_t searches = 0;  // for a result that it is; as many as there may be where its layout is not asked for
   };
 
+  // Is it an object that was looked at before, and has not changed since?
+  static bool is_known(const Met& met, PyObject* leaf);
   bool fits(size_t i, Met* met, PyObject* leaf);
   static bool fits(const HostLook& host, PyObject* leaf);
   void find_result(Met& met, PyObject* leaf) const;

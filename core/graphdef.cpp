@@ -44,19 +44,19 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
     case Op::leaf: return mix(h, n.flags & (ALIAS | NUMBER) ? n.flags & (ALIAS | NUMBER) : 0);
     case Op::stat: return mix(h, static_cast<size_t>(p.statics[n.arg].hash));
     case Op::node: {
-      h = mix(h, reinterpret_cast<size_t>(n.type));
-      h = mix(h, (static_cast<size_t>(n.items) << 20) ^ (n.fields << 8) ^ n.slots);
+      h = mix(h, reinterpret_cast<size_t>(n.node->type));
+      h = mix(h, (static_cast<size_t>(n.node->items) << 20) ^ (n.node->fields << 8) ^ n.node->slots);
       uint32_t own_keys = p.item_keys(n);
       size_t sum = 0;  // a set has no order
       for (uint32_t i = 0; i < own_keys; ++i) {
-        auto key = static_cast<size_t>(p.statics[p.keys[n.keys + i]].hash);
-        if (n.kind->node->keys == Keys::elements) sum += key * 0x9e3779b97f4a7c15ULL;
+        auto key = static_cast<size_t>(p.statics[p.keys[n.node->keys + i]].hash);
+        if (n.node->kind->node->keys == Keys::elements) sum += key * 0x9e3779b97f4a7c15ULL;
         else h = mix(h, key);
       }
-      for (uint32_t i = 0; i < n.fields + n.slots; ++i)
-        h = mix(h, static_cast<size_t>(p.statics[p.keys[n.keys + own_keys + i]].hash));
-      if (n.payload != NONE) h = mix(h, static_cast<size_t>(p.statics[n.payload].hash));
-      if (n.own != NONE) h = mix(h, static_cast<size_t>(p.statics[n.own].hash));
+      for (uint32_t i = 0; i < n.node->fields + n.node->slots; ++i)
+        h = mix(h, static_cast<size_t>(p.statics[p.keys[n.node->keys + own_keys + i]].hash));
+      if (n.node->payload != NONE) h = mix(h, static_cast<size_t>(p.statics[n.node->payload].hash));
+      if (n.node->own != NONE) h = mix(h, static_cast<size_t>(p.statics[n.node->own].hash));
       return mix(h, sum);
     }
     default: return mix(h, n.arg);
@@ -65,9 +65,9 @@ Py_hash_t hash_instr(const Program& p, const Instr& n, Py_hash_t h) {
 
 bool sets_equal(const Program& a, const Instr& x, const Program& b, const Instr& y) {
   std::unordered_multimap<Py_hash_t, uint32_t> left;
-  for (uint32_t j = 0; j < y.arg; ++j) left.emplace(b.statics[b.keys[y.keys + j]].hash, b.keys[y.keys + j]);
+  for (uint32_t j = 0; j < y.arg; ++j) left.emplace(b.statics[b.keys[y.node->keys + j]].hash, b.keys[y.node->keys + j]);
   for (uint32_t i = 0; i < x.arg; ++i) {
-    uint32_t id = a.keys[x.keys + i];
+    uint32_t id = a.keys[x.node->keys + i];
     auto [it, end] = left.equal_range(a.statics[id].hash);
     while (it != end && !statics_equal(a, id, b, it->second)) ++it;
     if (it == end) return false;
@@ -80,20 +80,21 @@ bool instrs_equal(const Program& a, const Instr& x, const Program& b, const Inst
   if (x.op != y.op) return false;
   if (x.op == Op::stat) return statics_equal(a, x.arg, b, y.arg);
   if (x.op != Op::node) return x.arg == y.arg && ((x.flags ^ y.flags) & (ALIAS | NUMBER)) == 0;
-  if (x.type != y.type || x.kind->node != y.kind->node || x.track != y.track || x.items != y.items ||
-      x.fields != y.fields || x.slots != y.slots || x.has_extra != y.has_extra || x.arg != y.arg ||
-      (x.payload == NONE) != (y.payload == NONE) || (x.own == NONE) != (y.own == NONE) ||
+  if (x.node->type != y.node->type || x.node->kind->node != y.node->kind->node || x.node->track != y.node->track ||
+      x.node->items != y.node->items || x.node->fields != y.node->fields || x.node->slots != y.node->slots ||
+      x.node->has_extra != y.node->has_extra || x.arg != y.arg ||
+      (x.node->payload == NONE) != (y.node->payload == NONE) || (x.node->own == NONE) != (y.node->own == NONE) ||
       ((x.flags ^ y.flags) & (HANDED_OVER | OWN_DICT)))
     return false;
-  if (x.payload != NONE && !statics_equal(a, x.payload, b, y.payload)) return false;
-  if (x.own != NONE && !statics_equal(a, x.own, b, y.own)) return false;
-  uint32_t own_keys = a.item_keys(x), first = 0, n = own_keys + x.fields + x.slots;
-  if (x.kind->node->keys == Keys::elements) {
+  if (x.node->payload != NONE && !statics_equal(a, x.node->payload, b, y.node->payload)) return false;
+  if (x.node->own != NONE && !statics_equal(a, x.node->own, b, y.node->own)) return false;
+  uint32_t own_keys = a.item_keys(x), first = 0, n = own_keys + x.node->fields + x.node->slots;
+  if (x.node->kind->node->keys == Keys::elements) {
     if (!sets_equal(a, x, b, y)) return false;
     first = own_keys;
   }
   for (uint32_t i = first; i < n; ++i)
-    if (!statics_equal(a, a.keys[x.keys + i], b, b.keys[y.keys + i])) return false;
+    if (!statics_equal(a, a.keys[x.node->keys + i], b, b.keys[y.node->keys + i])) return false;
   return true;
 }
 
@@ -166,13 +167,18 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   out.shapes = p.shapes;
   out.kinds = p.kinds;
   out.hash = p.hash;
+  auto is_node = [](const Instr& n) { return n.op == Op::node; };
+  out.nodes.reserve(static_cast<size_t>(std::count_if(out.code.begin(), out.code.end(), is_node)));
   for (Instr& n : out.code) {
-    if (n.type) out.keep_type(n.type);
-    if (n.whole) out.owned.push(n.whole);
+    if (!is_node(n)) continue;
+    Node& node = *(n.node = out.nodes.add(*n.node));
+    out.keep_type(node.type);
+    if (node.whole) out.owned.push(node.whole);
+    if (!node.treedef) continue;
     // Aux data that is rebuilt is not kept here: it may lead to what the first call was given, or to tracers.
     const Instr& aux = (&n)[1];
-    if (n.treedef && (!chosen || (aux.op == Op::node && aux.track == NONE && !aux.whole))) n.treedef = nullptr;
-    if (n.treedef) out.owned.push(n.treedef);
+    if (!chosen || (aux.op == Op::node && aux.node->track == NONE && !aux.node->whole)) node.treedef = nullptr;
+    else out.owned.push(node.treedef);
   }
   for (Static& s : out.statics) {
     out.keep_type(s.type);
@@ -221,17 +227,17 @@ bool holds_ids(const Program& p) {
 
 bool same_order(const Program& a, const Program& b) {
   for (const Instr& n : a.code) {
-    if (n.op != Op::node || n.kind->node->keys != Keys::elements) continue;
+    if (n.op != Op::node || n.node->kind->node->keys != Keys::elements) continue;
     const Instr& m = b.code[static_cast<size_t>(&n - a.code.data())];
     OwnedList elements;
     bool same = true;
     for (uint32_t i = 0; i < n.arg; ++i) {
-      Owned element = static_object(b.statics[b.keys[m.keys + i]]);
+      Owned element = static_object(b.statics[b.keys[m.node->keys + i]]);
       if (!element) return false;
-      same = same && static_matches(a, a.keys[n.keys + i], element.get());
+      same = same && static_matches(a, a.keys[n.node->keys + i], element.get());
       elements.push_stolen(std::move(element));
     }
-    if (!same && !hash_apart(a, n.keys, elements.data(), n.arg)) return false;
+    if (!same && !hash_apart(a, n.node->keys, elements.data(), n.arg)) return false;
   }
   return true;
 }
@@ -239,7 +245,7 @@ bool same_order(const Program& a, const Program& b) {
 Program weakened(const Program& p) { return weak_copy(p, nullptr); }
 
 bool is_weak_already(const Program& p) {
-  if (std::any_of(p.code.begin(), p.code.end(), [](const Instr& n) { return n.treedef; })) return false;
+  if (std::any_of(p.code.begin(), p.code.end(), [](const Instr& n) { return n.node->treedef; })) return false;
   return std::none_of(p.statics.begin(), p.statics.end(), [](const Static& s) {
     bool to_rebuild = s.snapshot && s.how != How::reduce && !s.weak;
     bool by_identity = s.how == How::identity && PyType_SUPPORTS_WEAKREFS(s.type);
@@ -331,14 +337,14 @@ struct Printer {
 
   void node(uint32_t pc) {
     const Instr& n = p.code[pc];
-    const NodeKind& kind = *n.kind->node;
+    const NodeKind& kind = *n.node->kind->node;
     std::string open = kind.brackets ? std::string(1, kind.brackets[0]) : "", close = kind.closing_text(p, n);
-    bool plain = n.type == &PyList_Type || n.type == &PyTuple_Type || n.type == &PyDict_Type;
+    bool plain = n.node->type == &PyList_Type || n.node->type == &PyTuple_Type || n.node->type == &PyDict_Type;
     if (!plain) {
-      open = kind.is_registered ? "CustomNode(" + type_name(n.type) : type_name(n.type) + "(" + open;
+      open = kind.is_registered ? "CustomNode(" + type_name(n.node->type) : type_name(n.node->type) + "(" + open;
       close += ")";
     }
-    if (n.track != NONE && referenced[n.track]) open = "#" + std::to_string(n.track) + "=" + open;
+    if (n.node->track != NONE && referenced[n.node->track]) open = "#" + std::to_string(n.node->track) + "=" + open;
     out += open + kind.content_text(p, n);
 
     std::vector<Job> todo;
@@ -346,8 +352,9 @@ struct Printer {
     bool first = true;
     for (uint32_t i = 0; i < count; ++i, child = p.after(child)) {
       std::string before;
-      bool extra = i < n.has_extra, item = !extra && i < n.has_extra + n.items;
-      if (n.items && i == n.has_extra + n.items && !kind.is_registered && !plain && close.size() > 1) {
+      bool extra = i < n.node->has_extra, item = !extra && i < n.node->has_extra + n.node->items;
+      if (n.node->items && i == n.node->has_extra + n.node->items && !kind.is_registered && !plain &&
+          close.size() > 1) {
         before = close.substr(0, close.size() - 1);  // the items end here, attributes follow
         close = ")";
       }

@@ -19,7 +19,7 @@ enum class Op : uint8_t {
   forward,  // Outcome: arg is the index of an input leaf
 };
 
-enum Flag : uint8_t {
+enum Flag : uint16_t {
   HANDED_OVER = 1,      // handed over as itself, never rebuilt
   CLOSED = 2,           // immutable all the way down and without arrays: no identity, no leaves
   TARGET = 4,           // some `same` points here
@@ -28,26 +28,57 @@ enum Flag : uint8_t {
   OWN_DICT = 64,        // a dict that is its own instance dictionary: its items are its attributes
   AUX = 128,            // part of a node's type for JAX (aux data, a static field), not a leaf of its tree
   SELF_CONTAINED = 32,  // a function that reaches nothing mutable but what is its alone: not copied when it is rebuilt
+  PLAIN_VALUE = 256,    // leaf: no array (surgery)
 };
 
+// What an instruction is that stands for a node.
+struct Node {
+  uint32_t next = 0;        // first instruction after this subtree
+  uint32_t track = NONE;    // its tracked index
+  uint32_t items = 0;       // children from the base
+  uint32_t fields = 0;      // children from the instance dictionary
+  uint32_t slots = 0;       // children from slots that are filled
+  uint32_t has_extra = 0;   // one child before the items (aux data, default factory)
+  uint32_t keys = NONE;     // first of its keys: dict keys or set elements, field names, slot names
+  uint32_t payload = NONE;  // static of what it is besides its children: a deque's maxlen, a buffer's content, a
+                            // function's code, the value of a subclass of str or int
+  uint32_t own = NONE;      // static that holds the object itself, where it counts by identity
+  const Kind* kind = nullptr;
+  PyTypeObject* type = nullptr;  // owned by the program
+  PyObject* whole = nullptr;     // an object with just this content, when it can never change; owned
+  PyObject* treedef = nullptr;   // registered node: JAX's treedef of this one level, to rebuild with; owned
+};
+
+inline constexpr Node no_node{};
+
+// Most instructions are leaves: what only nodes have is elsewhere.
 struct Instr {
   Op op = Op::leaf;
-  uint8_t flags = 0;
+  uint16_t flags = 0;
   uint32_t arg = 0;
-  uint32_t next = 0;        // first instruction after this subtree
-  uint32_t track = NONE;    // node: its tracked index
-  uint32_t items = 0;       // node: children from the base; leaf: 1 where it is no array (surgery)
-  uint32_t fields = 0;      // node: children from the instance dictionary
-  uint32_t slots = 0;       // node: children from slots that are filled
-  uint32_t has_extra = 0;   // node: one child before the items (aux data, default factory)
-  uint32_t keys = NONE;     // node: first of its keys: dict keys or set elements, field names, slot names
-  uint32_t payload = NONE;  // node: static of what it is besides its children: a deque's maxlen, a buffer's
-                            // content, a function's code, the value of a subclass of str or int
-  uint32_t own = NONE;      // node: static that holds the object itself, where it counts by identity
-  const Kind* kind = nullptr;
-  PyTypeObject* type = nullptr;  // node: owned by the program
-  PyObject* whole = nullptr;     // node: an object with just this content, when it can never change; owned
-  PyObject* treedef = nullptr;   // registered node: JAX's treedef of this one level, to rebuild with; owned
+  Node* node = const_cast<Node*>(&no_node);  // of a node: one of the program's own; of others only to be read
+};
+static_assert(sizeof(Instr) == 16 && sizeof(Node) == 72);
+
+// The nodes of a program. They stay where they are.
+class Nodes {
+ public:
+  Node* add(const Node& node) {
+    if (chunks_.empty() || left_ == 0) reserve(std::min<size_t>(2 * chunk_, 512));
+    Node* place = chunks_.back().get() + (chunk_ - left_--);
+    *place = node;
+    return place;
+  }
+  // Makes room for so many more.
+  void reserve(size_t count) {
+    chunk_ = std::max<size_t>(count, 1);
+    chunks_.push_back(std::make_unique<Node[]>(chunk_));
+    left_ = chunk_;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Node[]>> chunks_;
+  size_t chunk_ = 2, left_ = 0;  // of the last one
 };
 
 struct Static {
@@ -65,6 +96,7 @@ struct Static {
 
 struct Program {
   std::vector<Instr> code;
+  Nodes nodes;
   std::vector<Static> statics;
   std::vector<uint32_t> keys;         // static ids
   std::vector<uint32_t> elements;     // static ids
@@ -96,18 +128,20 @@ struct Program {
       if (k.get() == &kind) return;
     kinds.push_back(kind.shared_from_this());
   }
-  uint32_t after(uint32_t pc) const { return code[pc].op == Op::node ? code[pc].next : pc + 1; }
+  uint32_t after(uint32_t pc) const { return code[pc].op == Op::node ? code[pc].node->next : pc + 1; }
   uint32_t children(uint32_t pc) const {
     const Instr& n = code[pc];
-    return n.has_extra + n.items + n.fields + n.slots;
+    return n.node->has_extra + n.node->items + n.node->fields + n.node->slots;
   }
   // The number of keys that a node has before the names of its fields: those of a dict's items, a set's elements.
   uint32_t item_keys(const Instr& n) const {
-    Keys keys = n.kind->node->keys;
-    return keys == Keys::none ? 0 : keys == Keys::items ? n.items : n.arg;
+    Keys keys = n.node->kind->node->keys;
+    return keys == Keys::none ? 0 : keys == Keys::items ? n.node->items : n.arg;
   }
   // The first key that is met with a child: a set has none for its elements.
-  uint32_t child_keys(const Instr& n) const { return n.kind->node->keys == Keys::elements ? n.keys + n.arg : n.keys; }
+  uint32_t child_keys(const Instr& n) const {
+    return n.node->kind->node->keys == Keys::elements ? n.node->keys + n.arg : n.node->keys;
+  }
 
   void finish();  // computes the hash: the program is immutable from here on
   void clear();

@@ -50,7 +50,7 @@ void validate(Program& p, bool is_outcome) {
   }
   uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
   for (const Instr& in : p.code)
-    if (in.op == Op::node && in.track != NONE) p.track_pc.push_back(NONE);
+    if (in.op == Op::node && in.node->track != NONE) p.track_pc.push_back(NONE);
   struct Open {
     uint32_t end, left;
   };
@@ -75,30 +75,31 @@ void validate(Program& p, bool is_outcome) {
         break;
       case Op::same:
         if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) ||
-            p.code[in.arg].next > pc)
+            p.code[in.arg].node->next > pc)
           malformed("shared subtree");
         p.code[in.arg].flags |= TARGET;
         break;
       case Op::node: {
-        if (in.track != NONE) {
-          if (in.track >= p.track_pc.size() || p.track_pc[in.track] != NONE) malformed("tracked index");
-          p.track_pc[in.track] = pc;
+        if (in.node->track != NONE) {
+          if (in.node->track >= p.track_pc.size() || p.track_pc[in.node->track] != NONE) malformed("tracked index");
+          p.track_pc[in.node->track] = pc;
         }
-        uint64_t keys = uint64_t{p.item_keys(in)} + in.fields + in.slots;
-        if (keys && (in.keys > p.keys.size() || keys > p.keys.size() - in.keys)) malformed("keys");
+        uint64_t keys = uint64_t{p.item_keys(in)} + in.node->fields + in.node->slots;
+        if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed("keys");
         for (uint64_t k = p.item_keys(in); k < keys; ++k)
-          if (p.statics[p.keys[in.keys + k]].how != How::string) malformed("field name");
-        if (in.payload != NONE) key_ok(in.payload);
-        if (in.own != NONE) key_ok(in.own);
-        if ((in.flags & OWN_DICT) && !(in.kind->has_dict && in.kind->node->keys == Keys::items && in.fields == 0))
+          if (p.statics[p.keys[in.node->keys + k]].how != How::string) malformed("field name");
+        if (in.node->payload != NONE) key_ok(in.node->payload);
+        if (in.node->own != NONE) key_ok(in.node->own);
+        if ((in.flags & OWN_DICT) &&
+            !(in.node->kind->has_dict && in.node->kind->node->keys == Keys::items && in.node->fields == 0))
           malformed("fields");
-        if (!in.kind->node->is_valid(p, in)) malformed("the parts of a node");
-        if (is_shell_kind(*in.kind) && in.track == NONE && !(is_outcome && is_root))
+        if (!in.node->kind->node->is_valid(p, in)) malformed("the parts of a node");
+        if (is_shell_kind(*in.node->kind) && in.node->track == NONE && !(is_outcome && is_root))
           malformed("a node without an identity");
-        if (in.has_extra != (in.kind->node->extra != nullptr)) malformed("extra child");
-        uint64_t children = uint64_t{in.has_extra} + in.items + in.fields + in.slots;
-        if (in.next <= pc || in.next > n || children > n) malformed("subtree end");
-        open.push_back({in.next, static_cast<uint32_t>(children)});
+        if (in.node->has_extra != (in.node->kind->node->extra != nullptr)) malformed("extra child");
+        uint64_t children = uint64_t{in.node->has_extra} + in.node->items + in.node->fields + in.node->slots;
+        if (in.node->next <= pc || in.node->next > n || children > n) malformed("subtree end");
+        open.push_back({in.node->next, static_cast<uint32_t>(children)});
         break;
       }
       case Op::input:
@@ -135,23 +136,26 @@ PyTypeObject* type_from_state(nb::handle state) {
 // An instruction without content, by the names of its fields, in the order of a state.
 Owned instruction_fields() {
   Instr n;
+  Node node;
   nb::dict out;
   out["op"] = static_cast<int>(n.op);
   out["flags"] = n.flags;
   out["arg"] = n.arg;
-  out["next"] = n.next;
-  out["track"] = n.track;
-  out["items"] = n.items;
-  out["fields"] = n.fields;
-  out["slots"] = n.slots;
-  out["has_extra"] = n.has_extra;
-  out["keys"] = n.keys;
-  out["payload"] = n.payload;
+  out["next"] = node.next;
+  out["track"] = node.track;
+  out["items"] = node.items;
+  out["fields"] = node.fields;
+  out["slots"] = node.slots;
+  out["has_extra"] = node.has_extra;
+  out["keys"] = node.keys;
+  out["payload"] = node.payload;
   out["type"] = nb::none();
   out["treedef"] = nb::none();
-  out["own"] = n.own;
+  out["own"] = node.own;
   return Owned::steal(out.release().ptr());
 }
+
+constexpr uint16_t stored_flags = 255;
 
 Owned program_state(const Program& p) {
   nb::list code, statics, keys, elements;
@@ -159,8 +163,10 @@ Owned program_state(const Program& p) {
   for (uint32_t r = 0; r < p.roots; ++r) end = p.after(end);
   for (uint32_t pc = 0; pc < end; ++pc) {
     const Instr& n = p.code[pc];
-    code.append(nb::make_tuple(static_cast<int>(n.op), n.flags, n.arg, n.next, n.track, n.items, n.fields, n.slots,
-                               n.has_extra, n.keys, n.payload, type_state(n.type), borrowed(n.treedef), n.own));
+    code.append(nb::make_tuple(static_cast<int>(n.op), n.flags & stored_flags, n.arg, p.after(pc), n.node->track,
+                               n.flags & PLAIN_VALUE ? 1u : n.node->items, n.node->fields, n.node->slots,
+                               n.node->has_extra, n.node->keys, n.node->payload, type_state(n.node->type),
+                               borrowed(n.node->treedef), n.node->own));
   }
   for (const Static& s : p.statics) {
     Owned value = s.how == How::input ? Owned::borrow(Py_None) : static_object(s);
@@ -242,24 +248,27 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
     int op = field<int>(t, 0);
     if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
     n.op = static_cast<Op>(op);
-    n.flags = static_cast<uint8_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
+    n.flags = static_cast<uint16_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
     n.arg = field<uint32_t>(t, 2);
-    n.next = field<uint32_t>(t, 3);
-    n.track = field<uint32_t>(t, 4);
-    n.items = field<uint32_t>(t, 5);
-    n.fields = field<uint32_t>(t, 6);
-    n.slots = field<uint32_t>(t, 7);
-    n.has_extra = field<uint32_t>(t, 8);
-    n.keys = field<uint32_t>(t, 9);
-    n.payload = field<uint32_t>(t, 10);
+    Node node;
+    node.next = field<uint32_t>(t, 3);
+    node.track = field<uint32_t>(t, 4);
+    node.items = field<uint32_t>(t, 5);
+    node.fields = field<uint32_t>(t, 6);
+    node.slots = field<uint32_t>(t, 7);
+    node.has_extra = field<uint32_t>(t, 8);
+    node.keys = field<uint32_t>(t, 9);
+    node.payload = field<uint32_t>(t, 10);
+    if (n.op == Op::leaf && node.items) n.flags |= PLAIN_VALUE;
     if (n.op == Op::node) {
       nb::object type = field<nb::object>(t, 11), treedef = field<nb::object>(t, 12);
-      n.type = p.keep_type(type_from_state(type));
-      n.kind = n.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(n.type);
-      p.keep_kind(*n.kind);
-      if (!n.kind->is_node()) malformed("a type is not a node any more");
-      n.own = field<uint32_t>(t, 13);
-      if (!treedef.is_none()) n.treedef = p.keep(Owned::borrow(treedef.ptr()));
+      node.type = p.keep_type(type_from_state(type));
+      node.kind = node.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(node.type);
+      p.keep_kind(*node.kind);
+      if (!node.kind->is_node()) malformed("a type is not a node any more");
+      node.own = field<uint32_t>(t, 13);
+      if (!treedef.is_none()) node.treedef = p.keep(Owned::borrow(treedef.ptr()));
+      n.node = p.nodes.add(node);
     }
     if (n.op == Op::same) p.has_same = true;
     p.code.push_back(n);
@@ -267,11 +276,12 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
   validate(p, is_outcome);
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    if (n.op == Op::ref && p.track_pc[n.arg] < pc && pc < p.code[p.track_pc[n.arg]].next) p.cyclic = true;
+    if (n.op == Op::ref && p.track_pc[n.arg] < pc && pc < p.code[p.track_pc[n.arg]].node->next) p.cyclic = true;
   }
   for (Instr& n : p.code)  // a function that is code and nothing else stays itself
-    if (n.op == Op::node && n.kind->node->is_function && n.items == 2 && n.fields == 0 &&
-        is_plain_function(p.statics[n.payload].snapshot) && !PyFunction_GET_DEFAULTS(p.statics[n.payload].snapshot))
+    if (n.op == Op::node && n.node->kind->node->is_function && n.node->items == 2 && n.node->fields == 0 &&
+        is_plain_function(p.statics[n.node->payload].snapshot) &&
+        !PyFunction_GET_DEFAULTS(p.statics[n.node->payload].snapshot))
       n.flags |= SELF_CONTAINED;
   p.finish();
   return p;

@@ -27,13 +27,13 @@ void Recorder::hand_over() {
   {
     std::vector<uint32_t> open;
     for (uint32_t pc = 0; pc < n; ++pc) {
-      while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+      while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
       if (!open.empty()) parent[pc] = open.back();
       nodes_before[pc + 1] = nodes_before[pc] + (p.code[pc].op == Op::node);
       if (p.code[pc].op == Op::ref) refs.emplace_back(p.track_pc[p.code[pc].arg], pc);
       if (p.code[pc].op == Op::node) {
         open.push_back(pc);
-        any = any || p.code[pc].kind->handed;
+        any = any || p.code[pc].node->kind->handed;
       }
     }
   }
@@ -49,8 +49,9 @@ void Recorder::hand_over() {
   std::vector<uint32_t> work;
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    if ((in.op == Op::leaf && !in.items) || (in.op == Op::stat && p.statics[in.arg].how == How::context) ||
-        (in.op == Op::node && in.kind->node->is_ignored))
+    if ((in.op == Op::leaf && !(in.flags & PLAIN_VALUE)) ||
+        (in.op == Op::stat && p.statics[in.arg].how == How::context) ||
+        (in.op == Op::node && in.node->kind->node->is_ignored))
       work.push_back(pc);
   }
   while (!work.empty()) {
@@ -65,26 +66,26 @@ void Recorder::hand_over() {
   // These objects, then everything reachable from them.
   for (uint32_t pc = 0; pc < n; ++pc) {
     const Instr& in = p.code[pc];
-    if (in.op != Op::node || !in.kind->handed) continue;
+    if (in.op != Op::node || !in.node->kind->handed) continue;
     if (has_array[pc]) {
-      if (!in.kind->node->can_hold_arrays(*in.kind))
+      if (!in.node->kind->node->can_hold_arrays(*in.node->kind))
         raise_graftax(
             "UnsupportedValueError",
-            path_text(p, pc, options_.root_names) + ": a " + in.type->tp_name +
+            path_text(p, pc, options_.root_names) + ": a " + in.node->type->tp_name +
                 " with arrays among its attributes cannot be rebuilt. Keep the arrays in an object of their own.");
-      if (in.kind->has_del)
+      if (in.node->kind->has_del)
         raise_graftax(
             "UnsupportedValueError",
-            path_text(p, pc, options_.root_names) + ": " + in.type->tp_name +
+            path_text(p, pc, options_.root_names) + ": " + in.node->type->tp_name +
                 " has arrays below and defines __del__, which would run for the copy that the traced function gets. "
                 "Release the resource in a method, or keep it in an object of its own without arrays.");
     } else {
       work.push_back(pc);
     }
-    if (nodes_before[in.next] - nodes_before[pc] - 1 > max_below_object)
+    if (nodes_before[in.node->next] - nodes_before[pc] - 1 > max_below_object)
       raise_graftax("StructureError",
                     path_text(p, pc, options_.root_names) + ": more than " + std::to_string(max_below_object) +
-                        " nodes below one " + in.type->tp_name +
+                        " nodes below one " + in.node->type->tp_name +
                         ". Pass only the part that the function uses, or register the class with jax.tree_util.");
   }
   while (!work.empty()) {
@@ -95,7 +96,7 @@ void Recorder::hand_over() {
     else if (in.op == Op::same) work.push_back(in.arg);
     else if (in.op == Op::node && !(in.flags & HANDED_OVER)) {
       in.flags |= HANDED_OVER;
-      for (uint32_t c = pc + 1; c < in.next; c = p.after(c)) work.push_back(c);
+      for (uint32_t c = pc + 1; c < in.node->next; c = p.after(c)) work.push_back(c);
     }
   }
 }
@@ -107,12 +108,12 @@ void Recorder::refuse_shared_dicts() const {
     if (second >= p.code.size() || ((p.code[first].flags & HANDED_OVER) && (p.code[second].flags & HANDED_OVER)))
       continue;
     const Instr& n = p.code[second];
-    bool is_dict = n.type == &PyDict_Type;
+    bool is_dict = n.node->type == &PyDict_Type;
     raise_graftax(
         "StructureError",
         path_text(p, second, options_.root_names) + ": " +
             (is_dict ? std::string("this dict is the __dict__ of an object that is")
-                     : std::string("this ") + n.type->tp_name + " has a __dict__ that is") +
+                     : std::string("this ") + n.node->type->tp_name + " has a __dict__ that is") +
             " also reached another way. A rebuilt object has one of its own: what is written to the one would not be "
             "seen in the other. Pass the object alone, or a copy (dict(vars(obj))).");
   }
@@ -124,7 +125,8 @@ void Recorder::refuse_shared_dicts() const {
 void Recorder::find_self_contained() {
   Program& p = out_.program;
   auto wanted = [](const Instr& n) {
-    return n.op == Op::node && n.kind->node->is_function && (n.flags & HANDED_OVER) && !(n.flags & SELF_CONTAINED);
+    return n.op == Op::node && n.node->kind->node->is_function && (n.flags & HANDED_OVER) &&
+           !(n.flags & SELF_CONTAINED);
   };
   if (std::none_of(p.code.begin(), p.code.end(), wanted)) return;
   enum class Part : uint8_t { none, function, inner };  // inner: a cell, or the keyword defaults of a function
@@ -132,19 +134,20 @@ void Recorder::find_self_contained() {
   std::vector<std::pair<uint32_t, uint32_t>> holds;  // (owner, tracked node); the owner of a root is NONE
   std::vector<uint32_t> open;
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
-    while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+    while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
     const Instr& n = p.code[pc];
-    uint32_t track = n.op == Op::ref ? n.arg : n.op == Op::node ? n.track : NONE;
+    uint32_t track = n.op == Op::ref ? n.arg : n.op == Op::node ? n.node->track : NONE;
     if (track == NONE) continue;
-    holds.emplace_back(open.empty() ? NONE : p.code[open.back()].track, track);
+    holds.emplace_back(open.empty() ? NONE : p.code[open.back()].node->track, track);
     if (n.op != Op::node) continue;
     open.push_back(pc);
-    if (n.kind->node->is_function && (n.flags & HANDED_OVER)) {
+    if (n.node->kind->node->is_function && (n.flags & HANDED_OVER)) {
       Owned writes = hooks::writes_its_cells(out_.live[pc]);
       if (writes.get() != Py_True) part[track] = Part::function;
       uint32_t keywords = p.after(pc + 1);
-      if (p.code[keywords].op == Op::node && p.code[keywords].track != NONE) part[p.code[keywords].track] = Part::inner;
-    } else if (n.kind->node->is_cell) {
+      if (p.code[keywords].op == Op::node && p.code[keywords].node->track != NONE)
+        part[p.code[keywords].node->track] = Part::inner;
+    } else if (n.node->kind->node->is_cell) {
       part[track] = Part::inner;
     }
   }
@@ -162,7 +165,7 @@ void Recorder::find_self_contained() {
     Instr& n = p.code[pc];
     if (part[t] != Part::function || (n.flags & SELF_CONTAINED)) continue;
     n.flags |= SELF_CONTAINED;
-    p.statics[n.payload].snapshot = p.keep(Owned::borrow(out_.live[pc]));
+    p.statics[n.node->payload].snapshot = p.keep(Owned::borrow(out_.live[pc]));
   }
 }
 
@@ -193,7 +196,7 @@ std::string Recorder::place_of_key(uint32_t id) const {
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
     for (uint32_t k = 0; n.op == Op::node && k < p.item_keys(n); ++k)
-      if (p.keys[n.keys + k] == id) return path_text(p, pc, options_.root_names);
+      if (p.keys[n.node->keys + k] == id) return path_text(p, pc, options_.root_names);
   }
   return here();
 }
@@ -235,14 +238,14 @@ void Recorder::keys_count_by_identity() {
     if (!at) continue;
     Instr& n = p.code[*at];
     if (n.op != Op::node || !(n.flags & HANDED_OVER)) {
-      if (n.op == Op::node && n.kind->handed) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
+      if (n.op == Op::node && n.node->kind->handed) refuse_key_with_arrays(obj, place_of_key(static_cast<uint32_t>(i)));
       raise_graftax(
           "UnsupportedValueError",
-          path_text(p, *at, options_.root_names) + ": this " + n.type->tp_name +
+          path_text(p, *at, options_.root_names) + ": this " + n.node->type->tp_name +
               " is also a dict key or a set element, but it is rebuilt for the traced function, so that the key "
               "would be another object. Use a string or a number as key.");
     }
-    if (n.own == NONE) n.own = add_identity(p, obj);
+    if (n.node->own == NONE) n.node->own = add_identity(p, obj);
   }
 }
 

@@ -88,7 +88,7 @@ bool may_be_kept(PyObject* value, Until until, int depth = 3) {
 bool may_be_kept(const Program& p, Until until) {
   if (p.code.size() > longest_program) return false;
   for (const Instr& in : p.code)
-    if (in.op == Op::node && in.kind->node->is_registered) return false;
+    if (in.op == Op::node && in.node->kind->node->is_registered) return false;
   for (size_t i = 0; i < p.owned.size(); ++i)
     if (!may_be_kept(p.owned[i], until)) return false;
   return true;

@@ -21,10 +21,10 @@ namespace {
 // others may refer to. Context values are those that the caller's node has: it keeps them.
 void build_written(Builder& builder, const Program& p, const Write& w, PyObject* node, OwnedList& values) {
   const Instr& n = p.code[w.pc];
-  uint32_t items = n.has_extra + n.items, key = n.keys + p.item_keys(n), child = w.pc + 1;
+  uint32_t items = n.node->has_extra + n.node->items, key = n.node->keys + p.item_keys(n), child = w.pc + 1;
   auto touched = w.touched.children.begin();
   for (uint32_t i = 0; i < p.children(w.pc); ++i, child = p.after(child)) {
-    bool as_a_whole = i < n.has_extra || (i < items ? w.touched.items : w.touched.fields);
+    bool as_a_whole = i < n.node->has_extra || (i < items ? w.touched.items : w.touched.fields);
     bool written = touched != w.touched.children.end() && *touched == i;
     touched += written;
     if (!as_a_whole && !written && p.code[child].op != Op::node) {
@@ -33,7 +33,7 @@ void build_written(Builder& builder, const Program& p, const Write& w, PyObject*
     }
     values.push_stolen(builder.build(child));
     if (!w.context || i < items || !is_context(p, child)) continue;
-    Owned current = field_value(node, *n.kind, p.statics[p.keys[key + i - items]].obj);
+    Owned current = field_value(node, *n.node->kind, p.statics[p.keys[key + i - items]].obj);
     if (current && Py_TYPE(current.get()) == p.statics[p.code[child].arg].type)
       values.set(values.size() - 1, current.get());
   }
@@ -70,11 +70,11 @@ void read_again(const Outcome& outcome, Builder& builder) {
   const Program& p = outcome.program;
   for (auto pc = outcome.readers.rbegin(); pc != outcome.readers.rend(); ++pc) {
     Owned made = Owned::borrow(builder.built()[*pc]);
-    if (!made || Py_TYPE(made.get()) != p.code[*pc].type) continue;
+    if (!made || Py_TYPE(made.get()) != p.code[*pc].node->type) continue;
     Owned again = builder.made_again(*pc);
-    if (Py_TYPE(again.get()) != p.code[*pc].type || again.get() == made.get()) continue;
+    if (Py_TYPE(again.get()) != p.code[*pc].node->type || again.get() == made.get()) continue;
     Commit commit;
-    commit.move_fields(again.get(), made.get(), *p.code[*pc].kind);
+    commit.move_fields(again.get(), made.get(), *p.code[*pc].node->kind);
     commit.run();
   }
 }
@@ -89,13 +89,13 @@ void find_readers(Outcome& outcome) {
   std::vector<bool> found(p.code.size());
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+    while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
     if (n.op == Op::node) open.push_back(pc);
     if (n.op != Op::input && n.op != Op::ref) continue;  // what is referred to may hold one
     for (auto up = open.rbegin(); up != open.rend() && !found[*up]; ++up) found[*up] = true;
   }
   for (uint32_t pc = 0; pc < p.code.size(); ++pc)
-    if (found[pc] && p.code[pc].kind->node->is_registered && p.code[pc].kind->solid == &PyBaseObject_Type)
+    if (found[pc] && p.code[pc].node->kind->node->is_registered && p.code[pc].node->kind->solid == &PyBaseObject_Type)
       outcome.readers.push_back(pc);
 }
 
@@ -227,9 +227,9 @@ Write write_from_state(nb::handle state, Program& p) {
   if (!dropped.is_none() && !all_simple_keys(dropped.ptr())) malformed("write");
   if (!deleted.is_none() && !all_strings(deleted.ptr())) malformed("write");
   if (w.raw) {
-    if (n.type != &PyDict_Type || n.track == NONE || deleted.is_none()) malformed("write");
-    for (uint32_t i = 0; i < n.items; ++i)
-      if (p.statics[p.keys[n.keys + i]].how != How::string) malformed("write");
+    if (n.node->type != &PyDict_Type || n.node->track == NONE || deleted.is_none()) malformed("write");
+    for (uint32_t i = 0; i < n.node->items; ++i)
+      if (p.statics[p.keys[n.node->keys + i]].how != How::string) malformed("write");
   }
   if (!dropped.is_none()) parts.dropped = p.keep(Owned::borrow(dropped.ptr()));
   if (!deleted.is_none()) parts.deleted = p.keep(Owned::borrow(deleted.ptr()));
@@ -261,13 +261,13 @@ Outcome outcome_from_state(nb::handle state) {
       if (leaf >= p.leaves || inputs.empty()) malformed("ties");
   }
   auto is_content = [&](uint32_t pc) {
-    return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].kind) && p.code[pc].track == NONE;
+    return p.code[pc].op == Op::node && is_shell_kind(*p.code[pc].node->kind) && p.code[pc].node->track == NONE;
   };
   if (is_content(0)) malformed("the result");
   uint32_t pc = p.after(0);
   for (nb::handle h : writes) {
     Write w = write_from_state(h, p);
-    if (w.pc != pc || (!w.raw && is_shell_kind(*p.code[pc].kind) != is_content(pc))) malformed("write");
+    if (w.pc != pc || (!w.raw && is_shell_kind(*p.code[pc].node->kind) != is_content(pc))) malformed("write");
     out.writes.push_back(std::move(w));
     pc = p.after(pc);
   }
@@ -284,9 +284,9 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
     PyObject* node = nodes[w.track];
     const Instr& n = o.program.code[w.pc];
     if (!w.raw) {
-      if (Py_TYPE(node) != n.type) other(node);
-      if (n.kind->node->is_function &&
-          n.items !=
+      if (Py_TYPE(node) != n.node->type) other(node);
+      if (n.node->kind->node->is_function &&
+          n.node->items !=
               2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
         other(node);
       continue;
@@ -297,8 +297,8 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
       return kind.has_dict ||
              std::any_of(kind.slots.begin(), kind.slots.end(), [&](const Slot& s) { return s.name == name; });
     };
-    for (uint32_t i = 0; i < n.items; ++i)
-      if (!has_room(o.program.statics[o.program.keys[n.keys + i]].obj)) other(node);
+    for (uint32_t i = 0; i < n.node->items; ++i)
+      if (!has_room(o.program.statics[o.program.keys[n.node->keys + i]].obj)) other(node);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w.touched.deleted); ++i)
       if (!has_room(PyTuple_GET_ITEM(w.touched.deleted, i))) other(node);
   }
@@ -392,8 +392,8 @@ void bind_outcome(nb::module_& m) {
           [](const Outcome& o) {
             nb::set out;
             for (const Instr& n : o.program.code)
-              if (n.op == Op::node && n.type->tp_flags & Py_TPFLAGS_HEAPTYPE)
-                out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
+              if (n.op == Op::node && n.node->type->tp_flags & Py_TPFLAGS_HEAPTYPE)
+                out.add(nb::borrow(reinterpret_cast<PyObject*>(n.node->type)));
             for (const Static& s : o.program.statics)
               if (s.obj && PyType_Check(s.obj) &&
                   reinterpret_cast<PyTypeObject*>(s.obj)->tp_flags & Py_TPFLAGS_HEAPTYPE)

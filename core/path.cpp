@@ -63,18 +63,18 @@ std::vector<Step> steps_to(const Program& p, uint32_t pc, uint32_t& root) {
 
 Step step_to(const Program& p, uint32_t pc, uint32_t i) {
   const Instr& n = p.code[pc];
-  if (i < n.has_extra) return {Cursor::Stage::extra, n.kind->node, 0, nullptr, {}};
-  i -= n.has_extra;
+  if (i < n.node->has_extra) return {Cursor::Stage::extra, n.node->kind->node, 0, nullptr, {}};
+  i -= n.node->has_extra;
   uint32_t own_keys = p.item_keys(n);
-  bool keyed = n.kind->node->keys == Keys::items;
-  if (i < n.items && n.kind->node->is_function)
-    return {Cursor::Stage::items, n.kind->node, i, function_item_name(p.statics[n.payload], i), {}};
-  if (i < n.items && i < n.kind->item_names.size()) return to_named_item(*n.kind, i);
-  if (i < n.items)
-    return {Cursor::Stage::items, n.kind->node, i, keyed ? p.statics[p.keys[n.keys + i]].obj : nullptr, {}};
-  i -= n.items;
-  auto stage = i < n.fields ? Cursor::Stage::fields : Cursor::Stage::slots;
-  return {stage, n.kind->node, i, p.statics[p.keys[n.keys + own_keys + i]].obj, {}};
+  bool keyed = n.node->kind->node->keys == Keys::items;
+  if (i < n.node->items && n.node->kind->node->is_function)
+    return {Cursor::Stage::items, n.node->kind->node, i, function_item_name(p.statics[n.node->payload], i), {}};
+  if (i < n.node->items && i < n.node->kind->item_names.size()) return to_named_item(*n.node->kind, i);
+  if (i < n.node->items)
+    return {Cursor::Stage::items, n.node->kind->node, i, keyed ? p.statics[p.keys[n.node->keys + i]].obj : nullptr, {}};
+  i -= n.node->items;
+  auto stage = i < n.node->fields ? Cursor::Stage::fields : Cursor::Stage::slots;
+  return {stage, n.node->kind->node, i, p.statics[p.keys[n.node->keys + own_keys + i]].obj, {}};
 }
 
 Step step_of(const Cursor& cursor) {

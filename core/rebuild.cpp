@@ -25,8 +25,8 @@ void swap_slot(PyObject* obj, const Slot& slot, PyObject* value, OwnedList& repl
 void fill_slots(const Program& p, const Instr& n, uint32_t first_key, PyObject* obj, PyObject* const* values) {
   OwnedList old;
   uint32_t filled = 0;
-  for (const Slot& slot : n.kind->slots) {
-    PyObject* next = filled < n.slots ? p.statics[p.keys[first_key + filled]].obj : nullptr;
+  for (const Slot& slot : n.node->kind->slots) {
+    PyObject* next = filled < n.node->slots ? p.statics[p.keys[first_key + filled]].obj : nullptr;
     if (next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0))
       swap_slot(obj, slot, values[filled++], old);
   }
@@ -44,15 +44,15 @@ Owned field_value(PyObject* obj, const Kind& kind, PyObject* name) {
 
 void fill_content(const Program& p, uint32_t pc, PyObject* obj, PyObject* const* values, PyObject* const* inputs) {
   const Instr& n = p.code[pc];
-  const Kind& kind = *n.kind;
+  const Kind& kind = *n.node->kind;
   kind.node->fill({p, n, values, inputs}, obj);
   if (kind.node->is_registered) return;
-  PyObject* const* fields = values + n.has_extra + n.items;
-  uint32_t field_key = n.keys + p.item_keys(n), i = 0;
-  if (kind.has_dict && !(n.flags & OWN_DICT) && n.fields)
-    for (Owned dict = instance_dict(obj); i < n.fields; ++i)
+  PyObject* const* fields = values + n.node->has_extra + n.node->items;
+  uint32_t field_key = n.node->keys + p.item_keys(n), i = 0;
+  if (kind.has_dict && !(n.flags & OWN_DICT) && n.node->fields)
+    for (Owned dict = instance_dict(obj); i < n.node->fields; ++i)
       check(PyDict_SetItem(dict.get(), key_object(p, p.keys[field_key + i], nullptr).get(), fields[i]));
-  if (!kind.slots.empty()) fill_slots(p, n, field_key + n.fields, obj, fields + n.fields);
+  if (!kind.slots.empty()) fill_slots(p, n, field_key + n.node->fields, obj, fields + n.node->fields);
 }
 
 bool Builder::Lists::reset() {
@@ -79,29 +79,30 @@ Builder::Builder(const Program& program, Sources sources) : program_(program), s
 
 Owned Builder::construct(uint32_t pc, PyObject** values) {
   const Instr& n = program_.code[pc];
-  const Kind& kind = *n.kind;
+  const Kind& kind = *n.node->kind;
   Owned obj;
   if (kind.node->is_registered) {
-    Owned children = tuple_of(values + 1, n.items);
+    Owned children = tuple_of(values + 1, n.node->items);
     static PyObject* const unflatten = interned("unflatten");
     // The recorded treedef has the aux data of the first call: where that is a node, it was rebuilt for this one.
     const Instr& aux = program_.code[pc + 1];
     // A dict or a list as aux data would still be empty when unflatten reads it: the recorded one is given.
     bool other_aux = sources_.replaced && sources_.replaced[pc + 1];
-    bool recorded = n.treedef && !other_aux &&
-                    (aux.op != Op::node || aux.track != NONE || (aux.whole && aux.whole == values[0]) ||
-                     (sources_.live && sources_.live[pc + 1] == values[0]));
-    if (recorded) return own(PyObject_CallMethodOneArg(n.treedef, unflatten, children.get()));
-    Owned treedef =
-        hooks::one_level_treedef(reinterpret_cast<PyObject*>(n.type), values[0], own(PyLong_FromSize_t(n.items)).get());
+    bool recorded =
+        n.node->treedef && !other_aux &&
+        (aux.op != Op::node || aux.node->track != NONE || (aux.node->whole && aux.node->whole == values[0]) ||
+         (sources_.live && sources_.live[pc + 1] == values[0]));
+    if (recorded) return own(PyObject_CallMethodOneArg(n.node->treedef, unflatten, children.get()));
+    Owned treedef = hooks::one_level_treedef(reinterpret_cast<PyObject*>(n.node->type), values[0],
+                                             own(PyLong_FromSize_t(n.node->items)).get());
     return own(PyObject_CallMethodOneArg(treedef.get(), unflatten, children.get()));
   }
   if (kind.node->is_whole) {
     obj = kind.node->make({program_, n, values, sources_.input_nodes});
     if (sources_.live && kind.node->keys == Keys::elements) kind.node->take_order(obj.get(), sources_.live[pc]);
-    if (n.fields + n.slots == 0) return obj;
+    if (n.node->fields + n.node->slots == 0) return obj;
   } else {
-    obj = make_shell(kind, n.type);
+    obj = make_shell(kind, n.node->type);
   }
   fill_content(program_, pc, obj.get(), values, sources_.input_nodes);
   return obj;
@@ -142,9 +143,9 @@ bool Builder::is_dead(uint32_t pc) const {
     Owned obj = static_object(s);
     return !obj || hooks::is_leaf(obj.get()).get() == Py_True;
   }
-  const NodeKind& kind = *n.kind->node;
-  if (n.own != NONE || kind.is_leaf_for_jax) return true;
-  if (kind.is_opened_by_jax(*n.kind, n.type)) return false;
+  const NodeKind& kind = *n.node->kind->node;
+  if (n.node->own != NONE || kind.is_leaf_for_jax) return true;
+  if (kind.is_opened_by_jax(*n.node->kind, n.node->type)) return false;
   return !kind.is_cell && !holds_array(pc);
 }
 
@@ -152,70 +153,73 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
   const Instr& n = program_.code[pc];
   if (!keep && is_dead(pc)) return push(at, Owned::borrow(Py_None));
   if (sources_.live && (n.flags & HANDED_OVER)) return push(at, Owned::borrow(sources_.live[pc]));
-  if (n.track != NONE && nodes_[n.track]) {
-    if (registered_ && is_waiting(n.track)) queue_.push_back(pc);  // unflatten reads it
-    return push(at, Owned::borrow(nodes_[n.track]));
+  if (n.node->track != NONE && nodes_[n.node->track]) {
+    if (registered_ && is_waiting(n.node->track)) queue_.push_back(pc);  // unflatten reads it
+    return push(at, Owned::borrow(nodes_[n.node->track]));
   }
-  if (n.own != NONE) {  // counts by identity: it is itself
-    Owned obj = static_object(program_.statics[n.own]);
+  if (n.node->own != NONE) {  // counts by identity: it is itself
+    Owned obj = static_object(program_.statics[n.node->own]);
     if (!obj) raise_error(PyExc_ReferenceError, "an object of this GraphDef that counts by identity no longer exists");
-    if (n.track != NONE) nodes_.set(n.track, obj.get());
+    if (n.node->track != NONE) nodes_.set(n.node->track, obj.get());
     return push(at, std::move(obj));
   }
   if ((n.flags & SELF_CONTAINED) && !sources_.live)
-    return push(at, Owned::borrow(program_.statics[n.payload].snapshot));
-  if (n.whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.whole));
+    return push(at, Owned::borrow(program_.statics[n.node->payload].snapshot));
+  if (n.node->whole && (!sources_.leaves_only || n.flags & AUX)) return push(at, Owned::borrow(n.node->whole));
   if ((n.flags & TARGET) && closed_[pc]) return push(at, Owned::borrow(closed_[pc]));
-  if (is_shell_kind(*n.kind)) {
+  if (is_shell_kind(*n.node->kind)) {
     // Untracked shells (the content of a changed input) are filled by the caller of build_children.
-    if (n.track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
+    if (n.node->track == NONE) raise_error(PyExc_SystemError, "a mutable node without an identity");
     size_t base = values_.size();
-    bool filled = push_children(pc), at_once = filled && n.kind->node->items_are_all && n.type == n.kind->solid;
-    Owned shell = at_once ? n.kind->node->new_items({program_, n, values_.data() + base, sources_.input_nodes})
-                          : n.kind->node->shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
-    nodes_.set(n.track, shell.get());
+    bool filled = push_children(pc),
+         at_once = filled && n.node->kind->node->items_are_all && n.node->type == n.node->kind->solid;
+    Owned shell = at_once ? n.node->kind->node->new_items({program_, n, values_.data() + base, sources_.input_nodes})
+                          : n.node->kind->node->shell(program_, n, sources_.live ? sources_.live[pc] : nullptr);
+    nodes_.set(n.node->track, shell.get());
     if (recording_) built_.set(pc, shell.get());
     if (!filled) wait(pc);
     else if (at_once) values_.resize(base);
-    else finish_frame({pc, n.next, 0, base, NONE, true});
+    else finish_frame({pc, n.node->next, 0, base, NONE, true});
     return push(at, std::move(shell));
   }
-  if (n.track != NONE) {
-    if (is_open(n.track) && n.kind->node->is_registered && n.kind->solid == &PyBaseObject_Type) {
+  if (n.node->track != NONE) {
+    if (is_open(n.node->track) && n.node->kind->node->is_registered && n.node->kind->solid == &PyBaseObject_Type) {
       // A registered class whose instance reaches itself: the shell goes into the cycle, and takes over the attributes
       // of what the class's own unflatten makes.
-      Owned shell = make_shell(*n.kind, n.type);
-      nodes_.set(n.track, shell.get());
+      Owned shell = make_shell(*n.node->kind, n.node->type);
+      nodes_.set(n.node->track, shell.get());
       return push(at, std::move(shell));
     }
-    if (is_open(n.track) && n.kind->node->is_weak && n.items == 1) {  // its referent is open too: refer to its shell
+    if (is_open(n.node->track) && n.node->kind->node->is_weak &&
+        n.node->items == 1) {  // its referent is open too: refer to its shell
       const Instr& child = program_.code[pc + 1];
       uint32_t referent = child.op == Op::ref ? program_.track_pc[child.arg] : pc + 1;
       const Instr& r = program_.code[referent];
-      if (r.op == Op::node && r.track != NONE && r.kind->node->is_registered && (nodes_[r.track] || is_open(r.track))) {
+      if (r.op == Op::node && r.node->track != NONE && r.node->kind->node->is_registered &&
+          (nodes_[r.node->track] || is_open(r.node->track))) {
         value(pc + 1);
         Owned shell = Owned::borrow(values_.back());
         values_.pop();
         PyObject* items[] = {shell.get()};
-        Owned ref = n.kind->node->make({program_, n, items, nullptr});
-        nodes_.set(n.track, ref.get());
+        Owned ref = n.node->kind->node->make({program_, n, items, nullptr});
+        nodes_.set(n.node->track, ref.get());
         return push(at, std::move(ref));
       }
     }
-    if (is_open(n.track))
+    if (is_open(n.node->track))
       raise_graftax("StructureError",
-                    std::string("a cycle runs through immutable or registered nodes only (") + n.type->tp_name +
+                    std::string("a cycle runs through immutable or registered nodes only (") + n.node->type->tp_name +
                         "): it cannot be rebuilt. Put a list, a dict or a plain object into the cycle.");
     if (open_.empty()) open_.resize(program_.track_pc.size());
-    open_[n.track] = true;
+    open_[n.node->track] = true;
   }
-  registered_ += n.kind->node->is_registered;
+  registered_ += n.node->kind->node->is_registered;
   frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), at, false, queue_.size()});
 }
 
 void Builder::wait(uint32_t pc) {
   if (waits_.empty()) waits_.resize(program_.track_pc.size());
-  waits_[program_.code[pc].track] = true;
+  waits_[program_.code[pc].node->track] = true;
   queue_.push_back(pc);
 }
 
@@ -224,12 +228,12 @@ bool Builder::fill_next(size_t floor) {
   while (queue_.size() > floor) {
     uint32_t pc = queue_.back();
     queue_.pop_back();
-    if (!waits_[program_.code[pc].track]) continue;
+    if (!waits_[program_.code[pc].node->track]) continue;
     if (needs_open(pc)) {
       late_.push_back(pc);
       continue;
     }
-    waits_[program_.code[pc].track] = false;
+    waits_[program_.code[pc].node->track] = false;
     frames_.push_back({pc, pc + 1, program_.children(pc), values_.size(), NONE, true});
     return true;
   }
@@ -250,8 +254,9 @@ bool Builder::needs_open(uint32_t pc) {
       const Instr& c = program_.code[child];
       uint32_t at = c.op == Op::ref ? program_.track_pc[c.arg] : c.op == Op::same ? c.arg : child;
       const Instr& n = program_.code[at];
-      if (n.op != Op::node || is_shell_kind(*n.kind) || (n.track != NONE && nodes_[n.track])) continue;
-      if (n.track != NONE && is_open(n.track)) return true;
+      if (n.op != Op::node || is_shell_kind(*n.node->kind) || (n.node->track != NONE && nodes_[n.node->track]))
+        continue;
+      if (n.node->track != NONE && is_open(n.node->track)) return true;
       todo.push_back(at);
     }
   }
@@ -317,26 +322,26 @@ void Builder::finish_frame(const Frame& frame) {
   const Instr& n = program_.code[frame.pc];
   PyObject** values = values_.data() + frame.base;
   if (frame.fill) {
-    fill_content(program_, frame.pc, nodes_[n.track], values, sources_.input_nodes);
-    if (sources_.live && n.kind->node->keys == Keys::elements)
-      n.kind->node->take_order(nodes_[n.track], sources_.live[frame.pc]);
+    fill_content(program_, frame.pc, nodes_[n.node->track], values, sources_.input_nodes);
+    if (sources_.live && n.node->kind->node->keys == Keys::elements)
+      n.node->kind->node->take_order(nodes_[n.node->track], sources_.live[frame.pc]);
     values_.resize(frame.base);
     return;
   }
-  registered_ -= n.kind->node->is_registered;
+  registered_ -= n.node->kind->node->is_registered;
   Owned obj = construct(frame.pc, values);
-  if (n.track != NONE && nodes_[n.track]) {
-    Owned shell = Owned::borrow(nodes_[n.track]);
-    if (Py_TYPE(obj.get()) == n.type) {
+  if (n.node->track != NONE && nodes_[n.node->track]) {
+    Owned shell = Owned::borrow(nodes_[n.node->track]);
+    if (Py_TYPE(obj.get()) == n.node->type) {
       Commit commit;
-      commit.move_fields(obj.get(), shell.get(), *n.kind);
+      commit.move_fields(obj.get(), shell.get(), *n.node->kind);
       commit.run();
     }
     obj = std::move(shell);
   }
-  if (n.track != NONE) {
-    nodes_.set(n.track, obj.get());
-    open_[n.track] = false;
+  if (n.node->track != NONE) {
+    nodes_.set(n.node->track, obj.get());
+    open_[n.node->track] = false;
   }
   if (n.flags & TARGET) closed_.set(frame.pc, obj.get());
   if (recording_) built_.set(frame.pc, obj.get());
@@ -346,7 +351,7 @@ void Builder::finish_frame(const Frame& frame) {
 
 // Pushes the children of a node that holds nothing but what is there already; nothing of another one.
 bool Builder::push_children(uint32_t pc) {
-  uint32_t end = program_.code[pc].next;
+  uint32_t end = program_.code[pc].node->next;
   if (!takes_plain() || end != pc + 1 + program_.children(pc)) return false;
   size_t base = values_.size();
   for (uint32_t child = pc + 1; child < end; ++child) {
@@ -363,7 +368,7 @@ void Builder::run(size_t floor) {
     Frame& top = frames_.back();
     for (; plain && top.left > 0 && push_plain(top.child); --top.left) ++top.child;
     if (top.left == 0) {
-      if (registered_ && !top.fill && program_.code[top.pc].kind->node->is_registered && fill_next(top.waiting))
+      if (registered_ && !top.fill && program_.code[top.pc].node->kind->node->is_registered && fill_next(top.waiting))
         continue;
       Frame frame = top;
       frames_.pop_back();
@@ -373,7 +378,7 @@ void Builder::run(size_t floor) {
     --top.left;
     uint32_t child = top.child;
     top.child = program_.after(child);
-    value(child, child == top.pc + 1 && program_.code[top.pc].kind->node->begins_with_its_call);
+    value(child, child == top.pc + 1 && program_.code[top.pc].node->kind->node->begins_with_its_call);
   }
 }
 
@@ -394,7 +399,7 @@ void Builder::build_children(uint32_t pc, OwnedList& values) {
 Owned Builder::make(uint32_t pc) {
   OwnedList values;
   build_children(pc, values);
-  if (program_.code[pc].kind->node->is_registered) drain();  // unflatten reads them
+  if (program_.code[pc].node->kind->node->is_registered) drain();  // unflatten reads them
   return construct(pc, values.data());
 }
 

@@ -23,8 +23,8 @@ struct Content {
   PyObject* const* values;
   PyObject* const* inputs;  // the caller's nodes
 
-  PyObject* const* items() const { return values + n.has_extra; }
-  Owned key(uint32_t i) const { return key_object(program, program.keys[n.keys + i], inputs); }
+  PyObject* const* items() const { return values + n.node->has_extra; }
+  Owned key(uint32_t i) const { return key_object(program, program.keys[n.node->keys + i], inputs); }
 };
 
 // Where the values of a program come from.

@@ -64,7 +64,6 @@ void Recorder::emit(Op op, uint32_t arg, PyObject* obj) {
   Instr n;
   n.op = op;
   n.arg = arg;
-  n.next = static_cast<uint32_t>(out_.program.code.size()) + 1;
   out_.program.code.push_back(n);
   out_.live.push(obj);
 }
@@ -75,7 +74,7 @@ void Recorder::add_static_leaf(PyObject* obj, const Kind& kind) {
   if (kind.how == How::context && !stack_.empty()) stack_.back().closed = false;
 }
 
-void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags) {
+void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint16_t flags) {
   if (options_.inputs) {
     if (uint32_t* index = options_.inputs->leaves->find(obj)) {
       emit(Op::forward, *index, obj);
@@ -126,7 +125,7 @@ bool is_value(PyObject* obj, const Kind& kind) {
 
 void Recorder::add_value(PyObject* obj) {
   emit(Op::leaf, out_.program.leaves++, obj);
-  out_.program.code.back().items = 1;
+  out_.program.code.back().flags |= PLAIN_VALUE;
   out_.leaves.push(obj);
   if (!stack_.empty()) stack_.back().closed = false;
 }
@@ -246,14 +245,14 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
     }
     if (uint32_t* before = seen_->find(obj)) {
       Instr& first = p.code[*before];
-      bool is_open = first.next == 0;
-      if (first.track == NONE && is_open) {  // an immutable node that contains itself
-        first.track = static_cast<uint32_t>(p.track_pc.size());
+      bool is_open = first.op == Op::node && first.node->next == 0;
+      if (first.node->track == NONE && is_open) {  // an immutable node that contains itself
+        first.node->track = static_cast<uint32_t>(p.track_pc.size());
         p.track_pc.push_back(*before);
       }
-      if (first.track != NONE) {
+      if (first.node->track != NONE) {
         p.cyclic = p.cyclic || is_open;
-        emit(Op::ref, first.track, obj);
+        emit(Op::ref, first.node->track, obj);
         if (!stack_.empty()) stack_.back().closed = false;
         return;
       }
@@ -292,23 +291,24 @@ void Recorder::open(PyObject* obj, const Kind& kind, Below below, bool with_iden
   }
   Instr n;
   n.op = Op::node;
-  n.track = track;
-  n.kind = &kind;
-  n.type = p.keep_type(Py_TYPE(obj));
+  n.node = p.nodes.add({});
+  n.node->track = track;
+  n.node->kind = &kind;
+  n.node->type = p.keep_type(Py_TYPE(obj));
   p.keep_kind(kind);
-  n.items = static_cast<uint32_t>(cursor.items());
-  n.fields = static_cast<uint32_t>(cursor.fields());
-  n.has_extra = kind.node->extra != nullptr;
+  n.node->items = static_cast<uint32_t>(cursor.items());
+  n.node->fields = static_cast<uint32_t>(cursor.fields());
+  n.node->has_extra = kind.node->extra != nullptr;
   if (kind.node->is_registered)
-    n.treedef = p.keep(hooks::one_level_treedef(reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(),
-                                                own(PyLong_FromSsize_t(cursor.items())).get()));
-  n.payload = kind.node->add_payload(p, obj, kind);
+    n.node->treedef = p.keep(hooks::one_level_treedef(reinterpret_cast<PyObject*>(Py_TYPE(obj)), cursor.extra(),
+                                                      own(PyLong_FromSsize_t(cursor.items())).get()));
+  n.node->payload = kind.node->add_payload(p, obj, kind);
   if (kind.node->is_function && is_plain_function(obj) && !(options_.inputs && made_in_a_call(obj))) {
     n.flags |= SELF_CONTAINED;
-    p.statics[n.payload].snapshot = p.keep(Owned::borrow(obj));
+    p.statics[n.node->payload].snapshot = p.keep(Owned::borrow(obj));
   }
   if (cursor.own_dict()) n.flags |= OWN_DICT;
-  if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.own = add_identity(p, obj);
+  if (kind.sentinel && !options_.inputs && is_bare(obj, kind)) n.node->own = add_identity(p, obj);
   field_base_.push_back(field_keys_.size());
   n.arg = kind.node->add_elements(p, obj, field_keys_);
   // With `everything` each place is one of its own, whatever is equal to it.
@@ -356,7 +356,7 @@ void Recorder::step() {
   visit(child, below);
   if (out_.program.code.size() <= pc) return;
   Instr& n = out_.program.code[pc];
-  bool array = n.op == Op::leaf && n.items == 0;
+  bool array = n.op == Op::leaf && !(n.flags & PLAIN_VALUE);
   if (below.aux || (below.arrays_only && !array)) n.flags |= AUX;
 }
 
@@ -367,18 +367,18 @@ void Recorder::close() {
   Instr& n = p.code[frame.pc];
   size_t base = field_base_.back();
   field_base_.pop_back();
-  n.slots = frame.slots;
-  n.next = static_cast<uint32_t>(p.code.size());
-  uint32_t count = n.has_extra + n.items + n.fields + n.slots, child = frame.pc + 1, found = 0;
-  for (; child < n.next; child = p.after(child)) ++found;
+  n.node->slots = frame.slots;
+  n.node->next = static_cast<uint32_t>(p.code.size());
+  uint32_t count = n.node->has_extra + n.node->items + n.node->fields + n.node->slots, child = frame.pc + 1, found = 0;
+  for (; child < n.node->next; child = p.after(child)) ++found;
   if (!frame.cursor.intact() || found != count)
     raise_graftax("ConcurrentChangeError", "a " + type_name(frame.cursor.object()) + " changed during flattening");
   if (field_keys_.size() > base) {
-    n.keys = static_cast<uint32_t>(p.keys.size());
+    n.node->keys = static_cast<uint32_t>(p.keys.size());
     p.keys.insert(p.keys.end(), field_keys_.begin() + static_cast<ptrdiff_t>(base), field_keys_.end());
     field_keys_.resize(base);
   }
-  if (n.track != NONE) frame.closed = false;
+  if (n.node->track != NONE) frame.closed = false;
   if (frame.closed) close_value(frame.pc);
   if (!stack_.empty() && !frame.closed) stack_.back().closed = false;
 }
@@ -390,42 +390,44 @@ void Recorder::close_value(uint32_t pc) {
   n.flags |= CLOSED;
   PyObject* obj = out_.live[pc];
   bool constant = PyTuple_CheckExact(obj);
-  for (uint32_t i = pc + 1; constant && i < n.next; i = p.after(i)) {
+  for (uint32_t i = pc + 1; constant && i < n.node->next; i = p.after(i)) {
     const Instr& c = p.code[i];
     if (c.op == Op::stat) {
       const Kind* k = known_kind(p.statics[c.arg].type);
       constant = k && k->immortal_value && p.statics[c.arg].how != How::copied;
     } else {
-      constant = p.code[c.op == Op::same ? c.arg : i].whole != nullptr;
+      constant = p.code[c.op == Op::same ? c.arg : i].node->whole != nullptr;
     }
   }
-  if (constant) n.whole = p.keep(Owned::borrow(obj));
-  size_t h = reinterpret_cast<size_t>(n.type) ^ (n.items * 1000003u) ^ n.fields;
-  for (uint32_t i = pc + 1; i < n.next; i = p.after(i)) {
+  if (constant) n.node->whole = p.keep(Owned::borrow(obj));
+  size_t h = reinterpret_cast<size_t>(n.node->type) ^ (n.node->items * 1000003u) ^ n.node->fields;
+  for (uint32_t i = pc + 1; i < n.node->next; i = p.after(i)) {
     const Instr& c = p.code[i];
     size_t x =
         c.op == Op::stat ? static_cast<size_t>(p.statics[c.arg].hash) : value_hash_[c.op == Op::same ? c.arg : i];
     h = (h ^ x) * 0x9e3779b97f4a7c15ULL + static_cast<size_t>(c.op == Op::stat);
   }
   value_hash_[pc] = h;
-  if (n.next == pc + 1) return;  // an empty one is as short as a reference to it
+  if (n.node->next == pc + 1) return;  // an empty one is as short as a reference to it
   auto [begin, end] = values_.equal_range(h);
   int tries = 0;  // values with this hash that turned out to be others
   for (auto it = begin; it != end && tries < 8; ++it, ++tries) {
     uint32_t other = it->second;
-    uint32_t length = n.next - pc;
-    if (p.code[other].op != Op::node || p.code[other].next > pc || p.code[other].next - other != length) continue;
+    uint32_t length = n.node->next - pc;
+    if (p.code[other].op != Op::node || p.code[other].node->next > pc || p.code[other].node->next - other != length)
+      continue;
     if ((p.code[other].flags ^ n.flags) & AUX) continue;
     bool equal = true;
     for (uint32_t i = 0; equal && i < length; ++i) {
       const Instr &a = p.code[other + i], &b = p.code[pc + i];
-      equal = a.op == b.op && a.type == b.type && a.items == b.items && a.fields == b.fields && a.slots == b.slots;
+      equal = a.op == b.op && a.node->type == b.node->type && a.node->items == b.node->items &&
+              a.node->fields == b.node->fields && a.node->slots == b.node->slots;
       if (!equal) break;
       if (a.op == Op::stat) equal = statics_equal(p, a.arg, p, b.arg);
       else if (a.op == Op::same) equal = a.arg == b.arg;
       else
-        for (uint32_t k = 0; equal && k < a.fields + a.slots; ++k)
-          equal = statics_equal(p, p.keys[a.keys + k], p, p.keys[b.keys + k]);
+        for (uint32_t k = 0; equal && k < a.node->fields + a.node->slots; ++k)
+          equal = statics_equal(p, p.keys[a.node->keys + k], p, p.keys[b.node->keys + k]);
     }
     if (!equal) continue;
     // Its instructions and live objects go, and those met first stand for both. Its statics stay in the pool, unused.

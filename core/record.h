@@ -94,7 +94,7 @@ class Recorder {
   void close_value(uint32_t pc);
   void run();
   void emit(Op op, uint32_t arg, PyObject* obj);
-  void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint8_t flags = 0);
+  void add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint16_t flags = 0);
   void add_value(PyObject* obj);
   bool is_dynamic_number(PyObject* obj, const Kind& kind, const Below& below);
   bool is_left_alone(const Below& below) const;

@@ -151,7 +151,7 @@ void bind_recording(nb::module_& m) {
           [](const Recording& r) {
             nb::set out;
             for (const Instr& n : r.program().code)
-              if (n.op == Op::node) out.add(nb::borrow(reinterpret_cast<PyObject*>(n.type)));
+              if (n.op == Op::node) out.add(nb::borrow(reinterpret_cast<PyObject*>(n.node->type)));
             for (const Static& s : r.program().statics)
               if (s.obj && (PyType_Check(s.obj) || PyModule_Check(s.obj))) out.add(nb::borrow(s.obj));
             return out;

@@ -90,7 +90,7 @@ class Replayer {
     for (const Static& key : p_.statics) {
       if (!is_identity_key(key)) continue;
       uint32_t* track = ids_->find(key.obj);
-      if (track && *track != NONE && p_.code[p_.track_pc[*track]].own == NONE) return false;
+      if (track && *track != NONE && p_.code[p_.track_pc[*track]].node->own == NONE) return false;
     }
     return true;
   }
@@ -143,34 +143,35 @@ class Replayer {
 
   bool match_ignored(PyObject* obj, const Instr& in) {
     if (obj == Py_None) return false;
-    walk_.nodes.set(in.track, obj);
+    walk_.nodes.set(in.node->track, obj);
     return true;
   }
 
   bool match_node(PyObject* obj, uint32_t pc) {
     const Instr& in = p_.code[pc];
-    if (Py_TYPE(obj) != in.type || in.kind->stale)
-      return in.kind->node->is_ignored ? match_ignored(obj, in) : miss(pc, reinterpret_cast<size_t>(Py_TYPE(obj)));
-    if (in.whole == obj) return true;
-    const Kind& kind = *in.kind;
+    if (Py_TYPE(obj) != in.node->type || in.node->kind->stale)
+      return in.node->kind->node->is_ignored ? match_ignored(obj, in)
+                                             : miss(pc, reinterpret_cast<size_t>(Py_TYPE(obj)));
+    if (in.node->whole == obj) return true;
+    const Kind& kind = *in.node->kind;
     if (in.flags & TARGET) {
       if (same_.empty()) same_.resize(p_.code.size());
       if (same_[pc] == obj) return true;
       same_.set(pc, obj);
     }
-    if (is_sized(kind) && raw_size(obj, kind) != static_cast<Py_ssize_t>(in.items))
+    if (is_sized(kind) && raw_size(obj, kind) != static_cast<Py_ssize_t>(in.node->items))
       return miss(pc, static_cast<size_t>(raw_size(obj, kind)));
-    if (in.track != NONE) {
-      if (!ids_->insert(obj, in.track)) return false;
-      walk_.nodes.set(in.track, obj);
+    if (in.node->track != NONE) {
+      if (!ids_->insert(obj, in.node->track)) return false;
+      walk_.nodes.set(in.node->track, obj);
     }
     if (kind.node->has_content &&
         !(walk_.in_order ? kind.node->content_in_order(p_, in, obj) : kind.node->content_matches(p_, in, obj)))
       return false;
-    if (in.own != NONE && !static_matches(p_, in.own, obj) &&
+    if (in.node->own != NONE && !static_matches(p_, in.node->own, obj) &&
         !(walk_.any_sentinel && kind.sentinel && is_bare(obj, kind)))
       return false;
-    if (kind.sentinel && in.own == NONE && is_bare(obj, kind)) return false;
+    if (kind.sentinel && in.node->own == NONE && is_bare(obj, kind)) return false;
     uint32_t children = p_.children(pc);
     // An empty list has nothing to walk; fields must be looked at even where none were recorded.
     if (children == 0 && !kind.has_fields() && is_sized(kind)) return true;
@@ -181,8 +182,8 @@ class Replayer {
     // keeps its dict, so there it does not matter.
     if (PyObject* dict = in.flags & HANDED_OVER ? nullptr : cursor.shared_dict())
       if (!ids_->insert(dict, NONE)) return false;
-    return cursor.fields() == static_cast<Py_ssize_t>(in.fields) &&
-           (cursor.items() == static_cast<Py_ssize_t>(in.items));
+    return cursor.fields() == static_cast<Py_ssize_t>(in.node->fields) &&
+           (cursor.items() == static_cast<Py_ssize_t>(in.node->items));
   }
 
   // Arrays, nodes met before, and statics that are the very objects recorded: for these no Python code runs, and

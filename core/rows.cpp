@@ -37,16 +37,16 @@ nb::object value_of(const Row& row) {
   const Instr& n = p.code[row.number];
   if (n.op == Op::stat) return static_value(p, n.arg);
   if (n.op != Op::node) return nb::none();
-  if (n.kind->node->keys == Keys::elements) {
+  if (n.node->kind->node->keys == Keys::elements) {
     nb::list elements;
-    for (uint32_t i = 0; i < n.arg; ++i) elements.append(static_value(p, p.keys[n.keys + i]));
+    for (uint32_t i = 0; i < n.arg; ++i) elements.append(static_value(p, p.keys[n.node->keys + i]));
     return elements;
   }
-  if (n.payload != NONE) {
-    bool self_contained = (n.flags & SELF_CONTAINED) && !p.statics[n.payload].weak;
-    return self_contained ? nb::borrow(p.statics[n.payload].snapshot) : static_value(p, n.payload);
+  if (n.node->payload != NONE) {
+    bool self_contained = (n.flags & SELF_CONTAINED) && !p.statics[n.node->payload].weak;
+    return self_contained ? nb::borrow(p.statics[n.node->payload].snapshot) : static_value(p, n.node->payload);
   }
-  return n.treedef ? nb::borrow(n.treedef) : nb::none();
+  return n.node->treedef ? nb::borrow(n.node->treedef) : nb::none();
 }
 
 uint32_t target_of(const Row& row) {
@@ -140,7 +140,7 @@ void bind_rows(nb::module_& m) {
       .def_prop_ro(
           "type",
           [](const Row& r) {
-            PyTypeObject* type = r.at().type;
+            PyTypeObject* type = r.at().node->type;
             return type ? nb::borrow(reinterpret_cast<PyObject*>(type)) : nb::none();
           },
           nb::sig("def type(self) -> type | None"), "A node's.")
@@ -148,7 +148,7 @@ void bind_rows(nb::module_& m) {
           "track",
           [](const Row& r) {
             const Instr& n = r.at();
-            if (n.op == Op::node) return number_or_none(n.track);
+            if (n.op == Op::node) return number_or_none(n.node->track);
             return number_or_none(n.op == Op::ref || n.op == Op::input ? n.arg : NONE);
           },
           "The number of a node that has an identity, of the one that a reference means, or of the caller's; else -1.")
@@ -165,7 +165,7 @@ void bind_rows(nb::module_& m) {
           "own",
           [](const Row& r) {
             const Instr& n = r.at();
-            return n.op == Op::node && n.own != NONE ? static_value(r.all(), n.own) : nb::none();
+            return n.op == Op::node && n.node->own != NONE ? static_value(r.all(), n.node->own) : nb::none();
           },
           nb::sig("def own(self) -> Any"), "The object itself, of a node that counts by identity; else None.")
       .def_prop_ro("value", &value_of, nb::sig("def value(self) -> Any"),

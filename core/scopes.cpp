@@ -16,8 +16,8 @@ PerThread<Named> given;
 // Does it stand for what is in it, as a library's box around one array does?
 bool is_unspoken(const Program& p, const Instr& n) {
   uint32_t own_keys = p.item_keys(n);
-  for (uint32_t i = 0; i < n.fields; ++i)
-    if (PySet_Contains(hooks::unspoken.get(), p.statics[p.keys[n.keys + own_keys + i]].obj) == 1) return true;
+  for (uint32_t i = 0; i < n.node->fields; ++i)
+    if (PySet_Contains(hooks::unspoken.get(), p.statics[p.keys[n.node->keys + own_keys + i]].obj) == 1) return true;
   return false;
 }
 
@@ -40,8 +40,8 @@ void Named::find() {
   const Program& p = *program_;
   for (uint32_t pc = 0; pc < p.code.size() && pc < built_->size(); ++pc) {
     const Instr& n = p.code[pc];
-    bool is_object = n.op == Op::node && (*built_)[pc] && (n.type->tp_flags & Py_TPFLAGS_HEAPTYPE);
-    if (is_object && !n.kind->node->is_ignored && !is_unspoken(p, n)) places_.emplace((*built_)[pc], pc);
+    bool is_object = n.op == Op::node && (*built_)[pc] && (n.node->type->tp_flags & Py_TPFLAGS_HEAPTYPE);
+    if (is_object && !n.node->kind->node->is_ignored && !is_unspoken(p, n)) places_.emplace((*built_)[pc], pc);
   }
 }
 

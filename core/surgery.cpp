@@ -33,7 +33,7 @@ struct GraphEditor {
     const Program& p = rec.program;
     std::vector<uint32_t> open;
     for (uint32_t pc = 0; pc < end(); ++pc) {
-      while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+      while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
       parent.push_back(open.empty() ? NONE : open.back());
       if (p.code[pc].op == Op::node) open.push_back(pc);
       if (p.code[pc].op == Op::ref) refs.emplace(target(pc), pc);
@@ -49,9 +49,9 @@ struct GraphEditor {
   // holds items besides its attributes (a subclass of list) cannot: what its flatten makes of them is not known.
   bool is_mutable(uint32_t pc) const {
     const Instr& n = at(pc);
-    if (n.op != Op::node || n.track == NONE) return false;
-    if (!n.kind->node->is_registered) return is_shell_kind(*n.kind);
-    return n.kind->has_fields() && n.kind->solid == &PyBaseObject_Type;
+    if (n.op != Op::node || n.node->track == NONE) return false;
+    if (!n.node->kind->node->is_registered) return is_shell_kind(*n.node->kind);
+    return n.node->kind->has_fields() && n.node->kind->solid == &PyBaseObject_Type;
   }
 
   // Every node that contains a replaced row, by any way; with `up_to_mutable` only as far as the first mutable one,
@@ -89,11 +89,11 @@ class RebuildSpine {
     before_.reserve(code_.size());
     for (uint32_t pc = 0; pc < code_.size(); ++pc) {
       Instr& n = code_[pc];
-      before_.push_back({n.flags, n.whole});
+      before_.push_back({n.flags, n.node->whole});
       if (n.op != Op::node) continue;
       if (pc < spine.size() && spine[pc]) {
-        n.flags &= static_cast<uint8_t>(~(HANDED_OVER | SELF_CONTAINED | TARGET));
-        n.whole = nullptr;
+        n.flags &= static_cast<uint16_t>(~(HANDED_OVER | SELF_CONTAINED | TARGET));
+        n.node->whole = nullptr;
       } else {
         n.flags |= HANDED_OVER;
       }
@@ -102,13 +102,15 @@ class RebuildSpine {
   RebuildSpine(const RebuildSpine&) = delete;
   RebuildSpine& operator=(const RebuildSpine&) = delete;
   ~RebuildSpine() {
-    for (size_t pc = 0; pc < code_.size(); ++pc)
-      code_[pc].flags = before_[pc].flags, code_[pc].whole = before_[pc].whole;
+    for (size_t pc = 0; pc < code_.size(); ++pc) {
+      code_[pc].flags = before_[pc].flags;
+      if (code_[pc].op == Op::node) code_[pc].node->whole = before_[pc].whole;
+    }
   }
 
  private:
   struct Before {
-    uint8_t flags;
+    uint16_t flags;
     PyObject* whole;
   };
   std::vector<Instr>& code_;
@@ -158,10 +160,10 @@ bool write_changes(GraphEditor& g, const Changes& changes) {
     Builder builder(g.rec.program, sources_of(g, changes));
     for (uint32_t pc : written) {
       Write w{pc, {}, {}};
-      if (g.at(pc).kind->node->is_registered) {
+      if (g.at(pc).node->kind->node->is_registered) {
         w.whole = builder.make(pc);
-        if (Py_TYPE(w.whole.get()) != g.at(pc).type)
-          raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).type->tp_name + " makes a " +
+        if (Py_TYPE(w.whole.get()) != g.at(pc).node->type)
+          raise_error(PyExc_TypeError, std::string("the unflatten of ") + g.at(pc).node->type->tp_name + " makes a " +
                                            Py_TYPE(w.whole.get())->tp_name +
                                            ": what it holds cannot be written into the instance that is there");
       } else builder.build_children(pc, w.values);
@@ -172,7 +174,7 @@ bool write_changes(GraphEditor& g, const Changes& changes) {
   Commit commit;
   for (Write& w : writes) {
     PyObject* obj = g.rec.live[w.pc];
-    if (w.whole) commit.move_fields(w.whole.get(), obj, *g.at(w.pc).kind);
+    if (w.whole) commit.move_fields(w.whole.get(), obj, *g.at(w.pc).node->kind);
     else commit.content(g.rec.program, w.pc, obj, w.values.data());
   }
   commit.run();
@@ -226,7 +228,7 @@ struct RowNames {
   Owned array = named("array"), value = named("value"), ref = named("ref"), node = named("node");
 
   PyObject* of(const Instr& n) const {
-    if (n.op == Op::leaf) return (n.items ? value : array).get();
+    if (n.op == Op::leaf) return (n.flags & PLAIN_VALUE ? value : array).get();
     return (n.op == Op::stat ? value : n.op == Op::ref ? ref : node).get();
   }
   static Owned named(const char* text) { return own(PyUnicode_InternFromString(text)); }

@@ -40,7 +40,7 @@ nb::list Trace::functions() const {
   const Program& p = recording_->program();
   nb::list out;
   for (uint32_t pc = 0; pc < p.code.size(); ++pc)
-    if (p.code[pc].op == Op::node && p.code[pc].type == &PyFunction_Type) out.append(nb::borrow(expected(pc)));
+    if (p.code[pc].op == Op::node && p.code[pc].node->type == &PyFunction_Type) out.append(nb::borrow(expected(pc)));
   return out;
 }
 
@@ -52,7 +52,7 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   OwnedList stand_ins;
   std::vector<PyObject*> replaced;  // by instruction, borrowed from `stand_ins`; empty where there is none
   for (uint32_t pc : p.track_pc) {
-    if (!p.code[pc].kind->node->is_ignored) continue;
+    if (!p.code[pc].node->kind->node->is_ignored) continue;
     Owned path = own(PyUnicode_FromString(path_text(p, pc, root_names()).c_str()));
     stand_ins.push_stolen(hooks::ignored(path.get()));
     replaced.resize(p.code.size());
@@ -71,8 +71,8 @@ nb::list Trace::rebuild(nb::sequence leaves) {
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
     // Where unflatten makes an instance of another class there is nothing to compare.
-    if (n.kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.type)
-      raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.kind).get());
+    if (n.node->kind->node->is_registered && Py_TYPE(expected(p.track_pc[t])) == n.node->type)
+      raw_.set(t, raw_snapshot(expected(p.track_pc[t]), *n.node->kind).get());
   }
   behind_.resize(p.track_pc.size());
   for (uint32_t t = 0; t < p.track_pc.size(); ++t)
@@ -90,8 +90,8 @@ PyObject* Trace::expected(uint32_t pc) const {
 void Trace::restore_node(uint32_t pc) {
   const Program& p = recording_->program();
   Commit commit;
-  if (p.code[pc].kind->node->is_registered) {
-    restore_raw(p.code[pc].track, commit);
+  if (p.code[pc].node->kind->node->is_registered) {
+    restore_raw(p.code[pc].node->track, commit);
   } else {
     std::vector<PyObject*> values;
     for (uint32_t c = pc + 1, i = 0; i < p.children(pc); ++i, c = p.after(c)) values.push_back(recording_->live[c]);
@@ -105,11 +105,14 @@ void Trace::restore() {
   if (raw_.size() != p.track_pc.size()) return;  // never rebuilt: the function did not run
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
-    if (n.op != Op::node || !(n.flags & HANDED_OVER) || (n.track == NONE && !n.kind->has_fields())) continue;
+    if (n.op != Op::node || !(n.flags & HANDED_OVER) || (n.node->track == NONE && !n.node->kind->has_fields()))
+      continue;
     PyObject* obj = recording_->live[pc];
-    if (Py_TYPE(obj) != n.type) check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.type)));
-    if (n.kind->node->is_function && !n.kind->node->content_matches(p, n, obj)) restore_code(p.statics[n.payload], obj);
-    if ((n.track != NONE && raw_[n.track]) || changed(pc)) restore_node(pc);
+    if (Py_TYPE(obj) != n.node->type)
+      check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.node->type)));
+    if (n.node->kind->node->is_function && !n.node->kind->node->content_matches(p, n, obj))
+      restore_code(p.statics[n.node->payload], obj);
+    if ((n.node->track != NONE && raw_[n.node->track]) || changed(pc)) restore_node(pc);
   }
 }
 
@@ -122,7 +125,7 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
   std::vector<uint32_t> parent(n, NONE), open;
   std::unordered_multimap<uint32_t, uint32_t> refs;  // tracked index -> where it is referred to
   for (uint32_t pc = 0; pc < n; ++pc) {
-    while (!open.empty() && p.code[open.back()].next <= pc) open.pop_back();
+    while (!open.empty() && p.code[open.back()].node->next <= pc) open.pop_back();
     if (!open.empty()) parent[pc] = open.back();
     if (p.code[pc].op == Op::ref) refs.emplace(p.code[pc].arg, pc);
     if (p.code[pc].op == Op::node) open.push_back(pc);
@@ -135,8 +138,8 @@ std::vector<bool> Trace::reaches_changed(const std::vector<uint32_t>& changed_no
     out[t] = true;
     auto add_above = [&](uint32_t pc) {
       for (uint32_t up = parent[pc]; up != NONE; up = parent[up]) {
-        if (p.code[up].track == NONE) continue;
-        work.push_back(p.code[up].track);
+        if (p.code[up].node->track == NONE) continue;
+        work.push_back(p.code[up].node->track);
         break;
       }
     };
@@ -154,7 +157,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
   std::vector<uint32_t> rebuilt;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     const Instr& n = p.code[p.track_pc[t]];
-    const NodeKind& node = *n.kind->node;
+    const NodeKind& node = *n.node->kind->node;
     if (!(n.flags & HANDED_OVER) && !node.is_function && !node.is_cell && !node.is_ignored) rebuilt.push_back(t);
   }
   for (;;) {
@@ -162,9 +165,11 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
     size_t before = rebuilt.size();
     for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
       uint32_t pc = p.track_pc[t];
-      if (!out[t] || !p.code[pc].kind->node->is_function) continue;
-      for (uint32_t c = pc + 1, i = 0; i < p.code[pc].items; ++i, c = p.after(c)) {
-        uint32_t track = p.code[c].op == Op::ref ? p.code[c].arg : p.code[c].op == Op::node ? p.code[c].track : NONE;
+      if (!out[t] || !p.code[pc].node->kind->node->is_function) continue;
+      for (uint32_t c = pc + 1, i = 0; i < p.code[pc].node->items; ++i, c = p.after(c)) {
+        uint32_t track = p.code[c].op == Op::ref    ? p.code[c].arg
+                         : p.code[c].op == Op::node ? p.code[c].node->track
+                                                    : NONE;
         if (track != NONE && !out[track]) rebuilt.push_back(track);
       }
     }
@@ -174,7 +179,7 @@ std::vector<bool> Trace::leads_to_rebuilt() const {
 
 bool Trace::find_change(Change& change) {
   uint32_t pc = recording_->program().track_pc[change.track];
-  if (!recording_->program().code[pc].kind->node->is_registered) return changed(pc);
+  if (!recording_->program().code[pc].node->kind->node->is_registered) return changed(pc);
   if (!raw_[change.track]) return false;
   change.delta = own(PyDict_New());
   change.deleted = own(PyList_New(0));
@@ -206,7 +211,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
     uint32_t pc = p.track_pc[t];
     Change change{t, {}, {}};
     if (!find_change(change)) continue;
-    if (changed_by_function(t) && !p.code[pc].kind->expires && nb::len(paths) < 8)
+    if (changed_by_function(t) && !p.code[pc].node->kind->expires && nb::len(paths) < 8)
       paths.append(path_text(p, pc, root_names()));
     changed_tracks.push_back(t);
     changes.push_back(std::move(change));
@@ -219,9 +224,10 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   std::vector<bool> leads_to_new = by_value ? leads_to_rebuilt() : std::vector<bool>();
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
-    bool handed = p.code[pc].flags & HANDED_OVER || p.code[pc].kind->node->is_ignored;
+    bool handed = p.code[pc].flags & HANDED_OVER || p.code[pc].node->kind->node->is_ignored;
     // By value, too, a function stays the caller's own, unless it leads to something that does not.
-    bool itself = handed || (p.code[pc].kind->node->is_function && donated_.empty() && by_value && !leads_to_new[t]);
+    bool itself =
+        handed || (p.code[pc].node->kind->node->is_function && donated_.empty() && by_value && !leads_to_new[t]);
     if (!by_value || (itself && !differs[t])) nodes->insert(expected(pc), t);
   }
   for (uint32_t i = 0; i < tracers_.size(); ++i)
@@ -241,7 +247,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   if (by_value) {
     for (uint32_t t : changed_tracks) {
       uint32_t pc = p.track_pc[t];
-      lost = lost || !(p.code[pc].kind->expires || recorder.has_seen(expected(pc)));
+      lost = lost || !(p.code[pc].node->kind->expires || recorder.has_seen(expected(pc)));
     }
   } else {
     for (Change& c : changes) {
@@ -291,9 +297,9 @@ bool Trace::verify(nb::tuple roots) {
       made.push_back(n.arg);
     }
     if (n.op != Op::node) continue;
-    PyObject* now = n.track == NONE ? nullptr : walk.nodes[n.track];
-    if (!below && now && now != recording_->live[pc] && !n.kind->node->is_ignored) return false;
-    if (n.kind->node->is_registered) made_until = std::max(made_until, n.next);
+    PyObject* now = n.node->track == NONE ? nullptr : walk.nodes[n.node->track];
+    if (!below && now && now != recording_->live[pc] && !n.node->kind->node->is_ignored) return false;
+    if (n.node->kind->node->is_registered) made_until = std::max(made_until, n.node->next);
   }
   if (made.empty()) return true;
   // One that is the same object the next time is kept somewhere, where another stood when the trace began.

@@ -22,18 +22,19 @@ struct BufferKind : NodeKind {
     return add_key(p, content_of(obj).get());
   }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
-    return equal(content_of(obj).get(), p.statics[n.payload].obj);
+    return equal(content_of(obj).get(), p.statics[n.node->payload].obj);
   }
   bool content_changed(const Program& p, const Instr& n, PyObject* obj) const override {
     return !content_matches(p, n, obj);
   }
   std::string content_text(const Program& p, const Instr& n) const override {
-    return static_text(p, n.payload) + (n.fields + n.slots ? ", " : "");
+    return static_text(p, n.node->payload) + (n.node->fields + n.node->slots ? ", " : "");
   }
 
   // Is the payload a tuple of `count` parts?
   static bool has_parts(const Program& p, const Instr& n, uint32_t count) {
-    return n.payload != NONE && p.statics[n.payload].how == How::tuple && p.statics[n.payload].count == count;
+    return n.node->payload != NONE && p.statics[n.node->payload].how == How::tuple &&
+           p.statics[n.node->payload].count == count;
   }
 };
 
@@ -77,17 +78,17 @@ struct ByteArrayKind final : ResizableKind {
     return own(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(obj), PyByteArray_GET_SIZE(obj)));
   }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
-    PyObject* content = p.statics[n.payload].obj;
+    PyObject* content = p.statics[n.node->payload].obj;
     Py_ssize_t size = PyBytes_GET_SIZE(content);
     return PyByteArray_GET_SIZE(obj) == size &&
            memcmp(PyByteArray_AS_STRING(obj), PyBytes_AS_STRING(content), static_cast<size_t>(size)) == 0;
   }
   bool is_valid(const Program& p, const Instr& n) const override {
-    return n.payload != NONE && p.statics[n.payload].how == How::bytes;
+    return n.node->payload != NONE && p.statics[n.node->payload].how == How::bytes;
   }
 
   Owned new_items(const Content& c) const override {
-    return own(PyByteArray_FromObject(c.program.statics[c.n.payload].obj));
+    return own(PyByteArray_FromObject(c.program.statics[c.n.node->payload].obj));
   }
   void fill(const Content& c, PyObject* shell) const override { exchange(shell, new_items(c).get()); }
   bool can_exchange(PyObject* node) const override {
@@ -107,17 +108,18 @@ struct ArrayKind final : ResizableKind {
   }
   bool is_valid(const Program& p, const Instr& n) const override {
     if (!has_parts(p, n, 2)) return false;
-    PyObject* content = p.statics[n.payload].obj;
+    PyObject* content = p.statics[n.node->payload].obj;
     return PyUnicode_Check(PyTuple_GET_ITEM(content, 0)) && PyBytes_Check(PyTuple_GET_ITEM(content, 1));
   }
 
   Owned empty(const Program& p, const Instr& n, PyTypeObject* type) const {
-    Owned args = own(PyTuple_Pack(1, PyTuple_GET_ITEM(p.statics[n.payload].obj, 0)));
+    Owned args = own(PyTuple_Pack(1, PyTuple_GET_ITEM(p.statics[n.node->payload].obj, 0)));
     return own(runtime.array_array_type->tp_new(type, args.get(), nullptr));
   }
-  Owned shell(const Program& p, const Instr& n, PyObject*) const override { return empty(p, n, n.type); }
+  Owned shell(const Program& p, const Instr& n, PyObject*) const override { return empty(p, n, n.node->type); }
   void fill(const Content& c, PyObject* shell) const override {
-    call_base(runtime.array_array_type, "frombytes", shell, PyTuple_GET_ITEM(c.program.statics[c.n.payload].obj, 1));
+    call_base(runtime.array_array_type, "frombytes", shell,
+              PyTuple_GET_ITEM(c.program.statics[c.n.node->payload].obj, 1));
   }
   Owned new_items(const Content& c) const override {
     Owned out = empty(c.program, c.n, runtime.array_array_type);
@@ -146,21 +148,21 @@ struct TextArrayKind final : BufferKind {
   Owned content_of(PyObject* obj) const override { return own(PyObject_CallOneArg(text_array_kind().reduce, obj)); }
   bool is_valid(const Program& p, const Instr& n) const override {
     if (!has_parts(p, n, 3)) return false;
-    PyObject* content = p.statics[n.payload].obj;
+    PyObject* content = p.statics[n.node->payload].obj;
     return PyUnicode_Check(PyTuple_GET_ITEM(content, 0)) && PyTuple_Check(PyTuple_GET_ITEM(content, 1)) &&
            PyBytes_Check(PyTuple_GET_ITEM(content, 2));
   }
 
   Owned shell(const Program& p, const Instr& n, PyObject*) const override {
-    return hooks::text_array(p.statics[n.payload].obj);
+    return hooks::text_array(p.statics[n.node->payload].obj);
   }
   static void write_array(PyObject* array, PyObject* content) { hooks::write_text_array(array, content); }
   void fill(const Content& c, PyObject* shell) const override {
-    write_array(shell, c.program.statics[c.n.payload].obj);
+    write_array(shell, c.program.statics[c.n.node->payload].obj);
   }
   void write(Commit& commit, const Content& c, PyObject* node, const Touched&) const override {
     auto put = [array = Owned::borrow(node)](const Owned& content) { write_array(array.get(), content.get()); };
-    Owned before = content_of(node), after = Owned::borrow(c.program.statics[c.n.payload].obj);
+    Owned before = content_of(node), after = Owned::borrow(c.program.statics[c.n.node->payload].obj);
     commit.step([put, after] { put(after); }, [put, before] { put(before); });
   }
 };

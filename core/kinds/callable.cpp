@@ -22,7 +22,7 @@ struct MethodKind final : NodeKind {
   PyObject* item(PyObject* obj, Py_ssize_t i) const override {
     return i == 0 ? PyMethod_GET_FUNCTION(obj) : PyMethod_GET_SELF(obj);
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items == 2; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items == 2; }
   Owned make(const Content& c) const override { return own(PyMethod_New(c.items()[0], c.items()[1])); }
 };
 
@@ -52,7 +52,7 @@ struct BuiltinKind final : NodeKind {
     PyObject* module = dict_get(PyImport_GetModuleDict(), module_name.get());
     return module && PyModule_Check(module) && dict_get(PyModule_GetDict(module), name.get()) == method;
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items == 2; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items == 2; }
   Owned make(const Content& c) const override { return own(PyObject_GetAttr(c.items()[1], c.items()[0])); }
 };
 
@@ -68,7 +68,7 @@ struct PartialKind final : NodeKind {
   Owned empty_arguments() const override {
     return own(PyTuple_Pack(1, reinterpret_cast<PyObject*>(&PyBaseObject_Type)));
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items == 3; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items == 3; }
 
   void fill(const Content& c, PyObject* shell) const override { set_parts(shell, c.items(), 3); }
   void write(Commit& commit, const Content& c, PyObject* node, const Touched&) const override {

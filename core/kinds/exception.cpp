@@ -22,7 +22,9 @@ struct ExceptionKind final : NodeKind {
     auto* base = reinterpret_cast<PyTypeObject*>(*base_);
     return PyType_IsSubtype(solid, base) && solid->tp_basicsize == base->tp_basicsize;
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items == static_cast<uint32_t>(count_); }
+  bool is_valid(const Program&, const Instr& n) const override {
+    return n.node->items == static_cast<uint32_t>(count_);
+  }
 
   // Through the base's own descriptors: a subclass may have a property of that name.
   Listed open(PyObject* exception, const Kind&, Opened*) const override {

@@ -178,24 +178,24 @@ struct FunctionKind final : NodeKind {
 
   uint32_t add_payload(Program& p, PyObject* obj, const Kind&) const override { return add_function(p, obj); }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
-    return function_matches(p.statics[n.payload], obj);
+    return function_matches(p.statics[n.node->payload], obj);
   }
   bool is_valid(const Program& p, const Instr& n) const override {
-    if (n.payload == NONE || p.statics[n.payload].how != How::function) return false;
-    auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(p.statics[n.payload].obj));
-    return n.items == 2 + static_cast<uint32_t>(code->co_nfreevars);
+    if (n.node->payload == NONE || p.statics[n.node->payload].how != How::function) return false;
+    auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(p.statics[n.node->payload].obj));
+    return n.node->items == 2 + static_cast<uint32_t>(code->co_nfreevars);
   }
   std::string content_text(const Program& p, const Instr& n) const override {
-    const Static& s = p.statics[n.payload];
+    const Static& s = p.statics[n.node->payload];
     PyObject* name =
         s.weak ? PyTuple_GET_ITEM(s.snapshot, 2) : reinterpret_cast<PyFunctionObject*>(s.obj)->func_qualname;
     return utf8(name) + (p.children(static_cast<uint32_t>(&n - p.code.data())) ? ", " : "");
   }
 
   Owned shell(const Program& p, const Instr& n, PyObject* live) const override {
-    return bare_twin(live ? live : p.statics[n.payload].obj);
+    return bare_twin(live ? live : p.statics[n.node->payload].obj);
   }
-  void fill(const Content& c, PyObject* shell) const override { set_parts(shell, c.items(), c.n.items); }
+  void fill(const Content& c, PyObject* shell) const override { set_parts(shell, c.items(), c.n.node->items); }
   void write(Commit& commit, const Content& c, PyObject* node, const Touched&) const override {
     commit.parts(c.n, node, c.items());
   }
@@ -226,13 +226,13 @@ struct CellKind final : NodeKind {
   Py_ssize_t size(PyObject* obj) const override { return PyCell_GET(obj) != nullptr; }
   PyObject* item(PyObject* obj, Py_ssize_t) const override { return PyCell_GET(obj); }
   std::string item_name(Py_ssize_t, PyObject*) const override { return "cell_contents"; }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items <= 1; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items <= 1; }
 
   void fill(const Content& c, PyObject* shell) const override {
-    check(PyCell_Set(shell, c.n.items ? c.items()[0] : nullptr));
+    check(PyCell_Set(shell, c.n.node->items ? c.items()[0] : nullptr));
   }
   void write(Commit& commit, const Content& c, PyObject* node, const Touched&) const override {
-    commit.slot(node, offsetof(PyCellObject, ob_ref), c.n.items ? c.items()[0] : nullptr);
+    commit.slot(node, offsetof(PyCellObject, ob_ref), c.n.node->items ? c.items()[0] : nullptr);
   }
 };
 

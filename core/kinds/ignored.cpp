@@ -37,10 +37,11 @@ void Recorder::add_ignored(PyObject* obj) {
   const Kind& kind = kind_of_type(type);
   Instr n;
   n.op = Op::node;
-  n.kind = &kind;
-  n.type = p.keep_type(type);
-  n.track = static_cast<uint32_t>(p.track_pc.size());
-  n.next = position() + 1;
+  n.node = p.nodes.add({});
+  n.node->kind = &kind;
+  n.node->type = p.keep_type(type);
+  n.node->track = static_cast<uint32_t>(p.track_pc.size());
+  n.node->next = position() + 1;
   p.keep_kind(kind);
   p.track_pc.push_back(position());
   p.code.push_back(n);

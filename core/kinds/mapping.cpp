@@ -22,14 +22,14 @@ struct DictKind : NodeKind {
   bool is_opened_by_jax(const Kind&, PyTypeObject* type) const override { return is_of(type); }
 
   void fill(const Content& c, PyObject* shell) const override {
-    for (uint32_t i = 0; i < c.n.items; ++i) check(PyDict_SetItem(shell, c.key(i).get(), c.items()[i]));
+    for (uint32_t i = 0; i < c.n.node->items; ++i) check(PyDict_SetItem(shell, c.key(i).get(), c.items()[i]));
   }
 
   void write(Commit& commit, const Content& c, PyObject* dict, const Touched& touched) const override {
     if (touched.items) return commit.exchange(*this, dict, new_items(c));
     bool ordered = items == Items::keyed;
-    for (uint32_t i = 0; i < c.n.items; ++i)
-      if (touched.has(c.n.has_extra + i)) commit.assign(dict, c.key(i).get(), c.items()[i], ordered);
+    for (uint32_t i = 0; i < c.n.node->items; ++i)
+      if (touched.has(c.n.node->has_extra + i)) commit.assign(dict, c.key(i).get(), c.items()[i], ordered);
     for (Py_ssize_t i = 0; touched.dropped && i < PyTuple_GET_SIZE(touched.dropped); ++i)
       commit.assign(dict, PyTuple_GET_ITEM(touched.dropped, i), nullptr, ordered);
   }
@@ -70,7 +70,7 @@ struct OrderedDictKind final : DictKind {
   Py_ssize_t size(PyObject* obj) const override { return PyDict_GET_SIZE(obj); }
 
   void fill(const Content& c, PyObject* shell) const override {
-    for (uint32_t i = 0; i < c.n.items; ++i) check(PyODict_SetItem(shell, c.key(i).get(), c.items()[i]));
+    for (uint32_t i = 0; i < c.n.node->items; ++i) check(PyODict_SetItem(shell, c.key(i).get(), c.items()[i]));
   }
   Owned new_items(const Content& c) const override {
     Owned out = own(PyODict_New());

@@ -78,7 +78,7 @@ std::string NodeKind::closing_text(const Program&, const Instr&) const { return 
 bool NodeKind::can_hold_arrays(const Kind&) const { return true; }
 
 Owned NodeKind::shell(const Program&, const Instr& n, PyObject*) const {
-  Owned out = make_shell(*n.kind, n.type);
+  Owned out = make_shell(*n.node->kind, n.node->type);
   if (n.flags & OWN_DICT) check(PyObject_GenericSetDict(out.get(), out.get(), nullptr));
   return out;
 }

@@ -56,12 +56,12 @@ struct WeakrefKind final : NodeKind {
     Py_ssize_t size = PyTuple_GET_SIZE(parts.get());
     return {std::move(parts), {}, size};
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items <= 2; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items <= 2; }
 
   Owned make(const Content& c) const override {
-    if (c.n.items == 0) return dead_reference(c.n.type);
-    if (is_weak_proxy(c.n.type)) return own(PyWeakref_NewProxy(c.items()[0], nullptr));
-    return own(_PyWeakref_RefType.tp_new(c.n.type, tuple_of(c.items(), c.n.items).get(), nullptr));
+    if (c.n.node->items == 0) return dead_reference(c.n.node->type);
+    if (is_weak_proxy(c.n.node->type)) return own(PyWeakref_NewProxy(c.items()[0], nullptr));
+    return own(_PyWeakref_RefType.tp_new(c.n.node->type, tuple_of(c.items(), c.n.node->items).get(), nullptr));
   }
 };
 
@@ -81,10 +81,10 @@ struct ProxyKind final : NodeKind {
 
   bool is_of(PyTypeObject* solid) const override { return solid == &PyDictProxy_Type || is_dict_view(solid); }
   Listed open(PyObject* obj, const Kind&, Opened*) const override { return {mapping_of(obj), {}, 1}; }
-  bool is_valid(const Program&, const Instr& n) const override { return n.items == 1; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->items == 1; }
 
   Owned make(const Content& c) const override {
-    PyTypeObject* type = c.n.type;
+    PyTypeObject* type = c.n.node->type;
     if (type == &PyDictProxy_Type) return own(PyDictProxy_New(c.items()[0]));
     bool ordered = type == &PyODictKeys_Type || type == &PyODictValues_Type || type == &PyODictItems_Type;
     bool keys = type == &PyDictKeys_Type || type == &PyODictKeys_Type;

@@ -17,16 +17,16 @@ struct ListKind final : NodeKind {
 
   bool is_of(PyTypeObject* solid) const override { return solid == &PyList_Type; }
   bool is_opened_by_jax(const Kind&, PyTypeObject* type) const override { return type == &PyList_Type; }
-  Owned new_items(const Content& c) const override { return list_of(c.items(), c.n.items); }
+  Owned new_items(const Content& c) const override { return list_of(c.items(), c.n.node->items); }
   void fill(const Content& c, PyObject* shell) const override { exchange(shell, new_items(c).get()); }
   bool can_exchange(PyObject*) const override { return true; }
   void exchange(PyObject* a, PyObject* b) const override { exchange_lists(a, b); }
 
   void write(Commit& commit, const Content& c, PyObject* list, const Touched& touched) const override {
-    if (touched.items || PyList_GET_SIZE(list) != static_cast<Py_ssize_t>(c.n.items))
+    if (touched.items || PyList_GET_SIZE(list) != static_cast<Py_ssize_t>(c.n.node->items))
       return commit.exchange(*this, list, new_items(c));
     for (uint32_t i : touched.children)
-      if (i < c.n.items) commit.list_item(list, static_cast<Py_ssize_t>(i), c.items()[i]);
+      if (i < c.n.node->items) commit.list_item(list, static_cast<Py_ssize_t>(i), c.items()[i]);
   }
 };
 
@@ -41,13 +41,13 @@ struct TupleKind final : NodeKind {
     return type == &PyTuple_Type || PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "_fields");
   }
   std::string closing_text(const Program&, const Instr& n) const override {
-    return n.items == 1 && n.type == &PyTuple_Type ? ",)" : ")";
+    return n.node->items == 1 && n.node->type == &PyTuple_Type ? ",)" : ")";
   }
 
   Owned make(const Content& c) const override {
-    Owned items = tuple_of(c.items(), c.n.items);
-    if (c.n.type == &PyTuple_Type) return items;
-    return own(PyTuple_Type.tp_new(c.n.type, own(PyTuple_Pack(1, items.get())).get(), nullptr));
+    Owned items = tuple_of(c.items(), c.n.node->items);
+    if (c.n.node->type == &PyTuple_Type) return items;
+    return own(PyTuple_Type.tp_new(c.n.node->type, own(PyTuple_Pack(1, items.get())).get(), nullptr));
   }
 };
 
@@ -73,16 +73,17 @@ struct DequeKind final : NodeKind {
   }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
     Owned most = maxlen(obj);
-    return n.payload == NONE ? most.get() == Py_None : static_matches(p, n.payload, most.get());
+    return n.node->payload == NONE ? most.get() == Py_None : static_matches(p, n.node->payload, most.get());
   }
   std::string closing_text(const Program& p, const Instr& n) const override {
-    return n.payload == NONE ? "]" : "], maxlen=" + static_text(p, n.payload);
+    return n.node->payload == NONE ? "]" : "], maxlen=" + static_text(p, n.node->payload);
   }
 
   void fill(const Content& c, PyObject* shell) const override {
-    Owned items = list_of(c.items(), c.n.items);
-    Owned args = c.n.payload == NONE ? own(PyTuple_Pack(1, items.get()))
-                                     : own(PyTuple_Pack(2, items.get(), c.program.statics[c.n.payload].obj));
+    Owned items = list_of(c.items(), c.n.node->items);
+    Owned args = c.n.node->payload == NONE
+                     ? own(PyTuple_Pack(1, items.get()))
+                     : own(PyTuple_Pack(2, items.get(), c.program.statics[c.n.node->payload].obj));
     check(runtime.deque_type->tp_init(shell, args.get(), nullptr));
   }
   void write(Commit& commit, const Content& c, PyObject* deque, const Touched&) const override {

@@ -27,15 +27,15 @@ struct SetKind : NodeKind {
     return static_cast<uint32_t>(count);
   }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
-    return set_matches(p, n.keys, n.arg, obj);
+    return set_matches(p, n.node->keys, n.arg, obj);
   }
   bool content_in_order(const Program& p, const Instr& n, PyObject* obj) const override {
     if (PySet_GET_SIZE(obj) != static_cast<Py_ssize_t>(n.arg)) return false;
     Owned elements = list_items(obj, &PySet_Type);
     for (uint32_t i = 0; i < n.arg; ++i)
-      if (!static_matches(p, p.keys[n.keys + i], PyList_GET_ITEM(elements.get(), i)))
-        return set_matches(p, n.keys, n.arg, obj) &&
-               hash_apart(p, n.keys, PySequence_Fast_ITEMS(elements.get()), n.arg);
+      if (!static_matches(p, p.keys[n.node->keys + i], PyList_GET_ITEM(elements.get(), i)))
+        return set_matches(p, n.node->keys, n.arg, obj) &&
+               hash_apart(p, n.node->keys, PySequence_Fast_ITEMS(elements.get()), n.arg);
     return true;
   }
   void take_order(PyObject* made, PyObject* model) const override {
@@ -50,11 +50,11 @@ struct SetKind : NodeKind {
     exchange_sets(made, fresh.get());
   }
   bool content_changed(const Program& p, const Instr& n, PyObject* obj) const override {
-    return !set_matches(p, n.keys, n.arg, obj);
+    return !set_matches(p, n.node->keys, n.arg, obj);
   }
   std::string content_text(const Program& p, const Instr& n) const override {
     std::string out;
-    for (uint32_t i = 0; i < n.arg; ++i) out += (i ? ", " : "") + static_text(p, p.keys[n.keys + i]);
+    for (uint32_t i = 0; i < n.arg; ++i) out += (i ? ", " : "") + static_text(p, p.keys[n.node->keys + i]);
     return out;
   }
 
@@ -90,7 +90,7 @@ struct FrozenSetKind final : SetKind {
     OwnedList elements;
     for (uint32_t i = 0; i < c.n.arg; ++i) elements.push_stolen(c.key(i));
     Owned args = own(PyTuple_Pack(1, list_of(elements.data(), c.n.arg).get()));
-    return own(PyFrozenSet_Type.tp_new(c.n.type, args.get(), nullptr));
+    return own(PyFrozenSet_Type.tp_new(c.n.node->type, args.get(), nullptr));
   }
   void fill(const Content&, PyObject*) const override {}
   void write(Commit&, const Content&, PyObject*, const Touched&) const override {}

@@ -43,24 +43,24 @@ struct ValueKind final : NodeKind {
     return id;
   }
   bool content_matches(const Program& p, const Instr& n, PyObject* obj) const override {
-    return static_matches(p, n.payload, plain_value(obj, *n.kind).get());
+    return static_matches(p, n.node->payload, plain_value(obj, *n.node->kind).get());
   }
-  bool is_valid(const Program&, const Instr& n) const override { return n.payload != NONE; }
+  bool is_valid(const Program&, const Instr& n) const override { return n.node->payload != NONE; }
   std::string content_text(const Program& p, const Instr& n) const override {
-    return static_text(p, n.payload) + (n.fields + n.slots ? ", " : "");
+    return static_text(p, n.node->payload) + (n.node->fields + n.node->slots ? ", " : "");
   }
 
   // Its own constructor makes a date or a path anew: it does so from the recorded one, attributes included.
   bool can_hold_arrays(const Kind& kind) const override { return has_plain_base(kind); }
   Owned shell(const Program& p, const Instr& n, PyObject* live) const override {
-    if (has_plain_base(*n.kind)) {
-      Owned args = own(PyTuple_Pack(1, p.statics[n.payload].obj));
-      return own(n.kind->solid->tp_new(n.type, args.get(), nullptr));
+    if (has_plain_base(*n.node->kind)) {
+      Owned args = own(PyTuple_Pack(1, p.statics[n.node->payload].obj));
+      return own(n.node->kind->solid->tp_new(n.node->type, args.get(), nullptr));
     }
-    PyObject* original = live ? live : p.statics[n.payload].snapshot;
+    PyObject* original = live ? live : p.statics[n.node->payload].snapshot;
     if (original) return hooks::remade(original);
     raise_graftax("UnsupportedValueError",
-                  std::string("an instance of ") + n.type->tp_name +
+                  std::string("an instance of ") + n.node->type->tp_name +
                       " cannot be rebuilt: copy.copy of it fails, or this structure comes from a "
                       "pickle or a file. Mend its __reduce__, or flatten it in this process.");
   }
