@@ -290,6 +290,17 @@ def traced_once(x):
     return x * 3
 
 
+@pytest.mark.parametrize("change", ["(k + 1, held)", "(k + 1, held + [1])"])
+def test_an_own_default_beside_a_list_agrees(change):
+    scope = {}
+    exec(f"def f(x, k=1, held=[1]):\n    f.__defaults__ = {change}\n    return x * k * len(held)", scope)
+    plain, x = scope["f"], jnp.arange(3.0)
+    f = graftax.jit(plain, check=True)
+    for i in range(3):
+        assert f(x).tolist() == (x * (i + 1) * (i + 1 if "+ [1]" in change else 1)).tolist()
+        assert plain.__defaults__ == (i + 2, [1] * (i + 2 if "+ [1]" in change else 1))
+
+
 def test_a_function_whose_defaults_are_replaced_agrees():
     x = jnp.arange(3.0)
 

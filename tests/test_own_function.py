@@ -49,6 +49,37 @@ PROGRAMS = {
         other_defaults(2, jnp.full(2, 3.0)),
         NAMED,
     ),
+    "keyword defaults that its code changes": Program(
+        "def f(x, *, k=1):\n    plain.__kwdefaults__['k'] += 1\n    return x * k\nplain = f",
+        lambda m: m.plain.__kwdefaults__.update(k=9),
+        NAMED,
+    ),
+    "a list in its defaults that its code changes": Program(
+        "def f(x, k=[1]):\n    plain.__defaults__[0].append(2)\n    return x * len(k)\nplain = f",
+        other_defaults([5]),
+        NAMED,
+    ),
+    "an array among its defaults that its code replaces": Program(
+        "def f(x, k=jnp.ones(2)):\n    plain.__defaults__ = (x + k,)\n    return x * k\nplain = f",
+        other_defaults(jnp.full(2, 9.0)),
+        NAMED,
+    ),
+    "a number among its defaults that becomes an array": Program(
+        "def f(x, k=1):\n    plain.__defaults__ = (x + k,)\n    return x * k\nplain = f",
+        other_defaults(9),
+        NAMED,
+    ),
+    "an array of its own": Program(
+        "def f(x):\n    plain.last = plain.last + x\n    return x * plain.last\nplain = f\nplain.last = jnp.zeros(2)",
+        lambda m: setattr(m.plain, "last", jnp.full(2, 5.0)),
+        ("plain.last",),
+    ),
+    "calls of its own with defaults that it replaces": Program(
+        "def f(x, k=jnp.ones(2), n=2):\n    plain.__defaults__ = (k + x, 2)\n"
+        "    return x * k if n == 0 else f(x, n=n - 1)\nplain = f",
+        other_defaults(jnp.full(2, 9.0), 2),
+        NAMED,
+    ),
     "an object": Program(
         "class Box: n = 0\nbox = Box()\ndef f(x, n=2, box=box):\n    box.n = box.n + 1\n    box.x = x\n"
         "    return x if n == 0 else f(x + box.n, n - 1)\nplain = f",

@@ -49,6 +49,7 @@ TESTS = (
     "test_direct_modules.py test_donation.py test_failure_points.py test_flatten.py test_functions.py "
     "test_graphdef.py test_kept.py test_mutation_modes.py test_numbers_in_place.py test_outcome.py "
     "test_partition.py test_path.py test_placing.py test_reads.py test_reads_below_jax.py test_reads_of_classes.py "
+    "test_reads_of_functions.py "
     "test_recording.py test_settings.py test_shardings.py test_weakrefs.py test_watch.py test_writeback.py "
     "test_packed.py test_errors.py test_methods.py test_explain.py transforms/test_filtered.py "
     "transforms/test_custom_state.py transforms/test_replaced.py transforms/test_cond.py test_ignore.py "

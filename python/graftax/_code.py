@@ -397,6 +397,7 @@ def own_value(cls: type, name: str) -> Any:
 
 
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
+PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
 
 
 def in_class(cls: type, name: str) -> tuple[type | None, Any]:

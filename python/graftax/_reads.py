@@ -22,6 +22,7 @@ from ._code import (
     ASKED_ANY_TIME,
     MISSING,
     OF_NAMES,
+    PARTS,
     Names,
     can_be_equal,
     cells_of,
@@ -44,7 +45,7 @@ from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
 from ._now import Now
-from ._origin import Origin
+from ._origin import Asked, Origin
 from ._stood_in import NewReads, StoodIn
 
 _MOST_BINDINGS = 50_000
@@ -111,6 +112,7 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
+        self.asked = Asked()
         self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
 
@@ -252,8 +254,9 @@ class ReadSet:
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
     ) -> None:
-        name, *attributes = chain
-        imports, stored = names.imports, names.stored_attributes
+        (name, *attributes), place = chain, (scope, chain[0])
+        imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
+        place: tuple[Any, str] = scope, name
         if name in imports:
             value: Any = sys.modules.get(imports[name], MISSING)
         elif name in cells:
@@ -264,6 +267,7 @@ class ReadSet:
         for attribute in attributes:
             if isinstance(value, types.ModuleType):
                 holder = vars(value)
+                place = holder, attribute
                 self.modules.setdefault(id(holder), value)
                 value = holder.get(attribute, MISSING)
                 self._note(holder, attribute, value, users and is_users_scope(holder))
@@ -272,23 +276,26 @@ class ReadSet:
                 if users and attribute == OF_NAMES:
                     self._lay_open(value)
                     return
-                value = in_class(value, attribute)[1]
+                owner, value = in_class(value, attribute)
+                place = owner, attribute
             else:
-                if (
-                    users
-                    and isinstance(value, types.FunctionType)
-                    and (attribute in vars(value) or attribute in stored)
-                ):
-                    made = _core.made_in_trace(value) or not self._is_older(value.__code__)
-                    if not made and value.__code__ not in self._of_graph:
-                        self._add_origin(Origin(value, None))
+                if users and isinstance(value, types.FunctionType) and (attribute in vars(value) or attribute in asked):
+                    self._ask_function(value, place)
                 return
+        if users and isinstance(value, types.FunctionType) and not PARTS.isdisjoint(names.attributes):
+            self._ask_function(value, place)  # under another name, perhaps
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
             self.modules.setdefault(id(vars(value)), value)
         else:
             note_cache(value)
+
+    def _ask_function(self, function: types.FunctionType, place: tuple[Any, str]) -> None:
+        at, new = function.__code__, _core.made_in_trace(function)
+        if not new and at not in self._of_graph and self._is_older(at) and is_users_code(at, function.__globals__):
+            self.asked.note(*place, self._guards)
+            self._add_origin(Origin(function, None))
 
     def _note_keywords(self, function: types.FunctionType) -> None:
         keywords = function.__kwdefaults__

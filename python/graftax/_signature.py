@@ -314,7 +314,7 @@ class Signature:
             # Where its own code calls it, it is a root: its defaults are the rebuilt ones.
             base = next((copy for held, copy in views.functions if held is function), function)
             twin = with_parts(base, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
-            views.functions.append((function, twin))
+            views.functions.insert(0, (function, twin))  # before the rebuilt one, whose defaults may be replaced
             function = twin
 
         def run(given: list[Any]) -> Any:

@@ -168,13 +168,30 @@ class Views:
             else:
                 Origin(self.scope(origin.holder), origin.name).put(value)
         if reads is not None:
-            self._see_modules(reads, [origin for origin, _ in self._shown if isinstance(origin.holder, dict)])
+            named = self._see_functions(reads, {origin.key for origin, _ in self._shown})
+            shown = [origin for origin, _ in self._shown if isinstance(origin.holder, dict)]
+            self._see_modules(reads, [*shown, *named])
             for scope in list(reads.builtins.of_ids.values()):
                 self.scope(scope)["id"] = self._rebuilt.id
             for scope in list(reads.builtins.of_vars.values()):
                 self.scope(scope)["vars"] = self.vars
             for scope, names in reads.builtins.seen_by_symbols() if self._rebuilt.symbolic else ():
                 self.scope(scope).update(names)
+
+    def _see_functions(self, reads: ReadSet, shown: set[tuple[int, str | None]]) -> list[Origin]:
+        """Puts rebuilt functions under the names by which code asks for their parts; gives those in modules."""
+        twins = {id(held): twin for held, twin in self.functions if twin is not held}
+        out = list[Origin]()
+        for origin in reads.asked.origins() if twins else ():
+            twin = twins.get(id(origin.value()))
+            if twin is None or origin.key in shown:
+                continue
+            if isinstance(origin.holder, type):
+                self._classes[origin.key] = _SeenAttribute(origin, twin)
+            else:
+                Origin(self.scope(origin.holder), origin.name).put(twin)
+                out.append(origin)
+        return out
 
     def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
         names: dict[int, dict[str, Any]] = {}
