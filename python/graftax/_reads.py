@@ -254,7 +254,7 @@ class ReadSet:
     def _follow(
         self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
     ) -> None:
-        (name, *attributes), place = chain, (scope, chain[0])
+        name, *attributes = chain
         imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
         place: tuple[Any, str] = scope, name
         if name in imports:
