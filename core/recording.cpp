@@ -58,7 +58,8 @@ void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std
   Recorder recorder(options);
   for (nb::handle r : roots) recorder.root(r.ptr());
   RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
-  new (self) Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves)};
+  new (self)
+      Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves), {}};
 }
 
 // (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
