@@ -19,7 +19,7 @@ template <class T>
 T field(const nb::tuple& t, size_t i) {
   if (i >= t.size()) malformed("a record is too short");
   T out{};
-  if (!nb::try_cast<T>(t[i], out)) malformed("a field has the wrong type");
+  if (!read_as(t[i], out)) malformed("a field has the wrong type");
   return out;
 }
 
@@ -30,7 +30,7 @@ nb::tuple as_tuple(nb::handle h) {
 
 uint32_t as_number(nb::handle h) {
   uint32_t out = 0;
-  if (!nb::try_cast<uint32_t>(h, out)) malformed("a number was expected");
+  if (!read_as(h, out)) malformed("a number was expected");
   return out;
 }
 
@@ -185,7 +185,7 @@ Owned program_state(const Program& p) {
   return Owned::steal(out.release().ptr());
 }
 
-Program program_from_state(PyObject* state_obj, bool is_outcome) {
+static Program read_program(PyObject* state_obj, bool is_outcome) {
   nb::tuple state = as_tuple(state_obj);
   if (state.size() != 8 || field<int>(state, 0) != 1) malformed("unknown version");
   Program p;
@@ -285,6 +285,15 @@ Program program_from_state(PyObject* state_obj, bool is_outcome) {
       n.flags |= SELF_CONTAINED;
   p.finish();
   return p;
+}
+
+Program program_from_state(PyObject* state, bool is_outcome) {
+  try {
+    return read_program(state, is_outcome);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_RecursionError)) throw;
+  }
+  malformed("nested too deeply");
 }
 
 }  // namespace graftax

@@ -210,15 +210,14 @@ bool all_simple_keys(PyObject* tuple) {
 Write write_from_state(nb::handle state, Program& p) {
   nb::tuple t;
   Write w{};
-  if (!nb::try_cast(state, t) || (t.size() != 4 && t.size() != 8) || !nb::try_cast(t[0], w.track) ||
-      !nb::try_cast(t[1], w.pc) || !nb::try_cast(t[2], w.raw) || w.track == NONE || w.pc >= p.code.size() ||
-      p.code[w.pc].op != Op::node)
+  if (!read_as(state, t) || (t.size() != 4 && t.size() != 8) || !read_as(t[0], w.track) || !read_as(t[1], w.pc) ||
+      !read_as(t[2], w.raw) || w.track == NONE || w.pc >= p.code.size() || p.code[w.pc].op != Op::node)
     malformed("write");
   const Instr& n = p.code[w.pc];
   Touched& parts = w.touched;
   nb::object dropped = nb::none(), deleted = t[t.size() - 1];
   if (t.size() == 8) {
-    if (!nb::try_cast(t[3], parts.items) || !nb::try_cast(t[4], parts.fields) || !nb::try_cast(t[5], parts.children))
+    if (!read_as(t[3], parts.items) || !read_as(t[4], parts.fields) || !read_as(t[5], parts.children))
       malformed("write");
     dropped = t[6];
   }
@@ -241,13 +240,13 @@ Outcome outcome_from_state(nb::handle state) {
   nb::tuple fields, writes;
   uint32_t version = 0;
   Outcome out;
-  if (!nb::try_cast(state, fields) || fields.size() == 0 || !nb::try_cast(fields[0], version) || version < 1 ||
-      version > 5 || fields.size() != std::max(version + 2, 4u))
+  if (!read_as(state, fields) || fields.size() == 0 || !read_as(fields[0], version) || version < 1 || version > 5 ||
+      fields.size() != std::max(version + 2, 4u))
     malformed("unknown version");
-  if (version > 2 && !nb::try_cast(fields[4], out.refs)) malformed("refs");
-  if (version > 3 && !nb::try_cast(fields[5], out.ties)) malformed("ties");
-  if (version > 4 && !nb::try_cast(fields[6], out.alike)) malformed("ties");
-  if (!nb::try_cast(fields[2], writes) || !nb::try_cast(fields[3], out.result_leaves)) malformed("fields");
+  if (version > 2 && !read_as(fields[4], out.refs)) malformed("refs");
+  if (version > 3 && !read_as(fields[5], out.ties)) malformed("ties");
+  if (version > 4 && !read_as(fields[6], out.alike)) malformed("ties");
+  if (!read_as(fields[2], writes) || !read_as(fields[3], out.result_leaves)) malformed("fields");
   out.program = program_from_state(nb::object(fields[1]).ptr(), true);
   Program& p = out.program;
   if (p.roots != 1 + writes.size() || out.result_leaves > p.leaves) malformed("counts");

@@ -13,9 +13,8 @@
 
 #include <nanobind/eval.h>
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+
+#include "casters.h"
 
 namespace graftax {
 

@@ -207,8 +207,7 @@ def _applied() -> tuple[Any, ...]:
     return outcome, [X] * outcome.num_leaves, *found
 
 
-# Those for which allocations of C++ fail. A trace and an Outcome's state are left out: where an argument becomes a
-# vector, nanobind ends the process.
+# Those for which allocations of C++ fail: a trace among them.
 OF_CPP: dict[str, Operation] = {
     **{name: OF_THE_CORE[name] for name in OF_THE_CORE if name != "hash"},
     **{
@@ -216,5 +215,7 @@ OF_CPP: dict[str, Operation] = {
     },
     "call": Operation(lambda: (_outcome() and bare(), X), _compiled, (0,)),
     "apply": Operation(_applied, _core.Outcome.apply, (0, 2, 3)),
+    "trace": Operation(lambda: (bare(), X), lambda m, x: graftax.jit(_changed)(m, x), (0,)),
+    "outcome_state": Operation(lambda: (_outcome()._state(),), lambda s: _core.Outcome._from_state(s)),
     "state": Operation(lambda: graftax.flatten(bare())[1:], lambda g: _core.GraphDef._from_state(g._state())),
 }
