@@ -121,7 +121,7 @@ names: $(VENV)/.test ## a JAX that lacks one of the private names that are read:
 
 # A Python is named as python3.11, a JAX by its version; each pair has an environment of its own, and the pairs that pip
 # has no JAX for are named.
-PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14 python3.15
 JAXES ?= 0.8.0 0.10.2
 matrix: ## every Python that is there with the oldest, a middle and the newest JAX: a sample of the suite, and the names
 	@mkdir -p build; for python in $(PYTHONS); do for jax in $(JAXES) newest; do \
@@ -202,4 +202,6 @@ $(VENV)/.docs: $(VENV)/.python pyproject.toml
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: $(VENV)/.build $(SOURCES)
 	@echo "Building graftax and installing it with what '$*' needs; the first time takes a few minutes."
 	$(PIP) --no-build-isolation -C build-dir=build/$(notdir $(VENV)) '.[$*]' $(JAX:%='jax==%')
+	@# Flax asks for a library that has no wheel there, and runs without it.
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 15))'; then $(PIP) --no-deps --group flax-alone; fi
 	@touch $@

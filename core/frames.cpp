@@ -90,20 +90,20 @@ struct Busy {
 // Tells the session of code that it has not met. False with an exception set, which is to be raised in its place.
 bool announce(Session& session, const Frame& frame) {
   Busy busy(session.busy);
-  auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
-  PyObject* function = frame.function ? session.original(reinterpret_cast<PyObject*>(frame.function)) : Py_None;
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
+  PyObject* function = frame.function() ? session.original(frame.function()) : Py_None;
   if (session.made.count(function)) function = Py_None;  // its state is the trace's own
-  PyObject* first = code->co_argcount > 0 && frame.variables[0] ? frame.variables[0] : Py_None;
-  PyObject* args[] = {frame.code, session.original(frame.globals), function, first};
+  PyObject* first = code->co_argcount > 0 && frame.variable(0) ? frame.variable(0) : Py_None;
+  PyObject* args[] = {frame.code(), session.original(frame.globals()), function, first};
   Owned answer = Owned::steal(PyObject_Vectorcall(session.enter, args, 4, nullptr));
   if (!answer) return false;
   if (answer.get() == Py_NotImplemented) {  // nobody has to hear of it
-    if (ignored().insert(frame.code).second) Py_INCREF(frame.code);
+    if (ignored().insert(frame.code()).second) Py_INCREF(frame.code());
     return true;
   }
   if (answer.get() == Py_False) return true;  // it wants to hear of each frame
   if (answer.get() == Py_None) {
-    if (session.known.insert(frame.code).second) session.held.push(frame.code);
+    if (session.known.insert(frame.code()).second) session.held.push(frame.code());
     return true;
   }
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(answer.get())), answer.get());
@@ -112,10 +112,9 @@ bool announce(Session& session, const Frame& frame) {
 
 // The defaults of a function are in its frame by now: those of the rebuilt one take their place.
 void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
-  auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
   auto replace = [&](Py_ssize_t at, PyObject* before, PyObject* after) {
-    if (after && before != after && frame.variables[at] == before)
-      Py_DECREF(std::exchange(frame.variables[at], Py_NewRef(after)));
+    if (after && before != after && frame.variable(at) == before) frame.set_variable(at, after);
   };
   PyObject *before = PyFunction_GET_DEFAULTS(own), *after = PyFunction_GET_DEFAULTS(twin);
   Py_ssize_t count = before && after ? PyTuple_GET_SIZE(before) : 0;
@@ -135,15 +134,15 @@ void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
 
 // Tells the session of a frame, where it has to be told. Null with an exception set, which is to be raised in its place.
 const Met* meet(Session& session, const Frame& frame) {
-  PyObject* code = frame.code;
+  PyObject* code = frame.code();
   Met& met = session.met[(reinterpret_cast<uintptr_t>(code) >> 5) % session.met.size()];
-  if (met.code == code && met.globals == frame.globals) return &met;
+  if (met.code == code && met.globals == frame.globals()) return &met;
   met.code = nullptr;
   auto is_known = [&] { return session.known.count(code) || ignored().count(code); };
   if (!is_known() && !announce(session, frame)) return nullptr;
   met = {is_known() ? code : nullptr,
-         frame.globals,
-         session.shadow(frame.globals),
+         frame.globals(),
+         session.shadow(frame.globals()),
          session.replaced.count(code) > 0,
          session.inside.frames() && session.inside.frames()->may_be(frame),
          !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
@@ -152,12 +151,10 @@ const Met* meet(Session& session, const Frame& frame) {
 
 // The function of a frame, and what it reads of its parts, become those of the rebuilt one.
 void replace_function(Session& session, Frame& frame, bool starts) {
-  auto* own = reinterpret_cast<PyObject*>(frame.function);
-  PyObject* twin = session.twin(own);
+  PyObject *own = frame.function(), *twin = session.twin(own);
   if (twin == own) return;
   if (starts) replace_defaults(frame, own, twin);
-  frame.function = reinterpret_cast<decltype(frame.function)>(Py_NewRef(twin));
-  Py_DECREF(own);
+  frame.set_function(twin);
 }
 
 PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown);
@@ -206,7 +203,7 @@ Owned scope_of(Session& session, PyThreadState* state, PyObject* self) {
 }
 
 PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw) {
-  PyObject* self = reinterpret_cast<Frame*>(raw)->variables[0];
+  PyObject* self = reinterpret_cast<Frame*>(raw)->variable(0);
   if (!self || self == session.called) return evaluate(state, raw, 0);
   Owned scope = scope_of(session, state, self);
   if (!scope) return evaluate(state, raw, PyErr_Occurred() ? 1 : 0);
@@ -225,7 +222,7 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
   Met again;
   const Met* met = &again;
   if (thrown) {
-    again = {nullptr, frame->globals, session->shadow(frame->globals), session->replaced.count(frame->code) > 0};
+    again = {nullptr, frame->globals(), session->shadow(frame->globals()), session->replaced.count(frame->code()) > 0};
   } else {
     try {
       met = meet(*session, *frame);
@@ -235,8 +232,8 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
     }
     if (!met) return evaluate(state, raw, 1);
   }
-  if (met->replaced && frame->function) replace_function(*session, *frame, !thrown);
-  PyObject *own_globals = frame->globals, *shadow = met->shadow;
+  if (met->replaced && frame->function()) replace_function(*session, *frame, !thrown);
+  PyObject *own_globals = frame->globals(), *shadow = met->shadow;
   bool method = met->method && !thrown;
   if (shadow == own_globals) {
     int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
@@ -244,11 +241,11 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
     Unhooked off;
     return evaluate(state, raw, thrown);
   }
-  bool stays = frame->owner == owned_by_generator;  // other frames are gone when they have returned
-  Owned hold = Owned::borrow(frame->code);
-  frame->globals = shadow;
+  bool stays = frame->is_of_generator();  // other frames are gone when they have returned
+  Owned hold = Owned::borrow(frame->code());
+  frame->set_globals(shadow);
   PyObject* result = method ? run_method(*session, state, raw) : evaluate(state, raw, thrown);
-  if (stays) frame->globals = own_globals;
+  if (stays) frame->set_globals(own_globals);
   return result;
 }
 
@@ -256,7 +253,7 @@ class Scope {
  public:
   explicit Scope(Session& session) : session_(session) {
     running.enter(&session);
-    if (!known_frames) return;
+    if (!frames_unknown.empty()) return;
     if (running.all().size() == 1) {
       before = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
       if (before == _PyEval_EvalFrameDefault) before = nullptr;
@@ -267,7 +264,7 @@ class Scope {
   Scope& operator=(const Scope&) = delete;
   ~Scope() {
     running.leave(&session_);
-    if (known_frames && running.all().empty()) exchange_hooks(hook, unhooked());
+    if (frames_unknown.empty() && running.all().empty()) exchange_hooks(hook, unhooked());
   }
 
  private:
@@ -277,7 +274,13 @@ class Scope {
 }  // namespace
 
 void bind_frames(nb::module_& m) {
-  m.attr("sees_frames") = known_frames;
+  probe_frames();
+  m.def(
+      "frames_unknown", [] { return frames_unknown; },
+      "Why the code under a trace is not heard of by this interpreter; empty where it is.");
+  m.def(
+      "forget_frames", [](std::string reason) { frames_unknown = std::move(reason); }, nb::arg("reason"),
+      "As if the interpreter's frames were not known, for the rest of the process. For tests.");
   m.def(
       "run_watched",
       [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions, InnerFrames* inner,

@@ -35,36 +35,37 @@ bool holds_own_function(PyObject* closure, Py_ssize_t at, const nb::str& owner) 
 }  // namespace
 
 bool InnerFrames::may_be(const Frame& frame) const {
-  if (frame.code == bind.ptr() || frame.code == apply.ptr() || is_in(frame.code, of_jaxprs)) return true;
+  if (frame.code() == bind.ptr() || frame.code() == apply.ptr() || is_in(frame.code(), of_jaxprs)) return true;
   constexpr int stays = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;  // what these are given may be gone
-  if (reinterpret_cast<PyCodeObject*>(frame.code)->co_flags & stays) return false;
+  if (reinterpret_cast<PyCodeObject*>(frame.code())->co_flags & stays) return false;
   for (nb::handle module : modules)
-    if (is_of_module(frame.globals, module)) return true;
+    if (is_of_module(frame.globals(), module)) return true;
   return false;
 }
 
 bool Inside::holds(const Frame& frame) {
-  PyObject* const* variables = frame.variables;
-  if (frame.code != frames_->bind.ptr() && frame.code != frames_->apply.ptr() && !is_in(frame.code, frames_->of_jaxprs))
+  if (frame.code() != frames_->bind.ptr() && frame.code() != frames_->apply.ptr() &&
+      !is_in(frame.code(), frames_->of_jaxprs))
     return has_leaves_alone(frame);
-  if (!variables[0]) return false;
-  if (is_in(frame.code, frames_->of_jaxprs)) return stays(variables[0]);
-  if (frame.code == frames_->apply.ptr()) {
-    auto* function = reinterpret_cast<PyObject*>(frame.function);
+  if (!frame.variable(0)) return false;
+  if (is_in(frame.code(), frames_->of_jaxprs)) return stays(frame.variable(0));
+  if (frame.code() == frames_->apply.ptr()) {
+    PyObject* function = frame.function();
     return holds_own_function(PyFunction_GET_CLOSURE(function), frames_->applied, frames_->owner) &&
-           is_given_leaves(variables[0]) && is_given_leaves(variables[1]);
+           is_given_leaves(frame.variable(0)) && is_given_leaves(frame.variable(1));
   }
-  return is_own(variables[0]) && is_given_leaves(variables[1]) && variables[2] && values_stay(variables[2]);
+  return is_own(frame.variable(0)) && is_given_leaves(frame.variable(1)) && frame.variable(2) &&
+         values_stay(frame.variable(2));
 }
 
 // Is it given nothing that could call, and has it closed over nothing else?
 bool Inside::has_leaves_alone(const Frame& frame) {
-  auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
   int given = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
               !!(code->co_flags & CO_VARKEYWORDS);
   for (int i = 0; i < given; ++i)
-    if (!is_given_leaves(frame.variables[i])) return false;
-  auto* function = reinterpret_cast<PyObject*>(frame.function);
+    if (!is_given_leaves(frame.variable(i))) return false;
+  PyObject* function = frame.function();
   PyObject* closure = function && PyFunction_Check(function) ? PyFunction_GET_CLOSURE(function) : nullptr;
   if (!closure) return function != nullptr;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i) {

@@ -23,6 +23,7 @@ from ._errors import LostChangeWarning as LostChangeWarning
 from ._errors import MutationError as MutationError
 from ._errors import RecompileWarning as RecompileWarning
 from ._errors import StructureError as StructureError
+from ._errors import UnknownInterpreterWarning as UnknownInterpreterWarning
 from ._errors import UnpicklableError as UnpicklableError
 from ._errors import UnsupportedValueError as UnsupportedValueError
 from ._errors import UntiedWarning as UntiedWarning

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import enum
@@ -12,6 +13,7 @@ import sys
 import sysconfig
 import types
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,6 +277,23 @@ def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
     return False
 
 
+LAZY_IMPORT: type[Any] | None = getattr(types, "LazyImportType", None)  # Python 3.15
+
+
+def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:
+    """Imports what `lazy import` has left under these names: it is what code that reads them finds there.
+
+    One that cannot be imported stays: the code that reads it raises the error.
+    """
+    if LAZY_IMPORT is None:
+        return
+    for name in names:
+        value = scope.get(name)
+        if type(value) is LAZY_IMPORT:
+            with contextlib.suppress(Exception):
+                scope[name] = value.resolve()
+
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
 _PLAIN_TYPES = frozenset(_PLAIN)
 _BOUND = (
@@ -292,6 +311,7 @@ _BOUND = (
     classmethod,
     functools.cached_property,
     type,
+    *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),
 )
 
 

@@ -316,7 +316,15 @@ def outside(noted: list[Any], inner: InnerFrames | None) -> list[Any]:
     Those of the equations, each given itself or by what holds it, in which somebody else's code may be called; all that are still there, where nothing is known of JAX's own.
     """
 
-sees_frames: bool = True
+def frames_unknown() -> str:
+    """
+    Why the code under a trace is not heard of by this interpreter; empty where it is.
+    """
+
+def forget_frames(reason: str) -> None:
+    """
+    As if the interpreter's frames were not known, for the rest of the process. For tests.
+    """
 
 def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False) -> Any:
     """

@@ -32,6 +32,7 @@ import numpy as np
 from jax import tree_util
 
 from . import _core, _statics, interop
+from ._code import LAZY_IMPORT
 from ._compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
 from ._description import Description
 from ._handles import HandleLayout, handle_classes
@@ -88,6 +89,7 @@ _OPAQUE = (
     _core.Caller,
     HandleLayout,
     jax.custom_batching.custom_vmap,
+    *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),  # one that cannot be imported
 )
 
 _BY_EQUALITY = (

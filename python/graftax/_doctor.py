@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import graftax
 
 from . import _compat, _core, _direct, _meeting
+from ._unknown_interpreter import unknown_interpreter
 
 REPORT = (
     "To report a fault: this output, the program (as short as it still fails), and what it prints with "
@@ -126,6 +127,7 @@ def _in_force() -> list[tuple[str, str]]:
     return [
         ("direct calls", _direct.status()),
         ("off", "; ".join(f"{what}: JAX has no {name}" for what, name in _compat.lacking.items()) or "nothing else"),
+        ("reads of helpers", _core.frames_unknown() or "seen"),
         ("comparing hosts", _meeting.status()),
         ("tracebacks", _tracebacks()),
         ("settings of JAX", ", ".join(settings) or "as usual"),
@@ -169,6 +171,8 @@ def _findings() -> Iterator[Finding]:
     status = _direct.status()
     if status != "on":
         yield Finding(False, f"direct calls are {status}. All works, and calls cost what they cost with jax.jit.")
+    if unknown_interpreter():
+        yield Finding(True, unknown_interpreter())
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         yield Finding(True, "this Python runs without its global lock, which the core relies on: use the usual build.")
     for observer in _observers():

@@ -61,6 +61,10 @@ class ImpureCallWarning(UserWarning):
     """The function that is traced calls what a compiled call cannot repeat: time, random numbers, print, files."""
 
 
+class UnknownInterpreterWarning(RuntimeWarning):
+    """This interpreter is not known: compiled functions do not notice everything that their code reads."""
+
+
 def type_name(value: Any) -> str:
     """The type of a value, as messages name it."""
     name = type(value).__qualname__

@@ -42,6 +42,7 @@ from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary, caller_level
 from ._tree_function import is_tree
+from ._unknown_interpreter import warn_of_unknown_interpreter
 from .interop import own_error, refuse_around
 
 DELETED = (
@@ -66,6 +67,7 @@ class Jitted(Stageable[P, R]):
     _method_of: Jitted[Any, R]  # of a bound method: the one on the class
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
+        warn_of_unknown_interpreter()
         name = getattr(function, "__name__", None)
         if not isinstance(name, str):
             name = type(function).__name__

@@ -39,6 +39,7 @@ from ._code import (
     names_of,
     nested_codes,
     own_value,
+    resolve_lazy_imports,
 )
 from ._compat import current_trace
 from ._host_names import only_in, passed_hosts, receivers
@@ -262,6 +263,7 @@ class ReadSet:
         elif name in cells:
             value = cells[name]
         else:
+            resolve_lazy_imports(scope, (name,))
             value = scope.get(name, MISSING)
             self._note(scope, name, value, users and is_users_scope(scope))
         for attribute in attributes:
@@ -269,6 +271,7 @@ class ReadSet:
                 holder = vars(value)
                 place = holder, attribute
                 self.modules.setdefault(id(holder), value)
+                resolve_lazy_imports(holder, (attribute,))
                 value = holder.get(attribute, MISSING)
                 self._note(holder, attribute, value, users and is_users_scope(holder))
             elif isinstance(value, type):

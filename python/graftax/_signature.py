@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from . import _core
-from ._code import MISSING, content, fill, globals_in
+from ._code import MISSING, content, fill, globals_in, resolve_lazy_imports
 from ._handles import with_handles
 from ._origin import Origin
 from ._patterns import of_arguments
@@ -93,6 +93,7 @@ def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[s
     """The globals that the function's code, and code nested in it, loads, and those it assigns."""
     loaded, stored = globals_in(function.__code__)
     known = function.__globals__
+    resolve_lazy_imports(known, loaded)
     names = [n for n in loaded if n in known or not hasattr(builtins, n)]
     return tuple(dict.fromkeys([*names, *stored])), stored
 
