@@ -78,6 +78,10 @@ class _SeenName:
         del self._of_thread()[self.name]
 
 
+def _get_attribute(module: Any, cls: type, name: str) -> Any:
+    return cls.__getattribute__(module, name)
+
+
 def with_parts(
     function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
 ) -> types.FunctionType:
@@ -201,7 +205,9 @@ class Views:
         for i, seen in names.items():
             module = reads.modules[i]
             cls = type(module)
-            self._modules.append((module, cls, type(cls.__name__, (cls,), seen)))
+            # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
+            own = {"__getattribute__": functools.partialmethod(_get_attribute, cls)}
+            self._modules.append((module, cls, type(cls.__name__, (cls,), seen | own)))
 
     def scope(self, scope: dict[str, Any]) -> dict[str, Any]:
         """What frames of these globals see."""
