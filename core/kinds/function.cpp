@@ -75,6 +75,9 @@ void copy_names(PyFunctionObject* from, PyFunctionObject* to) {
 #if PY_VERSION_HEX >= 0x030C0000
   set(to->func_typeparams, from->func_typeparams);
 #endif
+#if PY_VERSION_HEX >= 0x030E0000
+  set(to->func_annotate, from->func_annotate);  // what makes the annotations when they are asked for
+#endif
 }
 
 // A function with the code, globals and names of `function`, and nothing else of it.

@@ -87,13 +87,13 @@ def is_generated(code: types.CodeType) -> bool:
 
 
 # Asked by containers of keys at moments of their own, by graftax too: what they read counts as a binding.
-ASKED_ANY_TIME = ("__hash__", "__eq__")
+ASKED_ANY_TIME = ("__hash__", "__eq__", "__annotate__")
 
 
 def is_users_class(cls: type) -> bool:
     if not cls.__flags__ & _HEAP_TYPE:  # not made by a class statement
         return False
-    module = sys.modules.get(cls.__module__)
+    module = sys.modules.get(getattr(cls, "__module__", ""))
     return module is None or is_users_scope(vars(module))
 
 

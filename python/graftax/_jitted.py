@@ -16,7 +16,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 import jax
 import jax.core
@@ -470,6 +470,19 @@ class Jitted(Stageable[P, R]):
         if self._is_bound:
             return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
         return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
+
+
+class _Annotations:
+    """The function's own annotations, which `functools.update_wrapper` copies before Python 3.14 only."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self._own = own
+
+    def __get__(self, jitted: Any, owner: type | None = None) -> dict[str, Any]:
+        return self._own if jitted is None else jitted.__wrapped__.__annotations__
+
+
+Jitted.__annotations__ = cast(Any, _Annotations(Jitted.__annotations__))
 
 
 def _from_pickle(cls: type[Jitted[P, R]], function: Callable[P, R], options: Options) -> Jitted[P, R]:

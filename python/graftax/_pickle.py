@@ -184,7 +184,7 @@ def _scopes() -> Iterator[tuple[str, str, Any]]:
         yield module, "", scope
     for module, scope in modules:
         for name, cls in list(scope.items()):
-            if isinstance(cls, type) and cls.__module__ == module:
+            if isinstance(cls, type) and getattr(cls, "__module__", None) == module:
                 yield module, f"{name}.", vars(cls)
 
 

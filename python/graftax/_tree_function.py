@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAMES = frozenset(("__signature__", *functools.WRAPPER_ASSIGNMENTS))
+_NAMES = frozenset(("__signature__", "__annotations__", *functools.WRAPPER_ASSIGNMENTS))
 
 
 class MadeBy:

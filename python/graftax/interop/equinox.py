@@ -30,7 +30,8 @@ def describe(cls: type[Any]) -> Description | None:
         return None
     fields: dict[str, Any] = cls.__dataclass_fields__
     static = {name for name, field in fields.items() if field.metadata.get("static", False)}
-    static.update(name for name in WRAPPER_ASSIGNMENTS if name not in fields)  # a bound method has its function's name
+    names = (*WRAPPER_ASSIGNMENTS, "__annotations__")  # functools has `__annotate__` in its place from Python 3.14 on
+    static.update(name for name in names if name not in fields)  # a bound method has its function's name
     return Description("node", static_fields=frozenset(static), order=tuple(fields), absent=_ABSENT)
 
 

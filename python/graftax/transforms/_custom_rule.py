@@ -127,6 +127,9 @@ def refuse_changes(name: str, before: Snapshot) -> None:
 class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
     """A derivative by what the rule has no place for: as Equinox raises it, and as JAX and the rules of its kind do."""
 
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # JAX's own exception takes no message
+
 
 class FilteredRule(_InClasses[P, R]):
     """What Equinox's two have in common."""
