@@ -148,6 +148,9 @@ void exchange_bytearrays(PyObject* a, PyObject* b) {
   std::swap(x->ob_alloc, y->ob_alloc);
   std::swap(x->ob_bytes, y->ob_bytes);
   std::swap(x->ob_start, y->ob_start);
+#if PY_VERSION_HEX >= 0x030F0000
+  std::swap(x->ob_bytes_object, y->ob_bytes_object);  // owns the memory
+#endif
 }
 
 void exchange_deques(PyObject* a, PyObject* b) {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that `lazy import` (Python 3.15) has bound: what code finds there is what was imported."""
+"""What Python 3.15 brought: lazy imports, frozen dicts, sentinels."""
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 
@@ -11,7 +12,7 @@ import pytest
 
 import graftax
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with Python 3.15")
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 15), reason="needs Python 3.15")
 
 PROGRAM = """
 lazy import lazily_imported as settings
@@ -54,3 +55,22 @@ def test_what_cannot_be_imported_is_an_error_where_it_is_used(program):
     assert f(jnp.ones(()), False) == 1.0
     with pytest.raises(ImportError, match="no_such_module_at_all"):
         f(jnp.ones(()), True)
+
+
+def test_a_frozen_dict_is_traced_where_it_holds_arrays_and_compared_elsewhere():
+    frozen = builtins.frozendict
+    f = graftax.jit(lambda d, x: (d["w"] * d["n"] * x, frozen(d, x=x)))
+    for w, n in ((1.0, 2), (2.0, 2), (2.0, 3)):
+        given = frozen(w=jnp.float32(w), n=n)
+        product, out = f(given, 1.0)
+        assert product == w * n
+        assert type(out) is frozen and out == frozen(given, x=1.0)
+    assert f.cache_info().traces <= 3
+
+
+def test_a_sentinel_is_itself_inside_and_outside():
+    absent = builtins.sentinel("absent")
+    f = graftax.jit(lambda value, x: (x if value is absent else x * value, value))
+    value, out = f(absent, jnp.ones(()))
+    assert value == 1.0 and out is absent
+    assert f(3.0, jnp.ones(()))[0] == 3.0
