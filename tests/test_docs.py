@@ -66,9 +66,7 @@ def test_a_block_of_the_docs_runs_and_gives_what_it_shows(page, line, code, monk
     monkeypatch.setitem(sys.modules, module.__name__, module)
     compiled, shown = compile("\n" * (line - 1) + code, str(page), "exec"), printed(code, line)
     said = {}
-    module.__dict__["print"] = lambda *values: said.__setitem__(
-        sys._getframe(1).f_lineno, " ".join(map(str, values))
-    )
+    module.__dict__["print"] = lambda *values: said.__setitem__(sys._getframe(1).f_lineno, " ".join(map(str, values)))
     raises = RAISES.search(code.splitlines()[-1])
     if raises is None:
         exec(compiled, module.__dict__)
