@@ -95,7 +95,7 @@ def budgets(results: dict[str, Any]) -> str:
 def numbers(results: dict[str, Any]) -> str:
     """Three calls for the README, as fractions of the time that the others take."""
     measured = {v["title"]: v["measured"] for v in results["budgets"]["budgets"] if "measured" in v}
-    lines = [[ours, other, f"{measured[title]:.2f}×"] for title, (ours, other) in README_CALLS.items()]
+    lines = [[ours, other, f"{measured[title]:.2f}x"] for title, (ours, other) in README_CALLS.items()]
     return _grid(["argument of the call", "compared with", "time"], lines)
 
 

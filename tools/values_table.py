@@ -20,27 +20,27 @@ HEAD = """\
 <!-- Written by tools/values_table.py from runs of tests/values. Do not edit. -->
 # Every kind of value
 
-What does `graftax.jit` do with a value of a given kind? The tables answer five questions for each kind. Every answer comes
-from a test in `tests/values` that runs the jitted function beside the plain one.
+What does `graftax.jit` do with a value of a given kind? The tables answer five questions for each kind. Every answer
+comes from a test in `tests/values` that runs the jitted function beside the plain one.
 
 - **traced**: is an array inside the value an input of the program? If so, another array of the same shape gives the new
   result without a new trace.
 - **key**: does an equal value reuse the compiled program, and does a different one compile again? Types are compared at
   every depth: `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`. `nan` equals itself.
-- **in place**: if the value is changed between two calls, as an argument or as a captured variable, does the next call use
-  the new content?
+- **in place**: if the value is changed between two calls, as an argument or as a captured variable, does the next call
+  use the new content?
 - **write-back**: if the function changes the value and returns it, does the caller's value end up as it would without
   `jit`, on the first call and on later ones? A mutable value is passed twice and has to remain one object.
-- **round trip**: does `graftax.unflatten` rebuild an equal value from the output of `graftax.flatten`? Types, content and
-  sharing are compared, with other arrays as well.
+- **round trip**: does `graftax.unflatten` rebuild an equal value from the output of `graftax.flatten`? Types, content
+  and sharing are compared, with other arrays as well.
 
 """
 REFUSAL = """\
 The error names the key path and the reason, before anything has run. Each page shows what to write instead.
 
-Objects implemented in C, and instances of Python classes derived from such types, are refused if they may change, because
-graftax cannot see such a change. Functions are accepted, as are types known to be immutable and objects that define `==`
-and `hash` themselves. If an object never changes, say so with `graftax.register_static(its class)`.
+Objects implemented in C, and instances of Python classes derived from such types, are refused if they may change,
+because graftax cannot see such a change. Functions are accepted, as are types known to be immutable and objects that
+define `==` and `hash` themselves. If an object never changes, say so with `graftax.register_static(its class)`.
 """
 MARKS = """\
 ✓ yes, ✗ not yet, — the question does not apply to this kind, with the reason.

@@ -217,7 +217,7 @@ KINDS = [
         call,
         set_cells,
         identity=VALUE,
-        note="Equal if code, globals, defaults, cells and attributes are equal.",
+        note="Equal if code, globals, defaults, cells, attributes are.",
     ),
     Kind("lambda", lambda w, n: lambda: (w, n), call, set_cells, identity=VALUE),
     Kind("closure over a list", a_captured_list, call, set_captured_list, identity=VALUE),

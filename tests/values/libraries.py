@@ -217,7 +217,7 @@ REGISTERED = [
         Registered,
         both,
         assign,
-        note="Through its own flatten and unflatten functions.",
+        note="Through its own flatten and unflatten.",
     ),
     Kind("`register_pytree_with_keys_class`", RegisteredWithKeys, both, assign),
     Kind("`register_pytree_node_class`, static part in a dict", RegisteredByDict, both, assign),

@@ -130,7 +130,7 @@ KINDS = [
         a_set,
         lambda v: (OUTSIDE["a"] in v[0], len(v[0]), v[1], v[2]),
         beside_set,
-        note="As for `WeakKeyDictionary`.",
+        note="As for keys.",
     ),
     Kind("`weakref.WeakMethod`", method, lambda v: (*v[1]()(), v[1]().__self__ is v[0]), assign),
 ]
