@@ -37,7 +37,6 @@ ODD_FOR_USERS = [
     "no part of the",
     "one and the other",
     "the way out",
-    "what is no",
     "without a word",
 ]
 
