@@ -29,6 +29,8 @@ PAGES = {
     "internals/core.md": "core/README.md",
     **{f"examples/{path.stem}.md": f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))},
 }
+# Names of examples that their files do not tell.
+EXAMPLE_NAMES = {"gpt": "GPT", "maml": "MAML", "multihost_train": "Several hosts", "nnx_training": "Flax NNX"}
 EXAMPLES, API = "examples/index.md", "api/index.md"
 FOLDERS = {"examples": EXAMPLES, "python/graftax": API}
 LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
@@ -103,6 +105,12 @@ def grouped_names() -> dict[str, list[str]]:
     return {group: sorted(names, key=order) for group, names in grouped.items()}
 
 
+def name_of(place: str) -> str:
+    """What an example is called in the navigation."""
+    stem = Path(place).stem
+    return EXAMPLE_NAMES.get(stem, stem.replace("_", " ").capitalize())
+
+
 def title_of(source: str) -> str:
     """The first sentence of an example, without the command that runs it."""
     said = ast.get_docstring(ast.parse((ROOT / source).read_text(encoding="utf-8"))) or ""
@@ -115,7 +123,7 @@ def on_config(config: Any) -> Any:
     named = set(re.findall(r"'([\w./-]+\.md)'", repr(nav)))
     sections = {name: part[name] for part in nav for name in part if isinstance(part[name], list)}
     examples = [place for place in PAGES if place.startswith("examples/") and place not in named]
-    sections["Tutorials"].append({"Examples": [EXAMPLES, *({Path(p).stem.replace("_", " "): p} for p in examples)]})
+    sections["Tutorials"].append({"Examples": [EXAMPLES, *({name_of(place): place} for place in examples)]})
     api = [{title: f"api/{group}.md"} for group, (title, _, _) in GROUPS.items()]
     sections["Reference"].insert(0, {"API": [API, *api]})
     for place in sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")):
@@ -130,9 +138,11 @@ def on_files(files: Any, config: Any) -> Any:
     for place, source in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         if source.endswith(".py"):
-            text = f"# {Path(source).stem.replace('_', ' ').capitalize()}\n\n`{source}`\n\n```python\n{text}```\n"
+            said = f"{title_of(source)}. Run it with `python {source}`."
+            text = f"# {name_of(source)}\n\n{said}\n\n```python\n{text}```\n"
         made[place] = text
-    made["assets/iframe-worker.js"] = (ROOT / "tools" / "iframe-worker.js").read_text(encoding="utf-8")
+    for name in ("iframe-worker.js", "site.css"):
+        made[f"assets/{name}"] = (ROOT / "tools" / name).read_text(encoding="utf-8")
     listed = [f"- [{Path(p).stem}.py]({Path(p).name}): {title_of(s)}." for p, s in PAGES.items() if "examples/" in p]
     made[EXAMPLES] = "\n".join(["# Examples", "", "Each is one file that runs as it stands.", "", *listed, ""])
     contents = ["# API", "", "Everything here is an attribute of `graftax`."]
