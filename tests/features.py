@@ -199,7 +199,7 @@ def takes_a_cycle(lib: Library, make: Make) -> bool:
     return lib.jit(lambda m: jnp.asarray(m.parent.child is m and traced(m.w)))(child)
 
 
-@row("changed attributes are changed after the call")
+@row("keeps changes to attributes")
 def brings_changes_back(lib: Library, make: Make) -> bool:
     model = make(steps=jnp.zeros(()))
 
@@ -211,7 +211,7 @@ def brings_changes_back(lib: Library, make: Make) -> bool:
     return model.steps == 2
 
 
-@row("items appended to a list are there after the call")
+@row("keeps items appended to a list")
 def brings_items_back(lib: Library, make: Make) -> bool:
     model = make(log=[lib.parameter(ONES)])
     lib.jit(lambda model: model.log.append(lib.parameter(model.log[0] * 2)))(model)

@@ -28,8 +28,8 @@ PAGES = [
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-# What a line prints, and what the last line of a block raises, stands beside it.
-PRINTS = re.compile(r"^print\(.*\)  # (.*)$")
+# Beside a line is what it prints, perhaps with a remark in parentheses, and beside the last line what it raises.
+PRINTS = re.compile(r"^print\(.*\)  # (.*?)(?:  \(.*\))?$")
 RAISES = re.compile(r"  # (\w+Error)(?:: \.\.\. (.*))?$")
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 
