@@ -167,39 +167,39 @@ def trace() -> None:
     globals()["_traces"].append(None)
 
 
-@row("takes objects, arrays in them traced")
+@row("accepts objects and traces the arrays in them")
 def takes_objects(lib: Library, make: Make) -> bool:
     return lib.jit(lambda m: jnp.asarray(traced(m.w)))(make(w=lib.parameter(ONES)))
 
 
-@row("takes a dict of arrays and strings")
+@row("accepts a dict of arrays and strings")
 def takes_settings(lib: Library, make: Make) -> bool:
     return (
         lib.jit(lambda d: d["x"] * 2 if d["mode"] == "double" else d["x"])({"mode": "double", "x": ONES}) == 2
     ).all()
 
 
-@row("a layer that is used twice stays one layer")
+@row("keeps a layer used twice as one layer")
 def keeps_sharing(lib: Library, make: Make) -> bool:
     part = make(w=lib.parameter(ONES))
     return lib.jit(lambda m: jnp.asarray(m.first is m.second and traced(m.first.w)))(make(first=part, second=part))
 
 
-@row("and is trained as one")
+@row("trains it as one layer")
 def trains_shared(lib: Library, make: Make) -> bool:
     part = make(w=lib.parameter(jnp.ones(())))
     model = lib.sgd(make(first=part, second=part), lambda m: m.first.w * 3 + m.second.w * 2)
     return model.first is model.second and bool(jnp.isclose(model.first.w + 0, 0.5))
 
 
-@row("takes a part that refers to its parent")
+@row("allows a child to point back to its parent")
 def takes_a_cycle(lib: Library, make: Make) -> bool:
     child = make(w=lib.parameter(ONES))
     child.parent = make(child=child)
     return lib.jit(lambda m: jnp.asarray(m.parent.child is m and traced(m.w)))(child)
 
 
-@row("brings changed attributes back")
+@row("keeps changes to attributes")
 def brings_changes_back(lib: Library, make: Make) -> bool:
     model = make(steps=jnp.zeros(()))
 
@@ -211,14 +211,14 @@ def brings_changes_back(lib: Library, make: Make) -> bool:
     return model.steps == 2
 
 
-@row("brings items added to a list back")
+@row("keeps items appended to a list")
 def brings_items_back(lib: Library, make: Make) -> bool:
     model = make(log=[lib.parameter(ONES)])
     lib.jit(lambda model: model.log.append(lib.parameter(model.log[0] * 2)))(model)
     return len(model.log) == 2 and (model.log[1] + 0 == 2).all()
 
 
-@row("returns the object that it was given")
+@row("returns the very object it was given")
 def returns_the_callers(lib: Library, make: Make) -> bool:
     def same(model: Any) -> Any:
         assert traced(model.w)
@@ -228,7 +228,7 @@ def returns_the_callers(lib: Library, make: Make) -> bool:
     return lib.jit(same)(model) is model
 
 
-@row("sees an array that the function captures change")
+@row("notices when a captured array is replaced")
 def sees_captured(lib: Library, make: Make) -> bool:
     box = [jnp.ones(())]
     read = lib.jit(lambda x: x * box[0])
@@ -237,7 +237,7 @@ def sees_captured(lib: Library, make: Make) -> bool:
     return first == 1 and read(jnp.ones(())) == 5
 
 
-@row("compiles `if step % 10 == 0` once for each answer, not for each step")
+@row("compiles `if step % 10 == 0` once per outcome, not once per step")
 def follows_a_counter(lib: Library, make: Make) -> bool:
     def step(x: jax.Array, n: int) -> jax.Array:
         trace()
@@ -248,7 +248,7 @@ def follows_a_counter(lib: Library, make: Make) -> bool:
     return all(run(jnp.ones(()), n) == (1 + n if n % 10 == 0 else 1 - n) for n in range(31)) and len(_traces) <= 4
 
 
-@row("takes functions; an equal one made again is not compiled again")
+@row("accepts functions; recreating an equal lambda does not recompile")
 def takes_functions(lib: Library, make: Make) -> bool:
     def apply(function: Any, x: jax.Array) -> jax.Array:
         trace()
@@ -259,7 +259,7 @@ def takes_functions(lib: Library, make: Make) -> bool:
     return all((run(lambda x: x * 2, ONES) == 2).all() for _ in range(4)) and len(_traces) == 1
 
 
-@row("takes options of `jax.jit`, such as `donate_argnames`")
+@row("accepts the options of `jax.jit`, such as `donate_argnames`")
 def takes_options(lib: Library, make: Make) -> bool:
     given = {"w": jnp.ones(7)}
     got = lib.jit(lambda state: {"w": state["w"] + 1}, donate_argnames="state")(given)
@@ -277,7 +277,7 @@ def saves(lib: Library, make: Make) -> bool:
         return bool((loaded.w == 3).all()) and loaded.name == "net"
 
 
-@row("comes with layers, such as `Linear`")
+@row("includes layers such as `Linear`")
 def has_layers(lib: Library, make: Make) -> bool:
     return lib.linear is not None and (lib.linear()(jnp.ones(3)).shape == (2,))
 

@@ -35,12 +35,15 @@ def test_every_public_name_is_on_one_page(site):
 
 
 def test_every_page_is_in_the_navigation(site):
-    nav = [{"graftax": "index.md"}, {"Guides": [{"Objects": "objects.md"}]}, {"Changes": "c.md"}, {"Internals": []}]
+    sections = ("Tutorials", "How-to guides", "Reference", "Explanation", "Internals")
+    nav = [{"Home": "index.md"}, *({section: []} for section in sections)]
+    nav[1]["Tutorials"].append({"Train a GPT": "examples/gpt.md"})
     text = repr(site.on_config({"nav": nav}))
     own = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     examples = [f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")]
     for place in (*own, *examples):
         assert text.count(f"'{place}'") == 1, place
+    assert all(f"'api/{group}.md'" in text for group in site.GROUPS)
 
 
 def test_the_navigation_names_nothing_that_is_gone(site):

@@ -23,29 +23,49 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 # Files that lie elsewhere, by their place on the site.
 PAGES = {
-    "index.md": "README.md",
-    "guides.md": "docs/index.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "benchmarks.md": "benchmarks/README.md",
     "internals/core.md": "core/README.md",
     **{f"examples/{path.stem}.md": f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))},
 }
-EXAMPLES = "examples/index.md"
+# Names of examples that their files do not tell.
+EXAMPLE_NAMES = {"gpt": "GPT", "maml": "MAML", "multihost_train": "Several hosts", "nnx_training": "Flax NNX"}
+EXAMPLES, API = "examples/index.md", "api/index.md"
+FOLDERS = {"examples": EXAMPLES, "python/graftax": API}
 LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
-# The page of each public name, by the module that it is imported from.
+# The pages of the API: a title, what is there, and the modules that the names are imported from. The first name of each
+# page is what most readers come for.
 GROUPS = {
-    "compiling": ("Compiling", {"_jit", "_jitted", "_aot", "_table", "export", "_show", "_explain"}),
-    "transforms": ("Transforms", {"transforms", "_stacking"}),
-    "filtered": ("By value, as Equinox", set[str]()),  # filter_*
-    "files": ("Files", {"_files"}),
-    "devices": ("Many devices", {"_rules", "_agreement"}),  # and shard
-    "graphs": ("Graphs by hand", set[str]()),  # all others
-    "training": ("Training", {"_leaves", "_optimizer", "_labels", "_streams"}),
-    "classes": ("Classes", {"_fields", "marks", "module"}),
-    "errors": ("Errors and warnings", {"_errors"}),
+    "compile": (
+        "Compile",
+        "`jit`, what it returns, and its options.",
+        {"_jit", "_jitted", "_aot", "_table", "marks", "_explain", "export"},
+    ),
+    "transform": ("Transform", "Derivatives, axes, loops, branches, rules and callbacks.", {"transforms", "_stacking"}),
+    "filtered": ("Transform by value", "Equinox's `filter_*`, with its signatures.", set[str]()),  # filter_*
+    "train": (
+        "Train",
+        "Optimizers, masks, random streams, averages.",
+        {"_optimizer", "_labels", "_streams", "_leaves"},
+    ),
+    "edit": ("Edit graphs", "Select, change, split, compare and take apart any objects.", set[str]()),  # all others
+    "look": ("Look", "What a model holds, and why a function was compiled.", {"_show"}),
+    "save": ("Save", "Files, checkpoints and exported programs.", {"_files"}),
+    "scale": ("Scale", "Several devices, several hosts, and many small arrays.", {"_rules", "_agreement", "packed"}),
+    "classes": ("Define classes", "For classes that JAX's own trees should open, too.", {"_fields", "module"}),
+    "errors": ("Errors and warnings", "What is raised, and what to do about it.", {"_errors"}),
 }
+FIRST = (
+    *("jit", "Jitted", "grad", "value_and_grad", "vmap", "scan", "filter_jit", "optimizer", "Optimizer", "at", "show"),
+    *("save", "load", "Rules", "Module", "GraftaxError"),
+)
+# Names that are elsewhere than the other ones of their module.
+MOVED = {name: "look" for name in ("explain", "log_recompiles", "Explanation", "CallExplanation", "RecompileLog")}
+MOVED |= {"shared": "look", "find": "look", "count": "look", "diff": "look", "export": "save", "Exported": "save"}
+MOVED |= {"shard": "scale", "filter_jit": "filtered"}
+MOVED |= dict.fromkeys(("cast", "map_leaves"), "edit")
 
 
 def public_names() -> dict[str, str]:
@@ -62,53 +82,91 @@ def public_names() -> dict[str, str]:
 
 def group_of(name: str, module: str) -> str:
     """The page that a name is on."""
-    if name.startswith("filter_") and module.startswith("transforms"):
+    if name in MOVED:
+        return MOVED[name]
+    if name.startswith("filter_"):
         return "filtered"
-    if module == "transforms.shard":
-        return "devices"
     if name.endswith(("Error", "Warning")):
         return "errors"
     first = module.partition(".")[0]
-    return next((group for group, (_, modules) in GROUPS.items() if first in modules), "graphs")
+    return next((group for group, (_, _, modules) in GROUPS.items() if first in modules), "edit")
+
+
+def grouped_names() -> dict[str, list[str]]:
+    """The names of each page, in the order of the page."""
+    grouped: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for name, module in public_names().items():
+        grouped[group_of(name, module)].append(name)
+    places = {name: place for place, name in enumerate(FIRST)}
+
+    def order(name: str) -> tuple[int, bool, str]:  # functions before the classes of what they return
+        return places.get(name, len(places)), name[0].isupper(), name
+
+    return {group: sorted(names, key=order) for group, names in grouped.items()}
+
+
+def name_of(place: str) -> str:
+    """What an example is called in the navigation."""
+    stem = Path(place).stem
+    return EXAMPLE_NAMES.get(stem, stem.replace("_", " ").capitalize())
+
+
+def title_of(source: str) -> str:
+    """The first sentence of an example, without the command that runs it."""
+    said = ast.get_docstring(ast.parse((ROOT / source).read_text(encoding="utf-8"))) or ""
+    return re.sub(r":? `python .*", "", said.split("\n\n")[0].replace("\n", " ")).rstrip(".")
 
 
 def on_config(config: Any) -> Any:
-    """Adds to the navigation what it does not name: the examples, and pages that are new."""
+    """Adds to the navigation what it does not name: examples, the pages of the API, and pages that are new."""
     nav: list[Any] = config["nav"]
     named = set(re.findall(r"'([\w./-]+\.md)'", repr(nav)))
-    examples = [{Path(place).stem.replace("_", " "): place} for place in PAGES if place.startswith("examples/")]
-    nav.insert(-2, {"Examples": [{"All examples": EXAMPLES}, *examples]})
+    sections = {name: part[name] for part in nav for name in part if isinstance(part[name], list)}
+    examples = [place for place in PAGES if place.startswith("examples/") and place not in named]
+    sections["Tutorials"].append({"Examples": [EXAMPLES, *({name_of(place): place} for place in examples)]})
+    api = [{title: f"api/{group}.md"} for group, (title, _, _) in GROUPS.items()]
+    sections["Reference"].insert(0, {"API": [API, *api]})
     for place in sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")):
         if place not in named:
-            section = "Internals" if place.startswith("internals/") else "Guides"
-            next(part for part in nav if section in part)[section].append(place)
+            sections["Internals" if place.startswith("internals/") else "How-to guides"].append(place)
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds the pages that do not lie in docs/."""
-    files.remove(files.get_file_from_path("index.md"))
+    made: dict[str, str] = {}
     for place, source in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         if source.endswith(".py"):
-            text = f"# {Path(source).name}\n\n```python\n{text}```\n"
+            said = f"{title_of(source)}. Run it with `python {source}`."
+            text = f"# {name_of(source)}\n\n{said}\n\n```python\n{text}```\n"
+        made[place] = text
+    for name in ("iframe-worker.js", "site.css"):
+        made[f"assets/{name}"] = (ROOT / "tools" / name).read_text(encoding="utf-8")
+    listed = [f"- [{Path(p).stem}.py]({Path(p).name}): {title_of(s)}." for p, s in PAGES.items() if "examples/" in p]
+    made[EXAMPLES] = "\n".join(["# Examples", "", "Each is one file that runs as it stands.", "", *listed, ""])
+    contents = ["# API", "", "Everything here is an attribute of `graftax`."]
+    for group, names in grouped_names().items():
+        title, about, _ = GROUPS[group]
+        directives = "\n\n".join(_directive(name) for name in names)
+        made[f"api/{group}.md"] = f"# {title}\n\n{about}\n\n{directives}\n"
+        links = ", ".join(f"[`{name}`]({group}.md#{_anchor(name)})" for name in names)
+        contents += ["", f"## [{title}]({group}.md)", "", about, "", links]
+    made[API] = "\n".join([*contents, ""])
+    for place, text in made.items():
         files.append(File.generated(config, place, content=text))
-    shim = (ROOT / "tools" / "iframe-worker.js").read_text(encoding="utf-8")
-    files.append(File.generated(config, "assets/iframe-worker.js", content=shim))
-    listed = "\n".join(f"- [{Path(place).stem}.py]({Path(place).name})" for place in PAGES if "examples/" in place)
-    files.append(File.generated(config, EXAMPLES, content=f"# Examples\n\n{listed}\n"))
-    grouped: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for name, module in public_names().items():
-        grouped[group_of(name, module)].append(name)
-    for group, (title, _) in GROUPS.items():
-        directives = "\n\n".join(_directive(name) for name in sorted(grouped[group]))
-        files.append(File.generated(config, f"api/{group}.md", content=f"# {title}\n\n{directives}\n"))
     return files
+
+
+def _anchor(name: str) -> str:
+    return "graftax._show._Show" if name == "show" else f"graftax.{'export.' if name == 'export' else ''}{name}"
 
 
 def _directive(name: str) -> str:
     if name == "show":  # an object that is called
         return "::: graftax._show._Show\n    options:\n      heading: show\n      toc_label: show"
+    if name == "Jitted":  # with what it has from the stages: lower, trace, warm
+        return "::: graftax.Jitted\n    options:\n      inherited_members: true"
     return f"::: graftax.{'export.' if name == 'export' else ''}{name}"  # there is a module of that name
 
 
@@ -117,12 +175,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     here = page.file.src_uri
     if here.startswith(LAST_FOUND):
         page.meta["search"] = {"boost": 0.2}
-    source = PAGES.get(here, "examples" if here == EXAMPLES else f"docs/{here}")
-    places = {source: place for place, source in PAGES.items()} | {"examples": EXAMPLES}
+    source = PAGES.get(here, f"docs/{here}")
+    places = {source: place for place, source in PAGES.items()} | FOLDERS
 
     def led(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
-        if re.match(r"\w+:", target) or here.startswith(("api/", EXAMPLES)):
+        if re.match(r"\w+:", target) or here in (API, EXAMPLES):
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         place = places.get(path, path.removeprefix("docs/") if path.startswith("docs/") else None)
@@ -134,7 +192,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     if source.endswith(".py"):
         return markdown
+    if here == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
+        markdown = re.sub(r"^\[.*\) · \[.*$", _as_buttons, markdown, flags=re.MULTILINE)
     return "".join(part if i % 2 else LINK.sub(led, part) for i, part in enumerate(FENCE.split(markdown)))
+
+
+def _as_buttons(line: re.Match[str]) -> str:
+    first, *others = line[0].split(" · ")
+    return "\n".join([f"{first}{{ .md-button .md-button--primary }}", *(f"{link}{{ .md-button }}" for link in others)])
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:

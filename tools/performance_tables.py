@@ -33,14 +33,15 @@ PACKED = ("jax_flat", "graftax_jit", "graftax_pack")
 # What users wait for. Walks alone are a part of it, and `flatten` has no known structure to compare with.
 CALLS = {"first": "first call", "reduce": "reduced", "update": "all updated", "chain": "fed back"}
 CALLS["write_back"] = "changed in place"
-README_BUDGETS = (
-    "reduce, vs jax.jit",
-    "all updated, vs",
-    "one array",
-    "equinox.filter_jit",
-    "nnx.jit",
-    "flarejax.filter",
-)
+# Three calls that the README names, by the budgets that measure them.
+README_CALLS = {
+    "call, dict of 1000, reduce, vs jax.jit on it": ("a dict of 1,000 arrays", "`jax.jit` on the same dict"),
+    "call, eqx.Module of 100, reduce, vs equinox.filter_jit": (
+        "an Equinox module of 100 arrays",
+        "`equinox.filter_jit`",
+    ),
+    "call, one array, vs jax.jit": ("a single array", "`jax.jit`"),
+}
 # Less is the machine's noise and no difference.
 SLOWER = 1.05
 
@@ -75,8 +76,8 @@ def versions(results: dict[str, Any]) -> str:
     return "\n".join(f"- {', '.join(names)}: {found}." for found, names in parts.items())
 
 
-def budgets(results: dict[str, Any], wanted: Callable[[dict[str, Any]], bool] = lambda _: True) -> str:
-    verdicts = [v for v in results["budgets"]["budgets"] if wanted(v)]
+def budgets(results: dict[str, Any]) -> str:
+    verdicts = results["budgets"]["budgets"]
     floored = any("floor" in v for v in verdicts)
 
     def figure(v: dict[str, Any], name: str, absent: str) -> str:
@@ -91,9 +92,11 @@ def budgets(results: dict[str, Any], wanted: Callable[[dict[str, Any]], bool] = 
     return _grid(heads, [line(v) for v in verdicts])
 
 
-def readme(results: dict[str, Any]) -> str:
-    """The calls that are compared with each library; those beside a floor are on the page."""
-    return budgets(results, lambda v: "floor" not in v and any(part in v["title"] for part in README_BUDGETS))
+def numbers(results: dict[str, Any]) -> str:
+    """Three calls for the README, as fractions of the time that the others take."""
+    measured = {v["title"]: v["measured"] for v in results["budgets"]["budgets"] if "measured" in v}
+    lines = [[ours, other, f"{measured[title]:.2f}x"] for title, (ours, other) in README_CALLS.items()]
+    return _grid(["argument of the call", "compared with", "time"], lines)
 
 
 def _calls(measure: str, subjects: tuple[str, ...], only: str = "") -> Callable[[dict[str, Any]], str]:
@@ -144,20 +147,6 @@ def growth(results: dict[str, Any]) -> str:
         if any((m, n, s) in cells for s in series["subjects"])
     ]
     return _grid(["us for a call", *series["subjects"].values()], lines)
-
-
-def line(results: dict[str, Any]) -> str:
-    """One call of each library, in plain words."""
-    series = results["growth"]
-    us = {
-        r["subject"]: f"{r['seconds'] * 1e6:.0f} µs"
-        for r in series["rows"]
-        if r["case"] == "dict 1000" and r["measure"] == "read_one"
-    }
-    return (
-        f"A call with a dict of 1,000 arrays, of which the function reads one, takes **{us['graftax_jit']}**.\n"
-        f"With `jax.jit` it takes {us['jax_tree']}, with `equinox.filter_jit` {us['equinox_filter_jit']}."
-    )
 
 
 def _microseconds(row: dict[str, Any] | None) -> str:
@@ -234,8 +223,7 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "versions": versions,
     "budgets": budgets,
-    "readme": readme,
-    "line": line,
+    "numbers": numbers,
     "reduce": _calls("reduce", SUBJECTS),
     "update": _calls("update", SUBJECTS),
     "first": _calls("first", SUBJECTS),

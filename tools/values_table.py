@@ -20,31 +20,30 @@ HEAD = """\
 <!-- Written by tools/values_table.py from runs of tests/values. Do not edit. -->
 # Every kind of value
 
-What does `graftax.jit` do with a value of this kind? The tables answer five questions for each kind. Every answer comes
-from a test in `tests/values`, which runs the jitted function beside the plain one.
+What does `graftax.jit` do with a value of a given kind? The tables answer five questions for each kind. Every answer
+comes from a test in `tests/values` that runs the jitted function beside the plain one.
 
-- **traced**: is an array in the value an input of the program? Then another array of the same shape gives the new
-  result, without a new trace.
-- **key**: is the program used again for an equal value, and compiled anew for another? Types count at every depth: `1`,
-  `1.0` and `True` differ, and so do `0.0` and `-0.0`. `nan` equals itself.
-- **in place**: the value is changed between two calls, as an argument or as a captured variable. Does the next call
-  see that?
-- **write-back**: the function changes the value and returns it. Does the caller's value end as without `jit`, on the
-  first call and on later ones? A mutable value is given twice, and has to stay one object.
-- **round trip**: does `graftax.unflatten` give an equal value of what `graftax.flatten` took apart? Type, content and
-  sharing count, with other arrays too.
+- **traced**: is an array inside the value an input of the program? If so, another array of the same shape gives the new
+  result without a new trace.
+- **key**: does an equal value reuse the compiled program, and does a different one compile again? Types are compared at
+  every depth: `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`. `nan` equals itself.
+- **in place**: if the value is changed between two calls, as an argument or as a captured variable, does the next call
+  use the new content?
+- **write-back**: if the function changes the value and returns it, does the caller's value end up as it would without
+  `jit`, on the first call and on later ones? A mutable value is passed twice and has to remain one object.
+- **round trip**: does `graftax.unflatten` rebuild an equal value from the output of `graftax.flatten`? Types, content
+  and sharing are compared, with other arrays as well.
 
 """
 REFUSAL = """\
-An error names the key path, the reason and the way out, before anything has run. Each page shows what to write instead.
+The error names the key path and the reason, before anything has run. Each page shows what to write instead.
 
-An object of C code is one of an extension type, or of a class derived from one. It is refused where it may change,
-because such a change cannot be seen. Functions are taken, and objects that are known not to change. So are objects
-whose own `==` and hash say what they are. Where an object never changes, say so with
-`graftax.register_static(its class)`.
+Objects implemented in C, and instances of Python classes derived from such types, are refused if they may change,
+because graftax cannot see such a change. Functions are accepted, as are types known to be immutable and objects that
+define `==` and `hash` themselves. If an object never changes, say so with `graftax.register_static(its class)`.
 """
 MARKS = """\
-✓ yes, ✗ not yet, — the question has no meaning for this kind, and why.
+✓ yes, ✗ not yet, — the question does not apply to this kind, with the reason.
 """
 
 
@@ -117,7 +116,7 @@ def page(results: list[dict[str, Any]]) -> str:
     from values.kinds import GROUPS, KINDS, LAWS, REFUSED
 
     names = "; ".join(result["name"] for result in results)
-    lines = [HEAD + MARKS, f"Run on: {names}. Where they differ, a cell has one mark for each, in this order.", ""]
+    lines = [HEAD + MARKS, f"Run on: {names}. Where these differ, a cell has one mark for each, in this order.", ""]
     for group in GROUPS:
         lines += [f"## {group}", "", f"| kind | {' | '.join(LAWS)} | |", "|---|" + "---|" * len(LAWS) + "---|"]
         for kind in KINDS:

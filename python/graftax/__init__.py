@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""graftax: `jax.jit` for any Python objects. Arrays are traced, the rest is static, references and changes are kept."""
+"""`jax.jit` for ordinary Python objects: arrays are traced, the rest is static, sharing and changes are kept."""
 
 from ._interpreter import require_main as _require_main  # noqa: F401 # pyright: ignore[reportUnusedImport]
 from ._setup import public_names as __dir__  # noqa: F401 (dir() calls it)

@@ -30,23 +30,23 @@ class UnpicklableError(GraftaxError, pickle.PicklingError):
 
 
 class MutationError(GraftaxError, RuntimeError):
-    """A change that the options forbid, or that cannot be brought back to the caller."""
+    """A change that the options forbid, or that cannot be applied to the caller's objects."""
 
 
 class IgnoredValueError(GraftaxError, RuntimeError):
-    """A compiled function looked at a value that `ignore=` says it does not read."""
+    """A compiled function looked inside a value that `ignore=` says it does not read."""
 
 
 class CheckError(GraftaxError, AssertionError):
-    """jit(check=True): the compiled function did something else than the plain one."""
+    """jit(check=True): the compiled function did something different from the plain one."""
 
 
 class RecompileWarning(UserWarning):
-    """A static value changes on most calls, and each change compiles anew."""
+    """A static value changes on most calls, and each change compiles again."""
 
 
 class CapturedArrayWarning(UserWarning):
-    """A big NumPy array that the function captures is copied on every call."""
+    """A large NumPy array that the function captures is copied on every call."""
 
 
 class LostChangeWarning(UserWarning):
@@ -54,7 +54,7 @@ class LostChangeWarning(UserWarning):
 
 
 class UntiedWarning(UserWarning):
-    """What the caller shares comes back as unshared copies."""
+    """Objects or arrays that the caller shares come back as separate copies."""
 
 
 class ImpureCallWarning(UserWarning):

@@ -57,44 +57,44 @@ def jit(
     warn_impure: bool = True,
     numbers: Literal["symbolic", "static"] = "symbolic",
 ) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
-    """Compiles a function of any Python objects with XLA.
+    """Compiles a function of ordinary Python objects with XLA.
 
     Arrays are traced, wherever they are in the arguments, in the closure or in the globals that the function names. All
-    other values are static: they are compared exactly on every call. Shared objects and cycles stay what they are.
-    Changes that the function makes come back into the caller's own objects.
+    other values are static and are compared on every call. Shared objects stay shared, and cycles stay cycles. Whatever
+    the function changes is changed in the caller's own objects.
 
     Args:
         function: any callable. Without it, `jit` returns a decorator.
-        mutation: "propagate" brings changes back, "error" forbids them, "discard" drops them.
+        mutation: "propagate" applies changes to the caller's objects, "error" forbids them, "discard" drops them.
         cache_size: how many structures are kept compiled. The least recently used is dropped first.
-        static_argnums, static_argnames: arguments that must hold no array. All other values are static anyway.
+        static_argnums, static_argnames: arguments that must not hold arrays. Other values are static anyway.
         donate: whose arrays may be reused for outputs: "all", "all-except-first" or "none"; or names, positions or
             patterns of key paths of arguments (`"state.opt"`, `"**.moments"`). With "warn" or "warn-except-first" JAX
-            warns of what it could not reuse.
+            warns about buffers that it could not reuse.
         donate_argnums, donate_argnames: the same, in JAX's spelling.
         dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
             `graftax.Dynamic` does the same for one value.
         ignore: what the function does not read: patterns of key paths (`"**.history"`), types, filters, predicates of
-            values. It is neither compared nor opened, so it may be an iterator, a file or a logger. The function may
-            move it and assign it anew. Looking at it raises an `IgnoredValueError`. None is never ignored.
+            values. It is neither compared nor traversed, so it may be an iterator, a file or a logger. The function
+            may move it and assign it again. Looking inside raises an `IgnoredValueError`. None is never ignored.
         in_shardings, out_shardings: one sharding for all leaves, or for each part its own, in one of these ways:
             a container or an object of the same class with an entry for each part; a dict of patterns of key paths and
-            types (`{"model.**.kernel": sharding, "**": None}`), of which the first that covers a path counts;
+            types (`{"model.**.kernel": sharding, "**": None}`), of which the first that covers a path decides;
             `nnx.StateSharding`; `graftax.Rules`. None leaves a part to JAX. What is written into objects keeps the
             sharding that was there, unless `out_shardings={"model": ..., "return": ...}` says otherwise; `"return"` is
             the result.
         keep_unused, inline, compiler_options: as in `jax.jit`.
-        check: runs the plain function beside each call, on copies. A `CheckError` names the first difference in result,
-            arguments, exception, print or warnings. For finding out why something goes wrong, in one thread.
-        progress: a call that compiles says on the standard error what it has done and how long each part took:
+        check: runs the plain function alongside each call, on copies. A `CheckError` names the first difference in
+            result, arguments, exception, print or warnings. For debugging, in one thread.
+        progress: a call that compiles reports on standard error what it has done and how long each part took:
             recorded, traced, lowered, compiled, or failed. A function is called instead: `progress(part, seconds)`.
-        warn_impure: gives an `ImpureCallWarning` where your code calls what a compiled call cannot repeat: `time`,
-            `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what to write
-            instead. With `check=True` there is none: the check compares what such calls do.
+        warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
+            `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
+            to write instead. With `check=True` there is no warning: the check compares the effects of such calls.
         numbers: "symbolic" or "static". A Python `int` or `float` is static at first. With "symbolic", its second value
-            compiles once more, and then no longer: Python computes with it on each call, and where it meets an array it
-            is an input of the program. What the code asks of it, such as a comparison or a shape, has a program for
-            each answer. With "static", each new value compiles anew.
+            costs one more compilation, and there are none after that: Python computes with it on each call, and it is
+            an input of the program when combined with an array. Each outcome of a test, and each value used as a
+            shape, gets its own program. With "static", each new value compiles again.
 
     Raises:
         UnsupportedValueError: for a value with hidden state, at its path.
@@ -108,7 +108,7 @@ def jit(
         >>> params = {"w": jnp.ones(2)}
         >>> step(params, "first")
         {'note': 'first', 'sum': Array(4., dtype=float32)}
-        >>> params["w"]  # the change came back
+        >>> params["w"]  # changed in place
         Array([2., 2.], dtype=float32)
     """
     options = Options(

@@ -25,10 +25,10 @@ UNKNOWN = "Streams: there is no stream {name!r}. {near}Name all of them when it 
 
 
 class Streams:
-    """Random keys by name. Each name counts for itself, so that more dropout does not change the initialisers.
+    """Random keys by name. Each name has its own counter, so that more dropout does not change the initializers.
 
-    A draw is `jax.random.fold_in(key of the name, count)`, and the count goes up by one: an array, which comes back
-    from `jit`, `scan`, `cond`, `grad` and `vmap` of this package like any other. All layers that draw hold one object.
+    A draw is `jax.random.fold_in(key of the name, count)`, and increments the counter: an array, which `jit`, `scan`,
+    `cond`, `grad` and `vmap` of this package update like any other. All layers that draw hold one object.
 
     Args:
         seed: an int or a random key, from which each name has a key of its own that depends on no other name.

@@ -117,7 +117,7 @@ KINDS = [
         typed,
         statics=DTYPES,
         **array,
-        note="Its type is in the key, its value is not.",
+        note="The type is part of the key, the value is not.",
     ),
     Kind("`jax.Array`, several shapes", of_shape, typed, statics=((2,), (3, 2), (0, 2)), **array),
     Kind(
@@ -141,7 +141,7 @@ KINDS = [
         identity=ITSELF,
         inside=False,
         is_leaf=True,
-        note="Inside it is a JAX array; where it is not changed, the caller's own array comes back.",
+        note="A JAX array inside; if it is not changed, the caller gets the NumPy array back.",
     ),
     Kind(
         "NumPy array, not contiguous",
@@ -164,7 +164,7 @@ KINDS = [
         lambda v, w, n: v.__setitem__(0, n),
         statics=("a", "b"),
         **texts,
-        note="Static, by value; a change in place comes back.",
+        note="Static, by value; a change in place is kept.",
     ),
     Kind(
         "NumPy array of bytes",

@@ -399,7 +399,7 @@ def boxed(cls):
     return lambda w, n: cls(w, n, [w, n])
 
 
-HOLDS = "It cannot be changed itself; the list that it holds can."
+HOLDS = "Immutable, but the list inside can be changed."
 
 PLAIN = [
     Kind("plain class", Plain, both, assign, note="Neither `__init__` nor `__new__` runs again."),
@@ -430,10 +430,10 @@ PLAIN = [
         WithCachedProperty,
         lambda v: (v.w, v.n, v.twice),
         change_cached,
-        note="What is computed while tracing is kept in the caller's object, as without `jit`.",
+        note="The value computed while tracing is cached in the caller's object, as without `jit`.",
     ),
     Kind("`functools.lru_cache` on a method", WithCachedMethod, lambda v: (v.w, v.n, v.twice()), change_cached_method),
-    Kind("`__eq__` that is always true", AlwaysEqual, both, assign, note="`__eq__` of an object is never asked."),
+    Kind("`__eq__` that is always true", AlwaysEqual, both, assign, note="graftax never calls `__eq__` of an object."),
     Kind("`__eq__` that raises, no `__hash__`", NeverEqual, both, assign),
     Kind("`__reduce__` and `__copy__` that refuse", Custom, both, assign),
     Kind(
@@ -442,7 +442,7 @@ PLAIN = [
         lambda v: (v.n,),
         lambda v, w, n: setattr(v, "n", n),
         without={"traced": NO_ARRAYS},
-        note="With an array below it is an error: it would run for objects that only a trace sees.",
+        note="An error if the object holds an array: `__del__` would run for copies that only the trace sees.",
     ),
     Kind("class from `typing.Generic`", GenericClass, both, assign),
     Kind("class from `typing.Protocol`", Square, lambda v: (v.area(), v.n), assign),

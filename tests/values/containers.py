@@ -183,8 +183,8 @@ def change_counter(v, w, n):
     v["w"], v["n"] = w, n
 
 
-HOLDS = "It cannot be changed itself; the list that it holds can."
-BY_IDENTITY = "They count by identity, and are the caller's own objects inside; adding one inside is an error."
+HOLDS = "Immutable, but the list inside can be changed."
+BY_IDENTITY = "Compared by identity, and the caller's own objects inside; adding one inside is an error."
 no_arrays = {"traced": NO_ARRAYS}
 fixed = {"traced": NO_ARRAYS, "in place": IMMUTABLE}
 
@@ -379,7 +379,7 @@ SUBCLASSES = [
         lambda v: (v.w, v.n, *v),
         assign_tags,
         identity=VALUE,
-        note="A tuple has no identity of its own; its attributes come back all the same.",
+        note="A tuple has no identity, but changes to its attributes are kept.",
     ),
     Kind(
         "namedtuple subclass",

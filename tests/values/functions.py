@@ -211,7 +211,14 @@ def on_ones(v):
 by_identity = {"identity": ITSELF, "without": {"traced": NO_ARRAYS, "in place": IMMUTABLE}}
 
 KINDS = [
-    Kind("def", a_def, call, set_cells, identity=VALUE, note="Equal: same code, globals, defaults, cells, attributes."),
+    Kind(
+        "def",
+        a_def,
+        call,
+        set_cells,
+        identity=VALUE,
+        note="Equal if code, globals, defaults, cells, attributes are.",
+    ),
     Kind("lambda", lambda w, n: lambda: (w, n), call, set_cells, identity=VALUE),
     Kind("closure over a list", a_captured_list, call, set_captured_list, identity=VALUE),
     Kind("default value", a_default, call, set_defaults, identity=VALUE),
@@ -252,7 +259,7 @@ KINDS = [
         call,
         set_self,
         identity=VALUE,
-        note="Opened: the instance is in the graph.",
+        note="Traversed: the instance is part of the graph.",
     ),
     Kind(
         "bound method of a list",

@@ -208,11 +208,17 @@ def keywords(cls):
     return lambda w, n: cls(w=w, n=n)
 
 
-HOLDS = "It cannot be changed itself; the list that it holds can."
+HOLDS = "Immutable, but the list inside can be changed."
 fixed = {"traced": NO_ARRAYS, "in place": IMMUTABLE}
 
 REGISTERED = [
-    Kind("`register_pytree_node_class`", Registered, both, assign, note="Through its own flatten and unflatten."),
+    Kind(
+        "`register_pytree_node_class`",
+        Registered,
+        both,
+        assign,
+        note="Through its own flatten and unflatten.",
+    ),
     Kind("`register_pytree_with_keys_class`", RegisteredWithKeys, both, assign),
     Kind("`register_pytree_node_class`, static part in a dict", RegisteredByDict, both, assign),
     Kind("`register_dataclass`", RegisteredData, both, assign),
@@ -225,7 +231,7 @@ REGISTERED = [
             statics=(1, 2, "a"),
             identity=VALUE,
             without={"traced": NO_ARRAYS, "in place": "not seen"},
-            note="Compared by its own `==`.",
+            note="Compared with its own `==`.",
         )
         for name, cls in {
             "`jax.tree_util.register_static`": RegisteredStatic,
@@ -275,7 +281,7 @@ LIBRARIES = [
         statics=(2, 3),
         identity=VALUE,
         without=fixed,
-        note="Each instance has a number of its own, so a module made afresh is a new trace.",
+        note="Instances are numbered, so a freshly built module is traced again.",
     ),
     Kind(
         "fresh `optax.adam(...)`", adam, use_adam, statics=(0.9, 0.8), identity=VALUE, without={"in place": IMMUTABLE}

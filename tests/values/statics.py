@@ -143,7 +143,7 @@ def derived_static(name: str, cls: type, *content: Any) -> Kind:
         lambda v: (str(v), v.n),
         lambda v, w, n: setattr(v, "n", n),
         without={"traced": NO_ARRAYS},
-        note="With an array as attribute it is an error.",
+        note="An error if an attribute is an array.",
     )
 
 
@@ -179,7 +179,7 @@ TIMES = [
         datetime.datetime(2020, 1, 1, 12, fold=1),
         datetime.datetime(2020, 1, 1, 12, tzinfo=utc),
         datetime.datetime(2020, 1, 1, 14, tzinfo=later),
-        note="`fold` and the time zone count: two equal instants are two keys.",
+        note="`fold` and the time zone are compared, so two equal instants can be two keys.",
     ),
     copied("`datetime.time`", datetime.time(1), datetime.time(1, fold=1), datetime.time(1, tzinfo=utc)),
     copied("`datetime.timedelta`", datetime.timedelta(1), datetime.timedelta(microseconds=1)),
@@ -214,7 +214,7 @@ NAMES = [
         statics=(Mode.FIRST, Mode.SECOND),
         identity=ITSELF,
         without={"traced": NO_ARRAYS, "in place": "a constant"},
-        note="A member counts by identity: what its value holds is read when the function is traced.",
+        note="Members are compared by identity; the value inside is read while tracing.",
     ),
     constant("class", int, Color, Setting, Any, **itself),
     constant("type alias", list[int], dict[str, int], int | str),

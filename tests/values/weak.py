@@ -110,7 +110,7 @@ KINDS = [
         statics=("a", "b"),
         inside=False,
         without={"round trip": "nothing holds it"},
-        note="The referent is walked like any other object; only what else holds it keeps it alive.",
+        note="The referent is walked like any other object, but the reference does not keep it alive.",
     ),
     Kind(
         "`WeakValueDictionary`",
@@ -123,8 +123,14 @@ KINDS = [
         keys,
         lambda v: (*v[0][OUTSIDE["a"]], len(v[0])),
         change_keys,
-        note="Keys count by identity, and hold no arrays.",
+        note="Keys are compared by identity, and must not hold arrays.",
     ),
-    Kind("`WeakSet`", a_set, lambda v: (OUTSIDE["a"] in v[0], len(v[0]), v[1], v[2]), beside_set, note="As for keys."),
+    Kind(
+        "`WeakSet`",
+        a_set,
+        lambda v: (OUTSIDE["a"] in v[0], len(v[0]), v[1], v[2]),
+        beside_set,
+        note="As for keys.",
+    ),
     Kind("`weakref.WeakMethod`", method, lambda v: (*v[1]()(), v[1]().__self__ is v[0]), assign),
 ]

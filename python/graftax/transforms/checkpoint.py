@@ -44,7 +44,7 @@ def checkpoint(
 ) -> Callable[..., Any]:
     """A function of any objects whose intermediate values are computed again where its derivative needs them.
 
-    What the function changes comes back to the caller, once.
+    Changes made by the function are applied to the caller's objects, once.
 
     Args:
         fun: any callable.

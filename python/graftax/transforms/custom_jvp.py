@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class custom_jvp(CustomRule[P, R]):
     """A function of any objects whose derivative is given by a rule for tangents, as in `jax.custom_jvp`.
 
-    What the function changes comes back to the caller, and is differentiated as in any function; the rule speaks of
-    the result alone. What the function captures is not differentiated: a derivative by it is an error.
+    Changes made by the function are applied to the caller's objects and differentiated as in any function; the rule is
+    for the result only. Captured variables are not differentiated: a derivative by one is an error.
 
     Args:
         fun: the function.

@@ -57,7 +57,7 @@ def jvp(
     """The value of a function of any objects, and its directional derivative.
 
     Args:
-        fun: the function; what it changes comes back to the caller. Without it, a decorator is returned.
+        fun: the function; its changes are applied to the caller's objects. Without it, a decorator is returned.
         primals: its positional arguments.
         tangents: one graph like each of them, with a tangent (same shape and dtype) for each inexact array; None, or
             a static, in its place is a tangent of zero.

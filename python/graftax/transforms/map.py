@@ -26,8 +26,8 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
     """`jax.lax.map` for functions of any objects: the results of `f(x)` for each `x` of `xs`, stacked, step by step.
 
     Args:
-        f: a function of one argument. What it captures and changes is seen by the next step and comes back to the
-            caller, as in `scan`.
+        f: a function of one argument. The next step and the caller see what it changes in captured variables, as in
+            `scan`.
         xs: as in `scan`.
         batch_size: so many steps are computed at once, as by `vmap`; then `f` must not change what it captures.
 

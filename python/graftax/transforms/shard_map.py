@@ -77,9 +77,8 @@ def shard_map(
 ) -> Callable[..., Any]:
     """Maps a function of any objects over the shards of the arrays in its arguments.
 
-    Arrays are sharded, everything else is passed as it is. What the function captures is replicated. What it changes
-    comes back, sharded as the argument is; a change to a replicated object has to be the same on every shard, which JAX
-    checks.
+    Arrays are sharded, everything else is passed as it is. Captured variables are replicated. A change keeps
+    the sharding of the argument; a change to a replicated object has to be the same on every shard, which JAX checks.
 
     Args:
         f: the function; without it, a decorator is returned.

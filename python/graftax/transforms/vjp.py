@@ -39,7 +39,7 @@ def vjp(fun: Callable[..., Any] = LATER, *primals: Any, has_aux: bool = False, r
     """The value of a function of any objects, and the function that pulls cotangents back.
 
     Args:
-        fun: the function; what it changes comes back to the caller. Without it, a decorator is returned.
+        fun: the function; its changes are applied to the caller's objects. Without it, a decorator is returned.
         primals: its positional arguments.
         has_aux: the function returns a pair, of which the first part is differentiated.
         reduce_axes: as in `jax.vjp`.

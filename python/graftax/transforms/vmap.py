@@ -90,9 +90,9 @@ def vmap(
 ) -> Callable[..., Any]:
     """Maps a function of any objects over an axis of the arrays in its arguments.
 
-    Arrays are mapped, everything else is passed as it is, and static parts of the result come back as they are. What
-    the function captures is not mapped. What it changes comes back: in a mapped object with the axis that the arrays
-    of that object have; an object that is not mapped may be changed by what does not depend on the mapped axis.
+    Arrays are mapped, everything else is passed as it is, and static parts of the result are returned as they are.
+    Captured variables are not mapped. A change to a mapped object keeps the axis of that object's arrays; a change to
+    an object that is not mapped must not depend on the mapped axis.
 
     Args:
         fun: the function. An argument may be `graftax.each(objects)`, a list of models: it is given one of them.
