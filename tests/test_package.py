@@ -53,6 +53,7 @@ LAYERS = [
         "_ended",
         "_ties",
         "_tracers",
+        "_named_functions",
         "_now",
         "_reads",
         "_reads_of_symbols",

@@ -119,6 +119,7 @@ _LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
 _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars"))
+_SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 
 
 def names_of(code: types.CodeType) -> Names:
@@ -149,7 +150,9 @@ class _Scan:
             if at.opname not in ("CACHE", "COPY"):  # a copy is what was named last
                 self._read(at.opname, at.argval)
         if not _BY_TEXT.isdisjoint(self.loaded):
-            self.attributes.update(c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier())
+            texts = {c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier()}
+            self.attributes |= texts
+            self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
         found = self.chains
         longest = [c for c in found if len(c) > 1 or not any(d[: len(c)] == c for d in found if len(d) > len(c))]
         return Names(
@@ -397,6 +400,7 @@ def own_value(cls: type, name: str) -> Any:
 
 
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
+OF_KEYS = "*"  # as a binding of a dict: which keys it has
 PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
 
 
@@ -407,3 +411,13 @@ def in_class(cls: type, name: str) -> tuple[type | None, Any]:
         if name in vars(base):
             return base, own_value(base, name)
     return None, MISSING
+
+
+def is_bound_by(value: Any) -> bool:
+    """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
+    return hasattr(type(value), "__get__") and not is_users_class(type(value))
+
+
+def is_of_module(scope: dict[str, Any]) -> bool:
+    """Is this the dict of a module? Another one goes with its functions."""
+    return "__name__" in scope

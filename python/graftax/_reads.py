@@ -8,19 +8,19 @@ state): its value is one more root of every call.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from . import _core
 from ._caches import note_cache
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
+    OF_KEYS,
     OF_NAMES,
     PARTS,
     Names,
@@ -30,9 +30,12 @@ from ._code import (
     has_defaults,
     has_state,
     in_class,
+    is_bound_by,
     is_constant,
+    is_empty,
     is_generated,
     is_never_asked,
+    is_of_module,
     is_users_class,
     is_users_code,
     is_users_scope,
@@ -40,41 +43,22 @@ from ._code import (
     nested_codes,
     own_value,
 )
-from ._compat import current_trace
 from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
-from ._now import Now
-from ._origin import Asked, Origin
+from ._named_functions import NamedFunctions, function_in
+from ._now import Now, alone
+from ._origin import Origin
 from ._stood_in import NewReads, StoodIn
 
 _MOST_BINDINGS = 50_000
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _alone(method: Callable[Concatenate[ReadSet, P], R]) -> Callable[Concatenate[ReadSet, P], R]:
-    """One thread at a time."""
-
-    @functools.wraps(method)
-    def waiting(self: ReadSet, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return waiting
-
-
-def _stays(scope: dict[str, Any]) -> bool:
-    """Is this the dict of a module? Another one goes with its functions."""
-    return "__name__" in scope
 
 
 class ReadSet:
     """What the code that ran under the traces of one function names."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # several threads may trace the function at once
+        self.lock = threading.RLock()  # several threads may trace the function at once
         self.origins: list[Origin] = []
         self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
@@ -112,7 +96,7 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
-        self.asked = Asked()
+        self.named = NamedFunctions()
         self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
 
@@ -140,13 +124,13 @@ class ReadSet:
             return False
         if code in self._own_codes and function is self._itself():
             return self._meet_itself(code, scope, function)
-        with self._lock:
+        with self.lock:
             return self._meet(present, code, scope, function, first)
 
     def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that is not known, as `enter` says."""
         made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
-        known_scope = _stays(scope) or id(scope) in self._guards
+        known_scope = is_of_module(scope) or id(scope) in self._guards
         if not known_scope and (made or code.co_name == "<module>" or not _core.has_watchers):
             return False  # globals that the trace itself has made, for `eval` or `exec`
         if made and code.co_freevars:  # made in this trace; another one of this code may be older
@@ -170,7 +154,7 @@ class ReadSet:
             return NewReads()
         return False if each else None
 
-    @_alone
+    @alone
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
         """The traced function begins. A call by its own code takes the defaults that it has, which are roots then."""
         if not self._now.runs:
@@ -181,7 +165,7 @@ class ReadSet:
         self.known.add(code)
         return NewReads() if self._size != before else False
 
-    @_alone
+    @alone
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
         code, changes = function.__code__, has_defaults(function)
@@ -219,7 +203,7 @@ class ReadSet:
         self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
-        if not _stays(scope) and isinstance(function, types.FunctionType):
+        if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
         self.builtins.note(code, scope, cells, names, users)
         if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
@@ -256,7 +240,7 @@ class ReadSet:
     ) -> None:
         name, *attributes = chain
         imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
-        place: tuple[Any, str] = scope, name
+        place: tuple[Any, str] | None = None if name in cells else (scope, name)
         if name in imports:
             value: Any = sys.modules.get(imports[name], MISSING)
         elif name in cells:
@@ -279,11 +263,13 @@ class ReadSet:
                 owner, value = in_class(value, attribute)
                 place = owner, attribute
             else:
-                if users and isinstance(value, types.FunctionType) and (attribute in vars(value) or attribute in asked):
-                    self._ask_function(value, place)
+                function = function_in(value)
+                if users and function is not None and self._name_function(function, place) and attribute in asked:
+                    self._add_origin(Origin(function, None))
                 return
-        if users and isinstance(value, types.FunctionType) and not PARTS.isdisjoint(names.attributes):
-            self._ask_function(value, place)  # under another name, perhaps
+        if users and (function := function_in(value)) is not None and self._name_function(function, place):
+            if not PARTS.isdisjoint(names.attributes):  # under another name, perhaps
+                self._add_origin(Origin(function, None))
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
@@ -291,11 +277,29 @@ class ReadSet:
         else:
             note_cache(value)
 
-    def _ask_function(self, function: types.FunctionType, place: tuple[Any, str]) -> None:
-        at, new = function.__code__, _core.made_in_trace(function)
-        if not new and at not in self._of_graph and self._is_older(at) and is_users_code(at, function.__globals__):
-            self.asked.note(*place, self._guards)
-            self._add_origin(Origin(function, None))
+    def _name_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
+        """Notes a function that code may ask for attributes. False where a trace made it, a root or a library has it."""
+        at = function.__code__
+        if _core.made_in_trace(function) or not self._is_older(at) or not is_users_code(at, function.__globals__):
+            return False
+        if place is None and at in self._of_graph:  # what it holds is walked
+            return False
+        if place is not None:
+            self.named.note_place(*place, self._guards)
+        if self.named.note(function) and (id(function), None) not in self._seen:
+            self._seen.add((id(vars(function)), OF_KEYS))
+            self._bindings.append((vars(function), OF_KEYS))
+        return True
+
+    def _ask_functions(self) -> None:
+        """Makes roots of the functions that have an attribute that code asks for."""
+        for function in self.named.functions():
+            held = vars(function).keys()
+            if not self._attributes.isdisjoint(held) or (held and self._reads_names):
+                self._add_origin(Origin(function, None))
+        for cell, function in list(self._cells.values()):
+            if not is_empty(cell) and (id(cell.cell_contents), None) in self._seen:  # its copy holds the copy
+                self._add_origin(Origin(function, None))
 
     def _note_keywords(self, function: types.FunctionType) -> None:
         keywords = function.__kwdefaults__
@@ -325,6 +329,10 @@ class ReadSet:
         if origin.key not in self._seen:
             self._seen.add(origin.key)
             self.origins.append(origin)
+            if origin.name is None:
+                held = vars(origin.holder)
+                self._bindings = [b for b in self._bindings if b[1] != OF_KEYS or b[0] is not held]
+                self._reads = None
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""
@@ -360,28 +368,24 @@ class ReadSet:
                 self._looked[i] = count
                 for name in self._attributes & vars(module).keys():
                     self._note(vars(module), name, vars(module)[name], True)
+        self._ask_functions()
         if self._now.shown is not None:
-            self._note_before(self._now.shown)
+            self._note_before()
 
-    # ---- attributes of classes and modules that the code sets: known only once it has done it
+    # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
 
     def begin(self, shown: set[tuple[int, str | None]]) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
-        now = self._now
-        now.shown, now.before, now.trace, now.noted, now.runs = shown, {}, current_trace(), (0, 0, 0), False
-        self._note_before(shown)
+        self._now.begin(shown)
+        self._note_before()
 
-    def _note_before(self, shown: set[tuple[int, str | None]]) -> None:
-        size = len(self._stored_attributes), len(self._classes), len(self.modules)
-        if size == self._now.noted:
-            return
-        self._now.noted = size
-        modules = [vars(module) for module in list(self.modules.values()) if is_users_scope(vars(module))]
-        for holder in [*self._classes, *modules]:
-            for name in list(self._stored_attributes):
-                origin = Origin(holder, name, True)
-                if (isinstance(holder, type) or name in holder) and origin.key not in shown:
-                    self._now.before.setdefault(origin.key, (origin, origin.value()))
+    def _note_before(self) -> None:
+        size = len(self._stored_attributes), len(self._classes), len(self.modules), self.named.size
+        if size != self._now.noted:
+            self._now.noted = size
+            modules = [vars(module) for module in list(self.modules.values()) if is_users_scope(vars(module))]
+            functions = [f for f in self.named.functions() if (id(f), None) not in self._seen]  # roots are put back
+            self._now.note([*self._classes, *modules], self._stored_attributes, functions)
 
     def sets(self, name: str | None) -> bool:
         """Has code of the trace set an attribute of this name?"""
@@ -389,15 +393,12 @@ class ReadSet:
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
-        changed = [
-            (origin, before)
-            for origin, before in list(self._now.before.values())
-            if origin.key not in self.left and origin.value() is not before
-        ]
-        self._now.shown, self._now.before, self._now.trace = None, {}, None
-        for origin, before in changed:
-            origin.put(before)
-            self.assign(origin)
+        changed = self._now.end(self.left)
+        for origin in changed:
+            if origin.name is None:
+                self._add_origin(origin)
+            else:
+                self.assign(origin)
         return bool(changed)
 
     def _look_up_in_class(self, cls: type) -> None:
@@ -406,14 +407,16 @@ class ReadSet:
         for name in list(self._attributes):
             holder, value = in_class(cls, name)
             note_cache(value)
-            if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_bound_by(value):
+            if (function := function_in(value)) is not None:
+                self._name_function(function, (holder, name))
+            if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
                 self._note(holder, name, value, holder not in self._laid_open)
             else:
                 self._note(cls, name, value, False)
         for base in cls.__mro__[1:]:
             if is_users_class(base):
                 for name in self._of_super & vars(base).keys():
-                    self._note(base, name, vars(base)[name], not _is_bound_by(vars(base)[name]))
+                    self._note(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
 
     def _lay_open(self, cls: type) -> None:
         """Code reads `cls.__dict__`: what is in it counts as a binding."""
@@ -435,9 +438,9 @@ class ReadSet:
                     continue
                 value = own_value(base, name)
                 shows = bool(self.builtins.of_vars) and base not in self._laid_open
-                self._note(base, name, value, shows and not _is_bound_by(value))
+                self._note(base, name, value, shows and not is_bound_by(value))
 
-    @_alone
+    @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
         new = {origin.key for origin in origins} - self.left
@@ -455,7 +458,7 @@ class ReadSet:
         self._was_refused = True
         return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
 
-    @_alone
+    @alone
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         """Notes what only host functions read, which run after the trace: no root. True where that is new.
 
@@ -470,7 +473,7 @@ class ReadSet:
                 new = True
         return new
 
-    @_alone
+    @alone
     def see_receivers(self, function: types.FunctionType) -> bool:
         """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
         new = False
@@ -495,7 +498,7 @@ class ReadSet:
         self.origins = [p for p in self.origins if not p.assigned or p.name not in new or p.holder is not self._scope]
         return bool(new)
 
-    @_alone
+    @alone
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
         """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
         before = self._size
@@ -514,7 +517,7 @@ class ReadSet:
         """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
         return len(self._bindings) > _MOST_BINDINGS
 
-    @_alone
+    @alone
     def has(self, functions: Iterable[types.FunctionType]) -> None:
         """The state of these functions is part of the roots already."""
         for function in functions:
@@ -523,7 +526,7 @@ class ReadSet:
                 self._of_graph.add(code)
                 self.add(code, function.__globals__, function, False)
 
-    @_alone
+    @alone
     def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
         """These globals are roots of their own; those that the function stores are assigned ones."""
         self._scope = scope
@@ -534,7 +537,7 @@ class ReadSet:
         self._own |= own
         self._seen |= own
 
-    @_alone
+    @alone
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
         size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts)
@@ -550,7 +553,7 @@ class ReadSet:
             )
         return self._reads[1]
 
-    @_alone
+    @alone
     def refresh(self) -> bool:
         """Makes roots of bindings that hold something else by now. True where there are any."""
         if self._reads is None or self._reads[1].holds():
@@ -558,6 +561,8 @@ class ReadSet:
         before = self._size
         for holder, name in self._reads[1].changed():
             if id(holder) in self._keywords:
+                continue
+            if name == OF_KEYS:
                 continue
             if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
                 self._looked.pop(id(holder), None)
@@ -567,7 +572,7 @@ class ReadSet:
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             changes = type(value) is int or type(value) is float  # by assignment, as a counter does
-            if users and (changes or not is_constant(value) or can_be_equal(value)) and not _is_bound_by(value):
+            if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
                 where = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
                 self._seen.discard((id(holder), name))
@@ -582,6 +587,7 @@ class ReadSet:
                 self._reads = None
                 return True
             self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
+        self._ask_functions()
         for function in list(self._functions.values()):
             self._note_keywords(function)
             if has_state(function):
@@ -593,8 +599,3 @@ class ReadSet:
             return False
         self._reads = None
         return True
-
-
-def _is_bound_by(value: Any) -> bool:
-    """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
-    return hasattr(type(value), "__get__") and not is_users_class(type(value))

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from . import _core
 from ._code import MISSING, Shown, content, fill
 from ._compat import inner_frames
+from ._named_functions import function_in, in_place_of
 from ._origin import Origin
 from ._reads import ReadSet
 from ._stood_in import NewReads
@@ -182,10 +183,12 @@ class Views:
         """Puts rebuilt functions under the names by which code asks for their parts; gives those in modules."""
         twins = {id(held): twin for held, twin in self.functions if twin is not held}
         out = list[Origin]()
-        for origin in reads.asked.origins() if twins else ():
-            twin = twins.get(id(origin.value()))
+        for origin in reads.named.places() if twins else ():
+            value = origin.value()
+            twin = twins.get(id(function_in(value)))
             if twin is None or origin.key in shown:
                 continue
+            twin = in_place_of(value, twin)
             if isinstance(origin.holder, type):
                 self._classes[origin.key] = _SeenAttribute(origin, twin)
             else:
