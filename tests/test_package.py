@@ -57,6 +57,8 @@ LAYERS = [
         "_now",
         "_reads",
         "_reads_of_symbols",
+        "_signals",
+        "_caught",
         "_host_names",
         "_origin",
         "_views",

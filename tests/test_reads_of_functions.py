@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-
 from programs import Program, beside
 
 KEYWORD, DEFAULT = "def g(x, *, k={v}): return x * k\n", "def g(x, k={v}): return x * k\n"

@@ -57,9 +57,16 @@ def is_never_asked(filename: str) -> bool:
     """Code of JAX and the standard library: what it reads is not the user's to change."""
     if not filename.startswith(("<frozen", *_LIBRARIES)):
         return False
-    packages = [f"{folder}{name}/" for folder in _LIBRARIES if "-packages" in folder for name in _NEVER]
     installed = any("-packages/" in folder and filename.startswith(folder) for folder in _LIBRARIES)
-    return not installed or filename.startswith((str(Path(__file__).parent), *packages))
+    return not installed or is_in_package(filename, *_NEVER)
+
+
+def is_in_package(filename: str, *names: str) -> bool:
+    """Is this a file of one of these installed packages?"""
+    own = str(Path(__file__).parent)
+    if "graftax" in names and filename.startswith(own):
+        return True
+    return filename.startswith(tuple(f"{f}{name}/" for f in _LIBRARIES if "-packages" in f for name in names))
 
 
 def is_users_scope(scope: dict[str, Any]) -> bool:

@@ -49,7 +49,8 @@ from ._inner_jit import is_inside_jit
 from ._named_functions import NamedFunctions, function_in
 from ._now import Now, alone
 from ._origin import Origin
-from ._stood_in import NewReads, StoodIn
+from ._signals import Signals
+from ._stood_in import StoodIn
 
 _MOST_BINDINGS = 50_000
 
@@ -62,7 +63,8 @@ class ReadSet:
         self.origins: list[Origin] = []
         self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
-        self.builtins = StoodIn()
+        self.signals = Signals()
+        self.builtins = StoodIn(self.signals)
         self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
@@ -112,14 +114,14 @@ class ReadSet:
         if code.co_freevars:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):
-            return NewReads()
+            return self.signals.give()
         hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
         run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
         if code in self._inner:
             run |= self.hidden.intersection(code.co_freevars) - hosts.keys()
         if run & self.hidden:  # no host function alone
             self.hidden -= run
-            return NewReads()
+            return self.signals.give()
         if code in self.known:
             return False
         if code in self._own_codes and function is self._itself():
@@ -151,7 +153,7 @@ class ReadSet:
         if not each:
             self.known.add(code)
         if self._is_jitted_inside(code, function, present) or self._size != before:
-            return NewReads()
+            return self.signals.give()
         return False if each else None
 
     @alone
@@ -163,7 +165,7 @@ class ReadSet:
         before = self._size
         self.add(code, scope, function)
         self.known.add(code)
-        return NewReads() if self._size != before else False
+        return self.signals.give() if self._size != before else False
 
     @alone
     def note_itself(self, function: types.FunctionType) -> None:
@@ -267,9 +269,9 @@ class ReadSet:
                 if users and function is not None and self._name_function(function, place) and attribute in asked:
                     self._add_origin(Origin(function, None))
                 return
-        if users and (function := function_in(value)) is not None and self._name_function(function, place):
-            if not PARTS.isdisjoint(names.attributes):  # under another name, perhaps
-                self._add_origin(Origin(function, None))
+        function = function_in(value) if users else None
+        if function is not None and self._name_function(function, place) and not PARTS.isdisjoint(names.attributes):
+            self._add_origin(Origin(function, None))  # asked under another name, perhaps
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
@@ -278,7 +280,7 @@ class ReadSet:
             note_cache(value)
 
     def _name_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
-        """Notes a function that code may ask for attributes. False where a trace made it, a root or a library has it."""
+        """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
         at = function.__code__
         if _core.made_in_trace(function) or not self._is_older(at) or not is_users_code(at, function.__globals__):
             return False

@@ -15,12 +15,13 @@ from typing import Any
 from jax.core import Tracer
 
 from . import _core
+from ._caught import ERRORS_OF_TRACERS
 from ._code import MISSING, Shown, content, fill
 from ._compat import inner_frames
 from ._named_functions import function_in, in_place_of
 from ._origin import Origin
 from ._reads import ReadSet
-from ._stood_in import NewReads
+from ._signals import NewReads
 
 
 class _SeenAttribute(Shown):
@@ -114,6 +115,7 @@ class Rebuilt:
         self.cells: dict[int, tuple[int, types.CellType]] = {}
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
+        self.raised: list[BaseException] = []  # errors about a tracer
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
 
@@ -124,6 +126,7 @@ class Rebuilt:
     def end(self) -> None:
         self._trace = None
         self._ids = {}
+        self.raised.clear()
 
     def id(self, obj: object, /) -> int:
         """What `id` is for code under the trace: of a copy, that of the caller's object."""
@@ -252,7 +255,8 @@ class Views:
         try:
             scopes = list(self._scopes.values())
             reads.builtins.now.originals = {id(seen): scope for scope, seen in scopes}
-            result = _core.run_watched(function, enter, reads.known, scopes, self.functions, inner_frames())
+            heard = enter, reads.known, scopes, self.functions, inner_frames()
+            result = _core.run_watched(function, *heard, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
             replaced = self._unpatch(reads)
             for origin in replaced:
