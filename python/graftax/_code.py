@@ -76,6 +76,14 @@ def is_users_scope(scope: dict[str, Any]) -> bool:
     return is_users(filename)
 
 
+def is_open_scope(scope: dict[str, Any]) -> bool:
+    """May code of the user's set names in this module? Not in one of JAX's or of the standard library."""
+    filename = scope.get("__file__")
+    if not isinstance(filename, str):
+        return scope.get("__name__") not in sys.builtin_module_names
+    return not is_never_asked(filename)
+
+
 def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
     """Code that has no file of its own (made from a text) is whose its globals are."""
     filename = code.co_filename
@@ -117,6 +125,7 @@ class Names(NamedTuple):
     attributes: frozenset[str]
     stored_attributes: frozenset[str]
     of_super: frozenset[str]  # attributes that it may ask `super()` for
+    texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
 
 
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
@@ -156,6 +165,7 @@ class _Scan:
         for at in dis.get_instructions(self.code):
             if at.opname not in ("CACHE", "COPY"):  # a copy is what was named last
                 self._read(at.opname, at.argval)
+        texts: set[str] = set()
         if not _BY_TEXT.isdisjoint(self.loaded):
             texts = {c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier()}
             self.attributes |= texts
@@ -172,6 +182,7 @@ class _Scan:
             frozenset(self.attributes),
             frozenset(self.stored_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
+            frozenset(texts),
         )
 
     def _read(self, op: str, name: Any) -> None:

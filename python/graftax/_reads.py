@@ -36,6 +36,7 @@ from ._code import (
     is_generated,
     is_never_asked,
     is_of_module,
+    is_open_scope,
     is_users_class,
     is_users_code,
     is_users_scope,
@@ -98,6 +99,8 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
+        self._texts: set[str] = set()  # attributes that code may name by texts
+        self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
         self.named = NamedFunctions()
         self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
@@ -212,6 +215,9 @@ class ReadSet:
             self._reads_names = True
             self._looked.clear()
         if users:
+            if is_of_module(scope):
+                self._scopes.setdefault(id(scope), scope)
+            self._texts |= names.texts
             self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
             self._of_super |= names.of_super
@@ -360,7 +366,7 @@ class ReadSet:
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
-        count = len(self._attributes) + len(self._of_super)
+        count = len(self._attributes) + len(self._of_super) + len(self._texts)
         for cls in list(self._classes):
             if self._looked.get(id(cls)) != count:
                 self._looked[id(cls)] = count
@@ -368,8 +374,8 @@ class ReadSet:
         for i, module in list(self.modules.items()):
             if self._looked.get(i) != count and is_users_scope(vars(module)):
                 self._looked[i] = count
-                for name in self._attributes & vars(module).keys():
-                    self._note(vars(module), name, vars(module)[name], True)
+                for name in (self._attributes & vars(module).keys()) | self._texts:
+                    self._note(vars(module), name, vars(module).get(name, MISSING), True)
         self._ask_functions()
         if self._now.shown is not None:
             self._note_before()
@@ -382,12 +388,12 @@ class ReadSet:
         self._note_before()
 
     def _note_before(self) -> None:
-        size = len(self._stored_attributes), len(self._classes), len(self.modules), self.named.size
+        size = len(self._classes), len(self.modules), len(self._scopes), self.named.size
         if size != self._now.noted:
             self._now.noted = size
-            modules = [vars(module) for module in list(self.modules.values()) if is_users_scope(vars(module))]
+            scopes = [vars(module) for module in list(self.modules.values()) if is_open_scope(vars(module))]
             functions = [f for f in self.named.functions() if (id(f), None) not in self._seen]  # roots are put back
-            self._now.note([*self._classes, *modules], self._stored_attributes, functions)
+            self._now.note([*self._classes, *scopes, *self._scopes.values()], functions)
 
     def sets(self, name: str | None) -> bool:
         """Has code of the trace set an attribute of this name?"""
@@ -395,7 +401,7 @@ class ReadSet:
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
-        changed = self._now.end(self.left)
+        changed = self._now.end(self._stored_attributes, self.left)
         for origin in changed:
             if origin.name is None:
                 self._add_origin(origin)

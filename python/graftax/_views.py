@@ -251,6 +251,7 @@ class Views:
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
         reads.begin({origin.key for origin, _ in self._shown})
+        begun = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
         self._patch()
         try:
             scopes = list(self._scopes.values())
@@ -258,7 +259,7 @@ class Views:
             heard = enter, reads.known, scopes, self.functions, inner_frames()
             result = _core.run_watched(function, *heard, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
-            replaced = self._unpatch(reads)
+            replaced = [*self._unpatch(reads), *self._set_by_computed_names(begun, reads)]
             for origin in replaced:
                 reads.assign(origin)
             is_new = reads.end()
@@ -272,6 +273,18 @@ class Views:
                 if seen.get(name, MISSING) is not scope.get(name, MISSING):
                     Origin(scope, name).put(seen.get(name, MISSING))
         return result
+
+    def _set_by_computed_names(self, begun: dict[int, dict[str, Any]], reads: ReadSet) -> list[Origin]:
+        """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
+        known = {origin.key for origin, _ in self._shown} | reads.left
+        return [
+            Origin(scope, name, True)
+            for i, (scope, seen) in self._scopes.items()
+            if i in begun
+            for name in seen.keys() | begun[i].keys()
+            if seen.get(name, MISSING) is not begun[i].get(name, MISSING)
+            if (i, name) not in known and name != "__builtins__"
+        ]
 
     def _now(self, origin: Origin) -> Any:
         if isinstance(origin.holder, type):
