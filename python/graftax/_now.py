@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from ._caches import holds_tracer
 from ._code import MISSING, Shown
 from ._compat import current_trace
+from ._locks import Locks
 from ._named_functions import State
 from ._origin import Origin
 
@@ -42,6 +43,7 @@ class Now(threading.local):
         self.runs = False  # has the traced function begun? From then on its own code calls it
         self._held: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and classes, with what they held before
         self._states: dict[int, State] = {}  # of functions
+        self.locks = Locks(())  # of the trace that runs
 
     def begin(self, shown: set[tuple[int, str | None]]) -> None:
         self.shown, self.trace, self.noted, self.runs = shown, current_trace(), (), False

@@ -8,11 +8,12 @@ state): its value is one more root of every call.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from . import _core
@@ -47,6 +48,7 @@ from ._code import (
 from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
+from ._locks import LOCKS, Locks
 from ._named_functions import NamedFunctions, function_in
 from ._now import Now, alone
 from ._origin import Origin
@@ -99,6 +101,7 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
+        self._locks: dict[int, Any] = {}  # that bindings lead to
         self._texts: set[str] = set()  # attributes that code may name by texts
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
         self.named = NamedFunctions()
@@ -106,6 +109,22 @@ class ReadSet:
         self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
 
     # ---- while a trace runs
+
+    @contextlib.contextmanager
+    def begun(self, locks: Locks) -> Generator[None]:
+        """While entered, a trace runs. What it knows of locks is noted in `locks`.
+
+        Raises:
+            NewReads: at its end, where it was told to begin anew.
+        """
+        around, self._now.locks = self._now.locks, locks
+        try:
+            for lock in list(self._locks.values()):
+                locks.note(lock)
+            with self.signals.heeded():
+                yield
+        finally:
+            self._now.locks = around
 
     def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that begins to run. An exception where something of it is no root yet.
@@ -208,6 +227,8 @@ class ReadSet:
         self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
+        for value in cells.values():
+            self._note_lock(value)
         if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
         self.builtins.note(code, scope, cells, names, users)
@@ -330,8 +351,14 @@ class ReadSet:
         if can_be_root and not is_constant(value):
             self._add_origin(Origin(holder, name))
         else:
+            self._note_lock(value)
             self._seen.add((id(holder), name))
             self._bindings.append((self._guards.get(id(holder), holder), name))
+
+    def _note_lock(self, value: Any) -> None:
+        if isinstance(value, LOCKS):
+            self._locks[id(value)] = value
+            self._now.locks.note(value)
 
     def _add_origin(self, origin: Origin) -> None:
         if origin.key not in self._seen:

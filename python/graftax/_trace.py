@@ -32,6 +32,7 @@ from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
 from ._hosts import give_own, host_functions, warn_of_copies
 from ._inner_jit import own_caches
+from ._locks import LOCKS, Locks
 from ._numbers import SymbolicNumbers
 from ._opaque import keeping_made
 from ._plan import Layout, Plan
@@ -136,8 +137,14 @@ def trace(
         NewReads: where it was told to begin anew, whatever its code has done with that.
     """
     reads = caller._table.reads
-    with contextlib.nullcontext() if reads is None else reads.signals.heeded():
-        return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers)
+    locks = Locks(recording.instances(LOCKS))
+    try:
+        with contextlib.nullcontext() if reads is None else reads.begun(locks):
+            return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers)
+    except BaseException as error:
+        if numbers or isinstance(error, NewReads):  # it begins anew
+            locks.give_back()
+        raise
 
 
 def _trace_once(
