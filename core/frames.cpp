@@ -39,6 +39,10 @@ struct Session {
   bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
   bool busy = false;                                   // `enter` itself is running
   PyObject* called = nullptr;                          // what the method that runs is called on; not owned
+  std::unordered_map<PyObject*, PyObject*> refused;    // code -> what was raised in place of its frame; both in `held`
+  int again = 0;                                       // how often that was raised once more
+  PyObject* telling = nullptr;                         // classes of exceptions that are kept; not owned, or none
+  PyObject* raised = nullptr;                          // a list of those that a frame ended with; not owned
 
   PyObject* original(PyObject* copy) const {
     for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy))
@@ -87,9 +91,17 @@ struct Busy {
   ~Busy() { flag = false; }
 };
 
-// Tells the session of code that it has not met. False with an exception set, which is to be raised in its place.
+constexpr int most_again = 1000;  // code may try again for ever
+
+// Tells the session of code that it has not met. False with an exception set, which is to be raised in its place. The
+// code of the trace may catch that, and call the same again: it would run on what the trace has no copies of.
 bool announce(Session& session, const Frame& frame) {
   Busy busy(session.busy);
+  auto before = session.refused.find(frame.code());
+  if (before != session.refused.end() && session.again++ < most_again) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(before->second)), before->second);
+    return false;
+  }
   auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
   PyObject* function = frame.function() ? session.original(frame.function()) : Py_None;
   if (session.made.count(function)) function = Py_None;  // its state is the trace's own
@@ -105,6 +117,10 @@ bool announce(Session& session, const Frame& frame) {
   if (answer.get() == Py_None) {
     if (session.known.insert(frame.code()).second) session.held.push(frame.code());
     return true;
+  }
+  if (session.refused.emplace(frame.code(), answer.get()).second) {
+    session.held.push(frame.code());
+    session.held.push(answer.get());
   }
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(answer.get())), answer.get());
   return false;
@@ -214,10 +230,19 @@ PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpret
   return leave_scope(scope) ? result.release() : nullptr;
 }
 
-PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
-  Session* session = running.innermost(state);
-  // What a debugger, a profiler or coverage does between two steps of the program is no part of it.
-  if (!session || session->busy || state->tracing) return evaluate(state, raw, thrown);
+// Keeps the exception that a frame ends with, where it is one of those that are told.
+void note_raised(Session& session) {
+  if (!session.telling || !PyErr_Occurred() || !PyErr_ExceptionMatches(session.telling)) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Py_ssize_t count = PyList_GET_SIZE(session.raised);
+  bool is_new = value && (count == 0 || PyList_GET_ITEM(session.raised, count - 1) != value);
+  if (is_new && PyList_Append(session.raised, value) < 0) PyErr_Clear();
+  PyErr_Restore(type, value, traceback);
+}
+
+PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
   auto* frame = reinterpret_cast<Frame*>(raw);
   Met again;
   const Met* met = &again;
@@ -246,6 +271,15 @@ PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown
   frame->set_globals(shadow);
   PyObject* result = method ? run_method(*session, state, raw) : evaluate(state, raw, thrown);
   if (stays) frame->set_globals(own_globals);
+  return result;
+}
+
+PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
+  Session* session = running.innermost(state);
+  // What a debugger, a profiler or coverage does between two steps of the program is no part of it.
+  if (!session || session->busy || state->tracing) return evaluate(state, raw, thrown);
+  PyObject* result = run_frame(session, state, raw, thrown);
+  if (!result) note_raised(*session);
   return result;
 }
 
@@ -284,9 +318,13 @@ void bind_frames(nb::module_& m) {
   m.def(
       "run_watched",
       [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions, InnerFrames* inner,
-         bool quiet) {
+         bool quiet, nb::object telling, nb::object raised) {
         Session session;
         session.quiet = quiet;
+        if (PyTuple_Check(telling.ptr()) && PyList_Check(raised.ptr())) {
+          session.telling = telling.ptr();
+          session.raised = raised.ptr();
+        }
         session.inside = Inside(inner);
         session.enter = enter.ptr();
         for (nb::handle code : nb::borrow<nb::object>(known)) {
@@ -308,17 +346,19 @@ void bind_frames(nb::module_& m) {
         return nb::steal(check(PyObject_CallOneArg(hooks::with_room.get(), f.ptr())));
       },
       nb::arg("f"), nb::arg("enter"), nb::arg("known"), nb::arg("shadows"), nb::arg("functions"),
-      nb::arg("inner").none(), nb::arg("quiet") = false,
+      nb::arg("inner").none(), nb::arg("quiet") = false, nb::arg("telling") = nb::none(),
+      nb::arg("raised") = nb::none(),
       nb::sig("def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
               "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], "
-              "inner: InnerFrames | None, quiet: bool = False) -> Any"),
+              "inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, "
+              "raised: list[BaseException] | None = None) -> Any"),
       "f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) "
       "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
       "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
       "`functions` "
       "runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the "
       "trace is none "
-      "that others are part of.");
+      "that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.");
   m.def(
       "seen_function",
       [](nb::object f) {

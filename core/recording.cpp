@@ -158,6 +158,22 @@ void bind_recording(nb::module_& m) {
             return out;
           },
           nb::sig("def named(self) -> set[Any]"), "The classes of its nodes, and the classes and modules in it.")
+      .def(
+          "instances",
+          [](const Recording& r, nb::tuple types) {
+            nb::list out;
+            for (const Static& s : r.program().statics)
+              if (s.obj && PyTuple_Check(types.ptr()))
+                for (nb::handle type : types)
+                  if (PyType_Check(type.ptr()) &&
+                      PyType_IsSubtype(Py_TYPE(s.obj), reinterpret_cast<PyTypeObject*>(type.ptr()))) {
+                    out.append(nb::borrow(s.obj));
+                    break;
+                  }
+            return out;
+          },
+          nb::arg("types"), nb::sig("def instances(self, types: tuple[type, ...]) -> list[Any]"),
+          "The statics in it that are of these classes.")
       .def_prop_ro(
           "nodes",
           [](const Recording& r) {

@@ -20,6 +20,12 @@ bool same_contents(const Reads& r) {
   return true;
 }
 
+// As a name in a dict: which keys it has. No variable is called so.
+PyObject* of_keys() {
+  static PyObject* const name = interned("*");
+  return name;
+}
+
 #if PY_VERSION_HEX >= 0x030C0000
 constexpr bool has_watchers = true;
 int dict_watcher = -1, type_watcher = -1, function_watcher = -1;
@@ -40,6 +46,7 @@ int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
   auto names = watched().find(dict);
   if (names == watched().end()) return 0;
   if (names->second.count(key) || !PyUnicode_CHECK_INTERNED(key)) ++epoch;
+  else if (event != PyDict_EVENT_MODIFIED && names->second.count(of_keys())) ++epoch;
   return 0;
 }
 
@@ -159,18 +166,19 @@ bool is_dunder(PyObject* name) {
   return PyUnicode_GET_LENGTH(name) > 4 && PyUnicode_READ_CHAR(name, 0) == '_' && PyUnicode_READ_CHAR(name, 1) == '_';
 }
 
-// Does code read all names of a class, with `vars(cls)`?
+// Does code read all names of a class, with `vars(cls)`, or may it ask a function for an attribute?
 bool is_of_names(const Read& b) {
   static PyObject* const name = interned("__dict__");
-  return b.name == name && PyType_Check(b.holder);
+  return PyType_Check(b.holder) ? b.name == name : b.name == of_keys();
 }
 
-// The names that a class itself has, but for Python's own.
+// The names that a class or a dict itself has, but for Python's own and ours.
 Owned names_now(const Read& b) {
   Owned out = own(PyFrozenSet_New(nullptr));
+  PyObject* dict = PyType_Check(b.holder) ? reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict : b.holder;
   PyObject *key, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict, &at, &key, &value);)
-    if (PyUnicode_Check(key) && !is_dunder(key)) check(PySet_Add(out.get(), key));
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);)
+    if (PyUnicode_Check(key) && !is_dunder(key) && key != runtime.tables) check(PySet_Add(out.get(), key));
   return out;
 }
 

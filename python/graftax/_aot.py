@@ -17,9 +17,9 @@ from ._errors import GraftaxError, StructureError, UnpicklableError, rename_leav
 from ._explain._compiling import compiling
 from ._leaf_names import leaf_names
 from ._plan import Plan
+from ._signals import MOST_RESTARTS, NewReads
 from ._signature import Signature, give_back
 from ._stage_info import NAMES, info
-from ._stood_in import MOST_RESTARTS, NewReads
 from ._trace import flat_function
 from ._tracebacks import boundary
 from ._warm import warm

@@ -55,10 +55,18 @@ def _goes(value: Any, ending: Any, live: list[Any]) -> bool:
     return trace is not None and (trace is ending or is_ended(value, live))
 
 
-def _values(cache: Any) -> list[Any]:
-    """The arguments and results that a cache keeps, and what is in them. No code of the user's runs for it."""
+def holds_tracer(value: Any, ending: Any) -> bool:
+    """Does it lead to a tracer of the trace which ends now, or of one that has ended?"""
+    live = live_traces()
+    return _goes(value, ending, live) or any(_goes(inside, ending, live) for inside in _values(value))
+
+
+def _values(holder: Any) -> list[Any]:
+    """What a container, an object or a cache holds, and what is in that. No code of the user's runs for it."""
+    if issubclass(type(holder), _NO_HOLDERS):
+        return []
     found: list[Any] = []
-    level = gc.get_referents(cache)
+    level = gc.get_referents(holder)
     for _ in range(_DEPTH + 1):
         level = level[: _MOST - len(found)]
         found += level

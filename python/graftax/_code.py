@@ -59,9 +59,16 @@ def is_never_asked(filename: str) -> bool:
     """Code of JAX and the standard library: what it reads is not the user's to change."""
     if not filename.startswith(("<frozen", *_LIBRARIES)):
         return False
-    packages = [f"{folder}{name}/" for folder in _LIBRARIES if "-packages" in folder for name in _NEVER]
     installed = any("-packages/" in folder and filename.startswith(folder) for folder in _LIBRARIES)
-    return not installed or filename.startswith((str(Path(__file__).parent), *packages))
+    return not installed or is_in_package(filename, *_NEVER)
+
+
+def is_in_package(filename: str, *names: str) -> bool:
+    """Is this a file of one of these installed packages?"""
+    own = str(Path(__file__).parent)
+    if "graftax" in names and filename.startswith(own):
+        return True
+    return filename.startswith(tuple(f"{f}{name}/" for f in _LIBRARIES if "-packages" in f for name in names))
 
 
 def is_users_scope(scope: dict[str, Any]) -> bool:
@@ -69,6 +76,14 @@ def is_users_scope(scope: dict[str, Any]) -> bool:
     if not isinstance(filename, str):
         return scope.get("__name__") not in sys.builtin_module_names
     return is_users(filename)
+
+
+def is_open_scope(scope: dict[str, Any]) -> bool:
+    """May code of the user's set names in this module? Not in one of JAX's or of the standard library."""
+    filename = scope.get("__file__")
+    if not isinstance(filename, str):
+        return scope.get("__name__") not in sys.builtin_module_names
+    return not is_never_asked(filename)
 
 
 def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
@@ -112,6 +127,7 @@ class Names(NamedTuple):
     attributes: frozenset[str]
     stored_attributes: frozenset[str]
     of_super: frozenset[str]  # attributes that it may ask `super()` for
+    texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
 
 
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
@@ -121,6 +137,7 @@ _LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
 _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars"))
+_SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 
 
 def names_of(code: types.CodeType) -> Names:
@@ -150,8 +167,11 @@ class _Scan:
         for at in dis.get_instructions(self.code):
             if at.opname not in ("CACHE", "COPY"):  # a copy is what was named last
                 self._read(at.opname, at.argval)
+        texts: set[str] = set()
         if not _BY_TEXT.isdisjoint(self.loaded):
-            self.attributes.update(c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier())
+            texts = {c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier()}
+            self.attributes |= texts
+            self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
         found = self.chains
         longest = [c for c in found if len(c) > 1 or not any(d[: len(c)] == c for d in found if len(d) > len(c))]
         return Names(
@@ -164,6 +184,7 @@ class _Scan:
             frozenset(self.attributes),
             frozenset(self.stored_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
+            frozenset(texts),
         )
 
     def _read(self, op: str, name: Any) -> None:
@@ -417,6 +438,7 @@ def own_value(cls: type, name: str) -> Any:
 
 
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
+OF_KEYS = "*"  # as a binding of a dict: which keys it has
 PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
 
 
@@ -427,3 +449,13 @@ def in_class(cls: type, name: str) -> tuple[type | None, Any]:
         if name in vars(base):
             return base, own_value(base, name)
     return None, MISSING
+
+
+def is_bound_by(value: Any) -> bool:
+    """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
+    return hasattr(type(value), "__get__") and not is_users_class(type(value))
+
+
+def is_of_module(scope: dict[str, Any]) -> bool:
+    """Is this the dict of a module? Another one goes with its functions."""
+    return "__name__" in scope

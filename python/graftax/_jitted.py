@@ -36,8 +36,8 @@ from ._options import DONATE, Options, split_patterns
 from ._plan import Plan
 from ._ship._at_once import AtOnce, bind_unbound
 from ._ship._programs import shipped_entry
+from ._signals import NewReads
 from ._signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
-from ._stood_in import NewReads
 from ._table import CacheInfo, FunctionTable, table_of, without_table
 from ._trace import definition_of
 from ._tracebacks import boundary, caller_level

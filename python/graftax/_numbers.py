@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._caught import catching
 from ._host_program import HostProgram
 from ._reads import ReadSet
-from ._stood_in import NewReads
+from ._signals import NewReads
 from ._structure import Op, Place, Structure, place_name
 from ._symbols import SymbolTrace, is_symbol
 
@@ -235,8 +236,8 @@ class SymbolicNumbers:
         self.program.give_up = self._fail
         return self.program
 
-    def _fail(self, error: BaseException) -> None:
-        """Something in the way from a trace with symbols to its program has raised."""
+    def _fail(self, error: BaseException | None) -> None:
+        """Something in the way from a trace with symbols to its program has raised, or has caught what was raised."""
         self._family.fail(self._values)
         self._forget()
         raise NotSymbolic from error
@@ -282,7 +283,10 @@ class SymbolicNumbers:
             given[self.leaves[len(symbols.roots)]] = symbol
             del symbol
         try:
-            outcome, out = trace(given)
+            with catching() as caught:
+                outcome, out = trace(given)
+            if caught.is_suspect:
+                self._fail(None)
         except NewReads:
             raise
         except Exception as error:

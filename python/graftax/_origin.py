@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import types
 import weakref
 from typing import Any, NamedTuple
 
@@ -67,19 +66,3 @@ class Origin(NamedTuple):
         if isinstance(holder, type) and isinstance(self.holder, type):
             return self.holder in holder.__mro__
         return holder is self.holder
-
-
-class Asked:
-    """The names by which code asks functions for what they hold."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, str], tuple[Any, str]] = {}
-
-    def note(self, holder: Any, name: str, guards: dict[int, weakref.ref[Any]]) -> None:
-        """`guards` are functions with globals that are not kept alive."""
-        self._held[id(holder), name] = guards.get(id(holder), holder), name
-
-    def origins(self) -> list[Origin]:
-        held = [(at() if isinstance(at, weakref.ref) else at, name) for at, name in list(self._held.values())]
-        held = [(at.__globals__ if isinstance(at, types.FunctionType) else at, name) for at, name in held]
-        return [Origin(holder, name) for holder, name in held if holder is not None]

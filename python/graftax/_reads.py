@@ -8,19 +8,20 @@ state): its value is one more root of every call.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 from . import _core
 from ._caches import note_cache
 from ._code import (
     ASKED_ANY_TIME,
     MISSING,
+    OF_KEYS,
     OF_NAMES,
     PARTS,
     Names,
@@ -30,9 +31,13 @@ from ._code import (
     has_defaults,
     has_state,
     in_class,
+    is_bound_by,
     is_constant,
+    is_empty,
     is_generated,
     is_never_asked,
+    is_of_module,
+    is_open_scope,
     is_users_class,
     is_users_code,
     is_users_scope,
@@ -41,45 +46,29 @@ from ._code import (
     own_value,
     resolve_lazy_imports,
 )
-from ._compat import current_trace
 from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
-from ._now import Now
-from ._origin import Asked, Origin
-from ._stood_in import NewReads, StoodIn
+from ._locks import LOCKS, Locks
+from ._named_functions import NamedFunctions, function_in
+from ._now import Now, alone
+from ._origin import Origin
+from ._signals import Signals
+from ._stood_in import StoodIn
 
 _MOST_BINDINGS = 50_000
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _alone(method: Callable[Concatenate[ReadSet, P], R]) -> Callable[Concatenate[ReadSet, P], R]:
-    """One thread at a time."""
-
-    @functools.wraps(method)
-    def waiting(self: ReadSet, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return waiting
-
-
-def _stays(scope: dict[str, Any]) -> bool:
-    """Is this the dict of a module? Another one goes with its functions."""
-    return "__name__" in scope
 
 
 class ReadSet:
     """What the code that ran under the traces of one function names."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # several threads may trace the function at once
+        self.lock = threading.RLock()  # several threads may trace the function at once
         self.origins: list[Origin] = []
         self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
         self.impure = ImpureCalls()
-        self.builtins = StoodIn()
+        self.signals = Signals()
+        self.builtins = StoodIn(self.signals)
         self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
         self._seen: set[tuple[int, str | None]] = set()
         self._bindings: list[tuple[Any, str]] = []
@@ -113,11 +102,30 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
-        self.asked = Asked()
+        self._locks: dict[int, Any] = {}  # that bindings lead to
+        self._texts: set[str] = set()  # attributes that code may name by texts
+        self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
+        self.named = NamedFunctions()
         self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
         self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
 
     # ---- while a trace runs
+
+    @contextlib.contextmanager
+    def begun(self, locks: Locks) -> Generator[None]:
+        """While entered, a trace runs. What it knows of locks is noted in `locks`.
+
+        Raises:
+            NewReads: at its end, where it was told to begin anew.
+        """
+        around, self._now.locks = self._now.locks, locks
+        try:
+            for lock in list(self._locks.values()):
+                locks.note(lock)
+            with self.signals.heeded():
+                yield
+        finally:
+            self._now.locks = around
 
     def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that begins to run. An exception where something of it is no root yet.
@@ -129,25 +137,25 @@ class ReadSet:
         if code.co_freevars:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):
-            return NewReads()
+            return self.signals.give()
         hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
         run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
         if code in self._inner:
             run |= self.hidden.intersection(code.co_freevars) - hosts.keys()
         if run & self.hidden:  # no host function alone
             self.hidden -= run
-            return NewReads()
+            return self.signals.give()
         if code in self.known:
             return False
         if code in self._own_codes and function is self._itself():
             return self._meet_itself(code, scope, function)
-        with self._lock:
+        with self.lock:
             return self._meet(present, code, scope, function, first)
 
     def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
         """Notes what code names that is not known, as `enter` says."""
         made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
-        known_scope = _stays(scope) or id(scope) in self._guards
+        known_scope = is_of_module(scope) or id(scope) in self._guards
         if not known_scope and (made or code.co_name == "<module>" or not _core.has_watchers):
             return False  # globals that the trace itself has made, for `eval` or `exec`
         if made and code.co_freevars:  # made in this trace; another one of this code may be older
@@ -168,10 +176,10 @@ class ReadSet:
         if not each:
             self.known.add(code)
         if self._is_jitted_inside(code, function, present) or self._size != before:
-            return NewReads()
+            return self.signals.give()
         return False if each else None
 
-    @_alone
+    @alone
     def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
         """The traced function begins. A call by its own code takes the defaults that it has, which are roots then."""
         if not self._now.runs:
@@ -180,9 +188,9 @@ class ReadSet:
         before = self._size
         self.add(code, scope, function)
         self.known.add(code)
-        return NewReads() if self._size != before else False
+        return self.signals.give() if self._size != before else False
 
-    @_alone
+    @alone
     def note_itself(self, function: types.FunctionType) -> None:
         """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
         code, changes = function.__code__, has_defaults(function)
@@ -220,13 +228,18 @@ class ReadSet:
         self._now.touched.clear()
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
-        if not _stays(scope) and isinstance(function, types.FunctionType):
+        for value in cells.values():
+            self._note_lock(value)
+        if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
         self.builtins.note(code, scope, cells, names, users)
         if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
             self._reads_names = True
             self._looked.clear()
         if users:
+            if is_of_module(scope):
+                self._scopes.setdefault(id(scope), scope)
+            self._texts |= names.texts
             self.impure.note(code, scope, cells, names)
             self._attributes |= names.attributes
             self._of_super |= names.of_super
@@ -257,7 +270,7 @@ class ReadSet:
     ) -> None:
         name, *attributes = chain
         imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
-        place: tuple[Any, str] = scope, name
+        place: tuple[Any, str] | None = None if name in cells else (scope, name)
         if name in imports:
             value: Any = sys.modules.get(imports[name], MISSING)
         elif name in cells:
@@ -282,11 +295,13 @@ class ReadSet:
                 owner, value = in_class(value, attribute)
                 place = owner, attribute
             else:
-                if users and isinstance(value, types.FunctionType) and (attribute in vars(value) or attribute in asked):
-                    self._ask_function(value, place)
+                function = function_in(value)
+                if users and function is not None and self._name_function(function, place) and attribute in asked:
+                    self._add_origin(Origin(function, None))
                 return
-        if users and isinstance(value, types.FunctionType) and not PARTS.isdisjoint(names.attributes):
-            self._ask_function(value, place)  # under another name, perhaps
+        function = function_in(value) if users else None
+        if function is not None and self._name_function(function, place) and not PARTS.isdisjoint(names.attributes):
+            self._add_origin(Origin(function, None))  # asked under another name, perhaps
         if isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
@@ -294,11 +309,29 @@ class ReadSet:
         else:
             note_cache(value)
 
-    def _ask_function(self, function: types.FunctionType, place: tuple[Any, str]) -> None:
-        at, new = function.__code__, _core.made_in_trace(function)
-        if not new and at not in self._of_graph and self._is_older(at) and is_users_code(at, function.__globals__):
-            self.asked.note(*place, self._guards)
-            self._add_origin(Origin(function, None))
+    def _name_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
+        """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
+        at = function.__code__
+        if _core.made_in_trace(function) or not self._is_older(at) or not is_users_code(at, function.__globals__):
+            return False
+        if place is None and at in self._of_graph:  # what it holds is walked
+            return False
+        if place is not None:
+            self.named.note_place(*place, self._guards)
+        if self.named.note(function) and (id(function), None) not in self._seen:
+            self._seen.add((id(vars(function)), OF_KEYS))
+            self._bindings.append((vars(function), OF_KEYS))
+        return True
+
+    def _ask_functions(self) -> None:
+        """Makes roots of the functions that have an attribute that code asks for."""
+        for function in self.named.functions():
+            held = vars(function).keys()
+            if not self._attributes.isdisjoint(held) or (held and self._reads_names):
+                self._add_origin(Origin(function, None))
+        for cell, function in list(self._cells.values()):
+            if not is_empty(cell) and (id(cell.cell_contents), None) in self._seen:  # its copy holds the copy
+                self._add_origin(Origin(function, None))
 
     def _note_keywords(self, function: types.FunctionType) -> None:
         keywords = function.__kwdefaults__
@@ -321,13 +354,23 @@ class ReadSet:
         if can_be_root and not is_constant(value):
             self._add_origin(Origin(holder, name))
         else:
+            self._note_lock(value)
             self._seen.add((id(holder), name))
             self._bindings.append((self._guards.get(id(holder), holder), name))
+
+    def _note_lock(self, value: Any) -> None:
+        if isinstance(value, LOCKS):
+            self._locks[id(value)] = value
+            self._now.locks.note(value)
 
     def _add_origin(self, origin: Origin) -> None:
         if origin.key not in self._seen:
             self._seen.add(origin.key)
             self.origins.append(origin)
+            if origin.name is None:
+                held = vars(origin.holder)
+                self._bindings = [b for b in self._bindings if b[1] != OF_KEYS or b[0] is not held]
+                self._reads = None
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""
@@ -353,7 +396,7 @@ class ReadSet:
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
-        count = len(self._attributes) + len(self._of_super)
+        count = len(self._attributes) + len(self._of_super) + len(self._texts)
         for cls in list(self._classes):
             if self._looked.get(id(cls)) != count:
                 self._looked[id(cls)] = count
@@ -361,30 +404,26 @@ class ReadSet:
         for i, module in list(self.modules.items()):
             if self._looked.get(i) != count and is_users_scope(vars(module)):
                 self._looked[i] = count
-                for name in self._attributes & vars(module).keys():
-                    self._note(vars(module), name, vars(module)[name], True)
+                for name in (self._attributes & vars(module).keys()) | self._texts:
+                    self._note(vars(module), name, vars(module).get(name, MISSING), True)
+        self._ask_functions()
         if self._now.shown is not None:
-            self._note_before(self._now.shown)
+            self._note_before()
 
-    # ---- attributes of classes and modules that the code sets: known only once it has done it
+    # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
 
     def begin(self, shown: set[tuple[int, str | None]]) -> None:
         """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
-        now = self._now
-        now.shown, now.before, now.trace, now.noted, now.runs = shown, {}, current_trace(), (0, 0, 0), False
-        self._note_before(shown)
+        self._now.begin(shown)
+        self._note_before()
 
-    def _note_before(self, shown: set[tuple[int, str | None]]) -> None:
-        size = len(self._stored_attributes), len(self._classes), len(self.modules)
-        if size == self._now.noted:
-            return
-        self._now.noted = size
-        modules = [vars(module) for module in list(self.modules.values()) if is_users_scope(vars(module))]
-        for holder in [*self._classes, *modules]:
-            for name in list(self._stored_attributes):
-                origin = Origin(holder, name, True)
-                if (isinstance(holder, type) or name in holder) and origin.key not in shown:
-                    self._now.before.setdefault(origin.key, (origin, origin.value()))
+    def _note_before(self) -> None:
+        size = len(self._classes), len(self.modules), len(self._scopes), self.named.size
+        if size != self._now.noted:
+            self._now.noted = size
+            scopes = [vars(module) for module in list(self.modules.values()) if is_open_scope(vars(module))]
+            functions = [f for f in self.named.functions() if (id(f), None) not in self._seen]  # roots are put back
+            self._now.note([*self._classes, *scopes, *self._scopes.values()], functions)
 
     def sets(self, name: str | None) -> bool:
         """Has code of the trace set an attribute of this name?"""
@@ -392,15 +431,12 @@ class ReadSet:
 
     def end(self) -> bool:
         """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
-        changed = [
-            (origin, before)
-            for origin, before in list(self._now.before.values())
-            if origin.key not in self.left and origin.value() is not before
-        ]
-        self._now.shown, self._now.before, self._now.trace = None, {}, None
-        for origin, before in changed:
-            origin.put(before)
-            self.assign(origin)
+        changed = self._now.end(self._stored_attributes, self.left)
+        for origin in changed:
+            if origin.name is None:
+                self._add_origin(origin)
+            else:
+                self.assign(origin)
         return bool(changed)
 
     def _look_up_in_class(self, cls: type) -> None:
@@ -409,14 +445,16 @@ class ReadSet:
         for name in list(self._attributes):
             holder, value = in_class(cls, name)
             note_cache(value)
-            if holder is not None and is_users_class(holder) and not is_constant(value) and not _is_bound_by(value):
+            if (function := function_in(value)) is not None:
+                self._name_function(function, (holder, name))
+            if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
                 self._note(holder, name, value, holder not in self._laid_open)
             else:
                 self._note(cls, name, value, False)
         for base in cls.__mro__[1:]:
             if is_users_class(base):
                 for name in self._of_super & vars(base).keys():
-                    self._note(base, name, vars(base)[name], not _is_bound_by(vars(base)[name]))
+                    self._note(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
 
     def _lay_open(self, cls: type) -> None:
         """Code reads `cls.__dict__`: what is in it counts as a binding."""
@@ -438,9 +476,9 @@ class ReadSet:
                     continue
                 value = own_value(base, name)
                 shows = bool(self.builtins.of_vars) and base not in self._laid_open
-                self._note(base, name, value, shows and not _is_bound_by(value))
+                self._note(base, name, value, shows and not is_bound_by(value))
 
-    @_alone
+    @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
         """These are no roots: what a trace changes there happens in it alone. True where that is new."""
         new = {origin.key for origin in origins} - self.left
@@ -458,7 +496,7 @@ class ReadSet:
         self._was_refused = True
         return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
 
-    @_alone
+    @alone
     def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
         """Notes what only host functions read, which run after the trace: no root. True where that is new.
 
@@ -473,7 +511,7 @@ class ReadSet:
                 new = True
         return new
 
-    @_alone
+    @alone
     def see_receivers(self, function: types.FunctionType) -> bool:
         """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
         new = False
@@ -498,7 +536,7 @@ class ReadSet:
         self.origins = [p for p in self.origins if not p.assigned or p.name not in new or p.holder is not self._scope]
         return bool(new)
 
-    @_alone
+    @alone
     def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
         """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
         before = self._size
@@ -517,7 +555,7 @@ class ReadSet:
         """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
         return len(self._bindings) > _MOST_BINDINGS
 
-    @_alone
+    @alone
     def has(self, functions: Iterable[types.FunctionType]) -> None:
         """The state of these functions is part of the roots already."""
         for function in functions:
@@ -526,7 +564,7 @@ class ReadSet:
                 self._of_graph.add(code)
                 self.add(code, function.__globals__, function, False)
 
-    @_alone
+    @alone
     def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
         """These globals are roots of their own; those that the function stores are assigned ones."""
         self._scope = scope
@@ -537,7 +575,7 @@ class ReadSet:
         self._own |= own
         self._seen |= own
 
-    @_alone
+    @alone
     def reads(self) -> _core.Reads:
         """What an entry depends on, with the values of now."""
         size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts)
@@ -553,7 +591,7 @@ class ReadSet:
             )
         return self._reads[1]
 
-    @_alone
+    @alone
     def refresh(self) -> bool:
         """Makes roots of bindings that hold something else by now. True where there are any."""
         if self._reads is None or self._reads[1].holds():
@@ -561,6 +599,8 @@ class ReadSet:
         before = self._size
         for holder, name in self._reads[1].changed():
             if id(holder) in self._keywords:
+                continue
+            if name == OF_KEYS:
                 continue
             if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
                 self._looked.pop(id(holder), None)
@@ -570,7 +610,7 @@ class ReadSet:
             value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
             users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
             changes = type(value) is int or type(value) is float  # by assignment, as a counter does
-            if users and (changes or not is_constant(value) or can_be_equal(value)) and not _is_bound_by(value):
+            if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
                 where = self._guards.get(id(holder), holder)
                 self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
                 self._seen.discard((id(holder), name))
@@ -585,6 +625,7 @@ class ReadSet:
                 self._reads = None
                 return True
             self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
+        self._ask_functions()
         for function in list(self._functions.values()):
             self._note_keywords(function)
             if has_state(function):
@@ -596,8 +637,3 @@ class ReadSet:
             return False
         self._reads = None
         return True
-
-
-def _is_bound_by(value: Any) -> bool:
-    """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
-    return hasattr(type(value), "__get__") and not is_users_class(type(value))

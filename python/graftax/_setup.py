@@ -11,7 +11,7 @@ from jax import tree_util
 
 from . import _compat, _core, _direct, _hooks, _tracebacks
 from ._code import Shown
-from ._stood_in import NewReads
+from ._signals import NewReads
 
 
 def setup() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ._code import Names, attributes_passed_on, is_never_asked, names_of, passed_on
+from ._signals import Signals
 from ._stand_ins import SCALAR_TYPES, TYPE, power, stand_ins
-
-MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 _SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
 _OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod"] + [
@@ -35,13 +34,6 @@ _FOR_SYMBOLS = frozenset({"float", "int", "pow", "sum", "type"})
 Scopes = dict[int, dict[str, Any]]  # globals, by id
 
 
-class NewReads(BaseException):
-    """The trace has met code that reads what is no root yet. The call begins anew with more roots.
-
-    No `Exception`: the traced function must not catch it.
-    """
-
-
 class _Now(threading.local):
     """The trace that runs in this thread."""
 
@@ -53,7 +45,8 @@ class _Now(threading.local):
 class StoodIn:
     """In which globals they are, of the code that ran under the traces of one function."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
         self.of_ids: Scopes = {}  # of code that calls id()
         self.of_vars: Scopes = {}  # of code that calls vars()
         self.now = _Now()
@@ -106,7 +99,7 @@ class StoodIn:
         builtins = _FOR_SYMBOLS.intersection(names_of(code).loaded)
         if stand_ins(scope, builtins, self._passed.get(id(scope), frozenset())):
             self._of_numbers[id(scope)] = scope
-            raise NewReads
+            raise self._signals.give()
 
     @property
     def tells_types(self) -> bool:

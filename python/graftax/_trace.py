@@ -16,6 +16,7 @@ import jax
 
 from . import _core
 from ._caches import clear_caches
+from ._caught import tell_of_caught
 from ._compat import (
     current_trace,
     equations,
@@ -31,11 +32,12 @@ from ._explain import _compiling, _frozen
 from ._hosts import codes as host_codes
 from ._hosts import give_own, host_functions, warn_of_copies
 from ._inner_jit import own_caches
+from ._locks import LOCKS, Locks
 from ._numbers import SymbolicNumbers
 from ._opaque import keeping_made
 from ._plan import Layout, Plan
+from ._signals import NewReads
 from ._signature import GlobalAssigned
-from ._stood_in import NewReads
 from ._ties import groups, noting
 from ._tracebacks import name_operands
 from ._untied import output_path, tell_untied
@@ -129,7 +131,33 @@ def trace(
     by_value: bool,
     numbers: bool = False,
 ) -> tuple[_core.Outcome, list[Any]]:
-    """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves."""
+    """Runs the caller's function on the graph rebuilt around `leaves`. Returns the Outcome and its output leaves.
+
+    Raises:
+        NewReads: where it was told to begin anew, whatever its code has done with that.
+    """
+    reads = caller._table.reads
+    locks = Locks(recording.instances(LOCKS))
+    try:
+        with contextlib.nullcontext() if reads is None else reads.begun(locks):
+            return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers)
+    except BaseException as error:
+        if numbers or isinstance(error, NewReads):  # it begins anew
+            locks.give_back()
+        raise
+
+
+def _trace_once(
+    plan: Plan,
+    caller: _core.Caller,
+    roots: tuple[Any, ...],
+    recording: _core.Recording,
+    layout: Layout,
+    leaves: Sequence[Any],
+    donated: Sequence[bool],
+    by_value: bool,
+    numbers: bool,
+) -> tuple[_core.Outcome, list[Any]]:
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
@@ -151,6 +179,8 @@ def trace(
             reads.see_hosts(caller._function, host_codes(since)) or not signature.has_roots_of(reads)
         ):
             raise NewReads  # a thread beside this one may have met what this trace took for known
+        if options.warns_impure:
+            tell_of_caught(plan.name, graph.raised)
         if options.captured and keep_attributes(caller, attributes):
             raise MutationError(ATTRIBUTE_SET.format(name=plan.name))
         return result

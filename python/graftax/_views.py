@@ -15,11 +15,13 @@ from typing import Any
 from jax.core import Tracer
 
 from . import _core
+from ._caught import ERRORS_OF_TRACERS
 from ._code import MISSING, Shown, content, fill
 from ._compat import inner_frames
+from ._named_functions import function_in, in_place_of
 from ._origin import Origin
 from ._reads import ReadSet
-from ._stood_in import NewReads
+from ._signals import NewReads
 
 
 class _SeenAttribute(Shown):
@@ -117,6 +119,7 @@ class Rebuilt:
         self.cells: dict[int, tuple[int, types.CellType]] = {}
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
         self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
+        self.raised: list[BaseException] = []  # errors about a tracer
         self._trace: _core.Trace | None = None
         self._ids: dict[int, tuple[int, int]] = {}
 
@@ -127,6 +130,7 @@ class Rebuilt:
     def end(self) -> None:
         self._trace = None
         self._ids = {}
+        self.raised.clear()
 
     def id(self, obj: object, /) -> int:
         """What `id` is for code under the trace: of a copy, that of the caller's object."""
@@ -186,10 +190,12 @@ class Views:
         """Puts rebuilt functions under the names by which code asks for their parts; gives those in modules."""
         twins = {id(held): twin for held, twin in self.functions if twin is not held}
         out = list[Origin]()
-        for origin in reads.asked.origins() if twins else ():
-            twin = twins.get(id(origin.value()))
+        for origin in reads.named.places() if twins else ():
+            value = origin.value()
+            twin = twins.get(id(function_in(value)))
             if twin is None or origin.key in shown:
                 continue
+            twin = in_place_of(value, twin)
             if isinstance(origin.holder, type):
                 self._classes[origin.key] = _SeenAttribute(origin, twin)
             else:
@@ -251,13 +257,15 @@ class Views:
     def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
         enter = functools.partial(reads.enter, self._rebuilt.functions)
         reads.begin({origin.key for origin, _ in self._shown})
+        begun = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
         self._patch()
         try:
             scopes = list(self._scopes.values())
             reads.builtins.now.originals = {id(seen): scope for scope, seen in scopes}
-            result = _core.run_watched(function, enter, reads.known, scopes, self.functions, inner_frames())
+            heard = enter, reads.known, scopes, self.functions, inner_frames()
+            result = _core.run_watched(function, *heard, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
         finally:
-            replaced = self._unpatch(reads)
+            replaced = [*self._unpatch(reads), *self._set_by_computed_names(begun, reads)]
             for origin in replaced:
                 reads.assign(origin)
             is_new = reads.end()
@@ -271,6 +279,18 @@ class Views:
                 if seen.get(name, MISSING) is not scope.get(name, MISSING):
                     Origin(scope, name).put(seen.get(name, MISSING))
         return result
+
+    def _set_by_computed_names(self, begun: dict[int, dict[str, Any]], reads: ReadSet) -> list[Origin]:
+        """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
+        known = {origin.key for origin, _ in self._shown} | reads.left
+        return [
+            Origin(scope, name, True)
+            for i, (scope, seen) in self._scopes.items()
+            if i in begun
+            for name in seen.keys() | begun[i].keys()
+            if seen.get(name, MISSING) is not begun[i].get(name, MISSING)
+            if (i, name) not in known and name != "__builtins__"
+        ]
 
     def _now(self, origin: Origin) -> Any:
         if isinstance(origin.holder, type):

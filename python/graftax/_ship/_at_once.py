@@ -14,7 +14,7 @@ import jax
 from .. import _core
 from .._explain import Look, Variant
 from .._meeting import compares
-from .._stood_in import NewReads
+from .._signals import NewReads
 from .._structure import Structure
 from ._digest import digest, names_of_instances
 from ._programs import Program, Token, fitting

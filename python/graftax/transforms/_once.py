@@ -22,8 +22,8 @@ from .._numbers import SymbolicNumbers
 from .._options import Options
 from .._origin import Origin
 from .._plan import Plan
+from .._signals import NewReads
 from .._signature import Signature, global_names, resolve
-from .._stood_in import NewReads
 from .._table import FunctionTable
 from .._trace import Flat, definition_of, flat_function
 

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks and semaphores that a trace has taken: where it begins anew, they are as they were when it began."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+RLock = type(threading.RLock())
+LOCKS = (type(threading.Lock()), RLock, threading.Condition, threading.Semaphore)
+
+
+class Locks:
+    """What the locks that the code of a trace knows were, before it ran."""
+
+    def __init__(self, locks: Iterable[Any]) -> None:
+        self._before: dict[int, tuple[Any, int]] = {}
+        for lock in locks:
+            self.note(lock)
+
+    def note(self, lock: Any) -> None:
+        lock = _inner(lock)
+        if id(lock) not in self._before:
+            self._before[id(lock)] = lock, _free(lock)
+
+    def give_back(self) -> None:
+        """Releases what was taken since, and takes what was released."""
+        for lock, before in self._before.values():
+            now = _free(lock)
+            for _ in range(before - now):
+                lock.release()
+            for _ in range(now - before):
+                lock.acquire(blocking=False)
+
+
+def _inner(lock: Any) -> Any:
+    return lock._lock if isinstance(lock, threading.Condition) else lock
+
+
+def _free(lock: Any) -> int:
+    """How often it can be taken, from any number on."""
+    if isinstance(lock, threading.Semaphore):
+        return lock._value
+    if isinstance(lock, RLock):
+        count = re.search(r"count=(\d+)", repr(lock)) if lock._is_owned() else None
+        return -int(count[1]) if count else 0
+    return -int(lock.locked()) if isinstance(lock, LOCKS) else 0
