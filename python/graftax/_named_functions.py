@@ -49,6 +49,11 @@ def _same_items(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(value is b[key] for key, value in a.items())
 
 
+def attribute_names(function: FunctionType) -> list[str]:
+    """The names of a function's attributes, without the table that graftax keeps there."""
+    return sorted(name for name in vars(function) if not name.startswith("__graftax"))
+
+
 def function_in(value: Any) -> FunctionType | None:
     """The function that this is, or that this static method or class method holds."""
     if isinstance(value, staticmethod | classmethod):

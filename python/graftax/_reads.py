@@ -296,11 +296,11 @@ class ReadSet:
                 place = owner, attribute
             else:
                 function = function_in(value)
-                if users and function is not None and self._name_function(function, place) and attribute in asked:
+                if users and function is not None and self.note_function(function, place) and attribute in asked:
                     self._add_origin(Origin(function, None))
                 return
         function = function_in(value) if users else None
-        if function is not None and self._name_function(function, place) and not PARTS.isdisjoint(names.attributes):
+        if function is not None and self.note_function(function, place) and not PARTS.isdisjoint(names.attributes):
             self._add_origin(Origin(function, None))  # asked under another name, perhaps
         if isinstance(value, type):
             self._add_class(value)
@@ -309,7 +309,7 @@ class ReadSet:
         else:
             note_cache(value)
 
-    def _name_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
+    def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
         """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
         at = function.__code__
         if _core.made_in_trace(function) or not self._is_older(at) or not is_users_code(at, function.__globals__):
@@ -446,7 +446,7 @@ class ReadSet:
             holder, value = in_class(cls, name)
             note_cache(value)
             if (function := function_in(value)) is not None:
-                self._name_function(function, (holder, name))
+                self.note_function(function, (holder, name))
             if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
                 self._note(holder, name, value, holder not in self._laid_open)
             else:

@@ -13,10 +13,12 @@ import pickle
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
-from .._code import MISSING, in_class, is_users_class, is_users_scope
+from .._code import MISSING, OF_KEYS, in_class, is_users_class, is_users_scope
 from .._errors import GraftaxError
+from .._named_functions import attribute_names
 from .._origin import Origin
 from .._reads import ReadSet
 from ._digest import Nameless, token
@@ -41,6 +43,8 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
     bindings: list[tuple[Holder, str]] = []
     bound: dict[int, Holder] = {}  # functions, by a name that they are bound to
     for at, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
+        if key == OF_KEYS:  # of the attributes of a function, which `attributes` below names
+            continue
         holder = reads._keywords.get(id(at), at)  # pyright: ignore[reportPrivateUsage]
         if _is_users(holder):  # what a library reads goes with its version
             bindings.append((_holder(holder, name, {}), key))
@@ -57,12 +61,24 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
         "origins": [(holder_of(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
         "bindings": [(holder, key, binding_token(_value(found(holder), key))) for holder, key in bindings],
         "functions": [(holder_of(function), binding_token(function)) for function in functions],
+        "attributes": [(holder, names) for holder, names in _attributes(reads, name, bound)],
         "cells": [(holder, key, binding_token(_cell(found(holder), key).cell_contents)) for holder, key in cells],
         "hidden": sorted(reads.hidden),
         "assigned": sorted(reads.assigned_own),
         "classes": [holder_of(cls) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
+
+
+def _attributes(reads: ReadSet, name: str, bound: dict[int, Holder]) -> Iterator[tuple[Holder, list[str]]]:
+    """The functions that code may ask for attributes, and which attributes they have."""
+    for function in reads.named.functions():
+        names = attribute_names(function)
+        try:
+            yield _holder(function, name, bound), names
+        except GraftaxError:
+            if names:
+                raise
 
 
 def version_of(package: str) -> str | None:
@@ -81,6 +97,7 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
         functions = [(found(holder), was) for holder, was in data["functions"]]
         cells = [(found(holder), name, was) for holder, name, was in data["cells"]]
         classes = [found(holder) for holder in data["classes"]]
+        named = [(found(holder), names) for holder, names in data["attributes"]]
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
     for package, was in data["versions"].items():
@@ -92,6 +109,9 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     for function, was in functions:
         if binding_token(function) != was:
             return f"function {function.__qualname__} is another one"
+    for function, names in named:
+        if attribute_names(function) != names:
+            return f"function {function.__qualname__} has other attributes"
     for function, name, was in cells:
         if binding_token(_cell(function, name).cell_contents) != was:
             return f"{name}, a variable of {function.__qualname__}, is another one"
@@ -106,6 +126,8 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
     reads.origins.sort(key=lambda origin: order[origin.what])
     reads.hidden |= set(data["hidden"])
     _note(reads, bindings, functions, cells, classes)
+    for function, _ in named:
+        reads.note_function(function)
     return None
 
 
