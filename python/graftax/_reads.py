@@ -38,6 +38,8 @@ from ._code import (
     is_never_asked,
     is_of_module,
     is_open_scope,
+    is_protocol,
+    is_special,
     is_users_class,
     is_users_code,
     is_users_scope,
@@ -58,6 +60,7 @@ from ._signals import Signals
 from ._stood_in import StoodIn
 
 _MOST_BINDINGS = 50_000
+_MOST_LOOKED_AT = 100  # items of a constant, for the classes among them
 
 
 class ReadSet:
@@ -103,6 +106,9 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
+        self._computes_names = False  # is there code that asks for attributes by names that it computes?
+        self._matches = False  # is there code that matches classes?
+        self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
         self._foreseen: dict[tuple[int, str | None], Origin] = {}  # roots whose code has not run yet
         self._foreseen_of: types.CodeType | None = None
         self._locks: dict[int, Any] = {}  # that bindings lead to
@@ -240,6 +246,13 @@ class ReadSet:
         if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
             self._reads_names = True
             self._looked.clear()
+        if users and names.computes and not self._computes_names:
+            self._reads_names = self._computes_names = True
+            self._looked.clear()
+        if users and names.matches and not self._matches:
+            self._matches = True
+            for cls in list(self._classes):
+                self._attributes |= {"__match_args__", *_match_args(cls)}
         if users:
             if is_of_module(scope):
                 self._scopes.setdefault(id(scope), scope)
@@ -248,8 +261,12 @@ class ReadSet:
             self._attributes |= names.attributes
             self._of_super |= names.of_super
             self._stored_attributes |= names.stored_attributes
+            for value in (*cells.values(), *_defaults_of(function)):
+                self._add_classes_in(value)
             for name in names.stored:
                 self.assign(Origin(scope, name, True))
+        else:
+            self._of_libraries |= names.attributes
         for chain in names.chains:
             if chain[0] in self._receivers and code in self._receiving:
                 continue
@@ -426,14 +443,37 @@ class ReadSet:
         if cls not in self._classes and is_users_class(cls):
             self._classes[cls] = None
             self._add_class(type(cls))
-            for base in cls.__mro__[:-1]:
-                for name, value in vars(base).items():
-                    if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
-                        self._note(cls, name, value, False)
+            if self._matches:
+                self._attributes |= {"__match_args__", *_match_args(cls)}
+            if is_protocol(cls):
+                self._attributes |= {name for name in vars(cls) if not name.startswith("_")}
+            for base in cls.__mro__[1:]:
+                self._add_class(base)
+            self._note(cls, OF_NAMES, MISSING, False)
+            self._note_methods(cls)
+
+    def _note_methods(self, cls: type) -> None:
+        for base in cls.__mro__[:-1]:
+            for name, value in vars(base).items():
+                is_method = isinstance(value, (types.FunctionType, property, staticmethod, classmethod))
+                if is_method or (is_special(name) and is_users_class(base)):
+                    self._note(cls, name, value, False)
+
+    def _add_classes_in(self, value: Any, depth: int = 2) -> None:
+        """Notes the classes in a constant, and those of what it holds."""
+        if isinstance(value, type):
+            self._add_class(value)
+        elif type(value) in (tuple, list, set, frozenset, dict) and depth and len(value) <= _MOST_LOOKED_AT:
+            for item in list(value):
+                self._add_classes_in(item, depth - 1)
+            for item in list(value.values()) if type(value) is dict else ():
+                self._add_classes_in(item, depth - 1)
+        else:
+            self._add_class(type(value))
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
-        count = len(self._attributes) + len(self._of_super) + len(self._texts)
+        count = len(self._attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
         for cls in list(self._classes):
             if self._looked.get(id(cls)) != count:
                 self._looked[id(cls)] = count
@@ -479,9 +519,11 @@ class ReadSet:
     def _look_up_in_class(self, cls: type) -> None:
         if self._reads_names:
             self._note_names(cls)
-        for name in list(self._attributes):
+        of_libraries = self._of_libraries.intersection(*[set().union(*map(vars, filter(is_users_class, cls.__mro__)))])
+        for name in self._attributes | of_libraries:
             holder, value = in_class(cls, name)
             note_cache(value)
+            self._add_classes_in(value)
             if (function := function_in(value)) is not None:
                 self._name_function(function, (holder, name))
             if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
@@ -512,8 +554,9 @@ class ReadSet:
                 if name == "_abc_impl":  # the interpreter's own notes on an abstract class
                     continue
                 value = own_value(base, name)
-                shows = bool(self.builtins.of_vars) and base not in self._laid_open
-                self._note(base, name, value, shows and not is_bound_by(value))
+                shows = (self._computes_names or bool(self.builtins.of_vars)) and base not in self._laid_open
+                is_root = shows and not is_bound_by(value) and not is_constant(value)
+                self._note(base, name, value, is_root and not _is_refused(Origin(base, name)))
 
     @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
@@ -634,13 +677,17 @@ class ReadSet:
         if self._reads is None or self._reads[1].holds():
             return False
         before = self._size
-        for holder, name in self._reads[1].changed():
+        reads = self._reads[1]
+        for holder, name in reads.changed():
             if id(holder) in self._keywords:
                 continue
             if name == OF_KEYS:
                 continue
             if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
-                self._looked.pop(id(holder), None)
+                for cls in [cls for cls in list(self._classes) if holder in cls.__mro__]:
+                    self._looked.pop(id(cls), None)
+                    self._note_methods(cls)
+                self._reads = None
                 continue
             if holder is self._scope and name in self._receivers & self.hidden:
                 continue
@@ -655,7 +702,7 @@ class ReadSet:
                 self._add_origin(Origin(owner or holder, name))
                 if changes:
                     self.changing.add((id(owner or holder), name))
-        for cell in self._reads[1].changed_cells():
+        for cell in reads.changed_cells():
             if id(cell) in self._hosts:
                 if self._hosts[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
                     self.hidden.discard(self._hosts.pop(id(cell))[1])
@@ -674,6 +721,17 @@ class ReadSet:
             return False
         self._reads = None
         return True
+
+
+def _defaults_of(function: Any) -> tuple[Any, ...]:
+    if not isinstance(function, types.FunctionType):
+        return ()
+    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+
+
+def _match_args(cls: type) -> tuple[str, ...]:
+    found = in_class(cls, "__match_args__")[1]
+    return found if isinstance(found, tuple) else ()
 
 
 def _is_refused(origin: Origin) -> bool:
