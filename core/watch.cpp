@@ -166,19 +166,35 @@ bool is_dunder(PyObject* name) {
   return PyUnicode_GET_LENGTH(name) > 4 && PyUnicode_READ_CHAR(name, 0) == '_' && PyUnicode_READ_CHAR(name, 1) == '_';
 }
 
+// What Python, or a library that copies or shows an object, puts into a class by itself.
+bool is_of_python(PyObject* name) {
+  static PyObject* const names = [] {
+    PyObject* set = PyFrozenSet_New(nullptr);
+    for (const char* text : {"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
+                             "__annotate__", "__annotate_func__", "__annotations_cache__", "__static_attributes__",
+                             "__firstlineno__", "__abstractmethods__", "__parameters__", "__orig_bases__",
+                             "__type_params__", "__slotnames__", "__signature__", "_abc_impl"})
+      PySet_Add(set, interned(text));
+    return set;
+  }();
+  return PySet_Contains(names, name) == 1;
+}
+
 // Does code read all names of a class, with `vars(cls)`, or may it ask a function for an attribute?
 bool is_of_names(const Read& b) {
   static PyObject* const name = interned("__dict__");
   return PyType_Check(b.holder) ? b.name == name : b.name == of_keys();
 }
 
-// The names that a class or a dict itself has, but for Python's own and ours.
+// The names that a class has, but for those that Python gives it, or the keys of a dict, but for Python's own and ours.
 Owned names_now(const Read& b) {
   Owned out = own(PyFrozenSet_New(nullptr));
-  PyObject* dict = PyType_Check(b.holder) ? reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict : b.holder;
+  bool is_class = PyType_Check(b.holder);
+  PyObject* dict = is_class ? reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict : b.holder;
   PyObject *key, *value;
   for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);)
-    if (PyUnicode_Check(key) && !is_dunder(key) && key != runtime.tables) check(PySet_Add(out.get(), key));
+    if (PyUnicode_Check(key) && (is_class ? !is_of_python(key) : !is_dunder(key) && key != runtime.tables))
+      check(PySet_Add(out.get(), key));
   return out;
 }
 
@@ -217,6 +233,9 @@ bool function_holds(FunctionRead& f) {
   }
   return PyFunction_GET_CODE(f.function) == f.code && PyFunction_GET_KW_DEFAULTS(f.function) == f.keywords;
 }
+
+// That of a class, in which nothing has changed while it is the same; 0 where it has none.
+unsigned version_of(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type)->tp_version_tag; }
 
 // What is under the name now, kept alive or not as `guard` says.
 void note_value(Read& b) {
@@ -319,7 +338,10 @@ bool reads_hold(Reads& r) {
   for (size_t i = 0; i < r.bindings.size(); ++i) {
     const Read b = r.bindings[i];
     if (!b.is_gone() && !arm(b)) is_told = false;
+    unsigned version = is_of_names(b) && PyType_Check(b.holder) ? version_of(b.holder) : 0;
+    if (version != 0 && version == b.version) continue;
     held = held && holds(b);
+    if (held && i < r.bindings.size()) r.bindings[i].version = version;
   }
   for (FunctionRead& f : r.functions) held = function_holds(f) && held;
   for (size_t i = 0; i < r.cells.size(); ++i) {

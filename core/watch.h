@@ -15,6 +15,7 @@ struct Read {
   PyObject* name;
   PyObject* value;            // a weak reference to it where there is a guard, and it can be referred to
   PyObject* guard = nullptr;  // a weak reference to a function: its globals, the holder, are kept alive by it alone
+  unsigned version = 0;       // of a class whose names are read: that in which they were seen to be the same
   bool is_gone() const { return guard && !weak_target(guard); }
 };
 

@@ -58,6 +58,7 @@ LAYERS = [
         "_reads",
         "_reads_of_symbols",
         "_signals",
+        "_foreseen",
         "_locks",
         "_caught",
         "_host_names",

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,6 +128,8 @@ class Names(NamedTuple):
     stored_attributes: frozenset[str]
     of_super: frozenset[str]  # attributes that it may ask `super()` for
     texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
+    computes: bool  # does it ask for attributes by names that it computes, or for all names?
+    matches: bool  # does it match classes, by the names in their `__match_args__`?
 
 
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
@@ -136,7 +138,9 @@ _WHERE = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
 _LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
 _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
-_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars"))
+_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"))
+_OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
+_NO_PART = frozenset(("CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
 _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 
 
@@ -168,8 +172,10 @@ class _Scan:
             if at.opname not in ("CACHE", "COPY"):  # a copy is what was named last
                 self._read(at.opname, at.argval)
         texts: set[str] = set()
-        if not _BY_TEXT.isdisjoint(self.loaded):
-            texts = {c for c in self.code.co_consts if isinstance(c, str) and c.isidentifier()}
+        instructions = [at for at in dis.get_instructions(self.code) if at.opname not in _NO_PART]
+        matches = any(at.opname == "MATCH_CLASS" for at in instructions)
+        if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
+            texts = {text for text in _texts_in(self.code.co_consts) if text.isidentifier()}
             self.attributes |= texts
             self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
         found = self.chains
@@ -185,6 +191,8 @@ class _Scan:
             frozenset(self.stored_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
             frozenset(texts),
+            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes}) or _computes_names(instructions),
+            matches,
         )
 
     def _read(self, op: str, name: Any) -> None:
@@ -235,6 +243,34 @@ class _Scan:
             inside = self._module.startswith(f"{variable}.")
             self.imports[variable] = self._module.partition(".")[0] if inside else self._module
             self._module = ""
+
+
+def _texts_in(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple | frozenset):
+            yield from _texts_in(tuple(value))
+
+
+def _computes_names(instructions: list[dis.Instruction]) -> bool:
+    """Is there a `getattr(x, name)` or `hasattr(x, name)` whose name is no text in the code?"""
+    for i, at in enumerate(instructions):
+        if at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in ("getattr", "hasattr"):
+            depth = 0  # values on the stack since: the first is the object, the second the name
+            for part in instructions[i + 1 :]:
+                if part.opname == "PUSH_NULL":
+                    continue
+                before, depth = depth, depth + dis.stack_effect(part.opcode, part.arg if part.arg is not None else None)
+                if part.opname in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW") and depth >= 2 > before:
+                    return True
+                if before == 1 and depth == 2:
+                    if part.opname != "LOAD_CONST":
+                        return True
+                    break
+                if depth < 0 or "JUMP" in part.opname:
+                    return True
+    return False
 
 
 def nested_codes(code: types.CodeType) -> list[types.CodeType]:
@@ -437,6 +473,11 @@ def own_value(cls: type, name: str) -> Any:
     return value.original if isinstance(value, Shown) else value
 
 
+_OF_PYTHON = frozenset(
+    ["__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__annotate__"]
+    + ["__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__orig_bases__"]
+    + ["__abstractmethods__", "__parameters__", "__type_params__", "__slotnames__", "__signature__", "__hash__"]
+)
 OF_NAMES = "__dict__"  # as a binding of a class: which names it has
 OF_KEYS = "*"  # as a binding of a dict: which keys it has
 PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
@@ -449,6 +490,15 @@ def in_class(cls: type, name: str) -> tuple[type | None, Any]:
         if name in vars(base):
             return base, own_value(base, name)
     return None, MISSING
+
+
+def is_special(name: str) -> bool:
+    """Is it the name of a method, or a table, that Python itself looks up in a class?"""
+    return name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+
+
+def is_protocol(cls: type) -> bool:
+    return bool(getattr(cls, "_is_protocol", False))
 
 
 def is_bound_by(value: Any) -> bool:

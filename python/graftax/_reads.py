@@ -38,6 +38,8 @@ from ._code import (
     is_never_asked,
     is_of_module,
     is_open_scope,
+    is_protocol,
+    is_special,
     is_users_class,
     is_users_code,
     is_users_scope,
@@ -46,6 +48,8 @@ from ._code import (
     own_value,
     resolve_lazy_imports,
 )
+from ._errors import GraftaxError
+from ._foreseen import foresee
 from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
@@ -57,6 +61,7 @@ from ._signals import Signals
 from ._stood_in import StoodIn
 
 _MOST_BINDINGS = 50_000
+_MOST_LOOKED_AT = 100  # items of a constant, for the classes among them
 
 
 class ReadSet:
@@ -102,6 +107,11 @@ class ReadSet:
         self._of_super: set[str] = set()
         self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
         self._classes: dict[type, None] = {}
+        self._computes_names = False  # is there code that asks for attributes by names that it computes?
+        self._matches = False  # is there code that matches classes?
+        self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
+        self._foreseen: dict[tuple[int, str | None], Origin] = {}  # roots whose code has not run yet
+        self._foreseen_of: types.CodeType | None = None
         self._locks: dict[int, Any] = {}  # that bindings lead to
         self._texts: set[str] = set()  # attributes that code may name by texts
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
@@ -136,6 +146,7 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
+            self._foreseen.pop((id(function), None), None)
         if self._is_jitted_inside(code, function, present):
             return self.signals.give()
         hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
@@ -236,6 +247,13 @@ class ReadSet:
         if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
             self._reads_names = True
             self._looked.clear()
+        if users and names.computes and not self._computes_names:
+            self._reads_names = self._computes_names = True
+            self._looked.clear()
+        if users and names.matches and not self._matches:
+            self._matches = True
+            for cls in list(self._classes):
+                self._attributes |= {"__match_args__", *_match_args(cls)}
         if users:
             if is_of_module(scope):
                 self._scopes.setdefault(id(scope), scope)
@@ -244,8 +262,12 @@ class ReadSet:
             self._attributes |= names.attributes
             self._of_super |= names.of_super
             self._stored_attributes |= names.stored_attributes
+            for value in (*cells.values(), *_defaults_of(function)):
+                self._add_classes_in(value)
             for name in names.stored:
                 self.assign(Origin(scope, name, True))
+        else:
+            self._of_libraries |= names.attributes
         for chain in names.chains:
             if chain[0] in self._receivers and code in self._receiving:
                 continue
@@ -344,8 +366,41 @@ class ReadSet:
         """Was a function of this code made before the trace, as far as one can tell?"""
         return _core.has_watchers or code not in self._inner
 
+    @alone
+    def foresee(self, function: types.FunctionType) -> bool:
+        """Makes roots of what the code that it names is going to read, once. True where there is any."""
+        if self._foreseen_of is function.__code__:
+            return False
+        self._foreseen_of = function.__code__
+        for origin in foresee(function, self._classes):
+            if origin.key not in self._seen and origin.key not in self.left and origin.name not in self.hidden:
+                self._seen.add(origin.key)
+                self.origins.append(origin)
+                self._foreseen[origin.key] = origin
+        return bool(self._foreseen)
+
+    @alone
+    def forget_refused(self) -> bool:
+        """What was foreseen and cannot be a root is none, until it is read. True where there is any."""
+        return self._forget({key: origin for key, origin in self._foreseen.items() if _is_refused(origin)})
+
+    @alone
+    def forget_foreseen(self) -> bool:
+        """What was foreseen and not read is no root. True where there is any."""
+        return self._forget(self._foreseen)
+
+    def _forget(self, left: dict[tuple[int, str | None], Origin]) -> bool:
+        self._foreseen = {key: origin for key, origin in self._foreseen.items() if key not in left}
+        self.origins = [origin for origin in self.origins if origin.key not in left]
+        self._seen -= left.keys()
+        return bool(left)
+
     def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
         self._now.touched.add((id(holder), name))
+        if (id(holder), name) in self._foreseen:
+            if not can_be_root:
+                return
+            del self._foreseen[id(holder), name]
         if (id(holder), name) in self._own:
             self._shared.add(name)
             self.hidden.discard(name)
@@ -364,6 +419,7 @@ class ReadSet:
             self._now.locks.note(value)
 
     def _add_origin(self, origin: Origin) -> None:
+        self._foreseen.pop(origin.key, None)
         if origin.key not in self._seen:
             self._seen.add(origin.key)
             self.origins.append(origin)
@@ -374,6 +430,7 @@ class ReadSet:
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""
+        self._foreseen.pop(origin.key, None)
         if origin.key in self.left or any(p.what == origin.what for p in self.origins):
             return
         if origin.key in self._own:
@@ -389,14 +446,37 @@ class ReadSet:
         if cls not in self._classes and is_users_class(cls):
             self._classes[cls] = None
             self._add_class(type(cls))
-            for base in cls.__mro__[:-1]:
-                for name, value in vars(base).items():
-                    if isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
-                        self._note(cls, name, value, False)
+            if self._matches:
+                self._attributes |= {"__match_args__", *_match_args(cls)}
+            if is_protocol(cls):
+                self._attributes |= {name for name in vars(cls) if not name.startswith("_")}
+            for base in cls.__mro__[1:]:
+                self._add_class(base)
+            self._note(cls, OF_NAMES, MISSING, False)
+            self._note_methods(cls)
+
+    def _note_methods(self, cls: type) -> None:
+        for base in cls.__mro__[:-1]:
+            for name, value in vars(base).items():
+                is_method = isinstance(value, (types.FunctionType, property, staticmethod, classmethod))
+                if is_method or (is_special(name) and is_users_class(base)):
+                    self._note(cls, name, value, False)
+
+    def _add_classes_in(self, value: Any, depth: int = 2) -> None:
+        """Notes the classes in a constant, and those of what it holds."""
+        if isinstance(value, type):
+            self._add_class(value)
+        elif type(value) in (tuple, list, set, frozenset, dict) and depth and len(value) <= _MOST_LOOKED_AT:
+            for item in list(value):
+                self._add_classes_in(item, depth - 1)
+            for item in list(value.values()) if type(value) is dict else ():
+                self._add_classes_in(item, depth - 1)
+        else:
+            self._add_class(type(value))
 
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
-        count = len(self._attributes) + len(self._of_super) + len(self._texts)
+        count = len(self._attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
         for cls in list(self._classes):
             if self._looked.get(id(cls)) != count:
                 self._looked[id(cls)] = count
@@ -442,9 +522,11 @@ class ReadSet:
     def _look_up_in_class(self, cls: type) -> None:
         if self._reads_names:
             self._note_names(cls)
-        for name in list(self._attributes):
+        of_libraries = self._of_libraries.intersection(*[set().union(*map(vars, filter(is_users_class, cls.__mro__)))])
+        for name in self._attributes | of_libraries:
             holder, value = in_class(cls, name)
             note_cache(value)
+            self._add_classes_in(value)
             if (function := function_in(value)) is not None:
                 self.note_function(function, (holder, name))
             if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
@@ -475,8 +557,9 @@ class ReadSet:
                 if name == "_abc_impl":  # the interpreter's own notes on an abstract class
                     continue
                 value = own_value(base, name)
-                shows = bool(self.builtins.of_vars) and base not in self._laid_open
-                self._note(base, name, value, shows and not is_bound_by(value))
+                shows = (self._computes_names or bool(self.builtins.of_vars)) and base not in self._laid_open
+                is_root = shows and not is_bound_by(value) and not is_constant(value)
+                self._note(base, name, value, is_root and not _is_refused(Origin(base, name)))
 
     @alone
     def leave_out(self, origins: Iterable[Origin]) -> bool:
@@ -597,13 +680,17 @@ class ReadSet:
         if self._reads is None or self._reads[1].holds():
             return False
         before = self._size
-        for holder, name in self._reads[1].changed():
+        reads = self._reads[1]
+        for holder, name in reads.changed():
             if id(holder) in self._keywords:
                 continue
             if name == OF_KEYS:
                 continue
             if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
-                self._looked.pop(id(holder), None)
+                for cls in [cls for cls in list(self._classes) if holder in cls.__mro__]:
+                    self._looked.pop(id(cls), None)
+                    self._note_methods(cls)
+                self._reads = None
                 continue
             if holder is self._scope and name in self._receivers & self.hidden:
                 continue
@@ -618,7 +705,7 @@ class ReadSet:
                 self._add_origin(Origin(owner or holder, name))
                 if changes:
                     self.changing.add((id(owner or holder), name))
-        for cell in self._reads[1].changed_cells():
+        for cell in reads.changed_cells():
             if id(cell) in self._hosts:
                 if self._hosts[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
                     self.hidden.discard(self._hosts.pop(id(cell))[1])
@@ -637,3 +724,22 @@ class ReadSet:
             return False
         self._reads = None
         return True
+
+
+def _defaults_of(function: Any) -> tuple[Any, ...]:
+    if not isinstance(function, types.FunctionType):
+        return ()
+    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+
+
+def _match_args(cls: type) -> tuple[str, ...]:
+    found = in_class(cls, "__match_args__")[1]
+    return found if isinstance(found, tuple) else ()
+
+
+def _is_refused(origin: Origin) -> bool:
+    try:
+        _core.record((origin.value(),), (origin.text(),))
+    except GraftaxError:
+        return True
+    return False
