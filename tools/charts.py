@@ -33,7 +33,7 @@ CASES = {
 WIDTH, LEFT, BAR = 760, 190, 18
 
 
-def _svg(height: float, label: str, parts: list[str]) -> str:
+def svg(height: float, label: str, parts: list[str]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
     )
@@ -42,8 +42,8 @@ def _svg(height: float, label: str, parts: list[str]) -> str:
     return f'{head} role="img" aria-label="{label}">{style}\n{body}\n</svg>\n'
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
+def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
 def ratios(results: dict[str, Any]) -> str:
@@ -57,22 +57,22 @@ def ratios(results: dict[str, Any]) -> str:
 
     y, bars = 34.0, []
     for case, title in CASES.items():
-        bars.append(_text(12, y + 4, title, "soft"))
+        bars.append(text(12, y + 4, title, "soft"))
         y += 14
         for subject, colour in COLOURS.items():
             ratio = cells.get((case, subject))
             if ratio is None or subject == "jax_flat":
                 continue
-            bars.append(_text(LEFT - 8, y + 14, table["subjects"][subject], "", "end"))
+            bars.append(text(LEFT - 8, y + 14, table["subjects"][subject], "", "end"))
             width = at(ratio) - LEFT
             bars.append(f'<rect x="{LEFT}" y="{y:g}" width="{width:.1f}" height="{BAR}" rx="2" fill="{colour}"/>')
-            bars.append(_text(LEFT + width + 6, y + 14, f"{ratio:.2f}"))
+            bars.append(text(LEFT + width + 6, y + 14, f"{ratio:.2f}"))
             y += BAR + 4
         y += 18
     one = at(1)
     mark = f'<line class="one" x1="{one:.1f}" x2="{one:.1f}" y1="24" y2="{y - 14:g}"/>'
-    head = _text(one, 18, "jax.jit, flat list of the same arrays = 1 (logarithmic)", "soft", "middle")
-    return _svg(y, "The time of a call over that of jax.jit, by library", [head, mark, *bars])
+    head = text(one, 18, "jax.jit, flat list of the same arrays = 1 (logarithmic)", "soft", "middle")
+    return svg(y, "The time of a call over that of jax.jit, by library", [head, mark, *bars])
 
 
 def growth(results: dict[str, Any]) -> str:
@@ -88,11 +88,11 @@ def growth(results: dict[str, Any]) -> str:
     def y(us: float) -> float:
         return bottom - math.log10(us) / 5 * (bottom - top)
 
-    parts = [_text(12, 16, "microseconds of a call", "soft"), _text((70 + right) / 2, 376, "arrays", "soft", "middle")]
+    parts = [text(12, 16, "microseconds of a call", "soft"), text((70 + right) / 2, 376, "arrays", "soft", "middle")]
     for power in range(6):
         parts.append(f'<line class="line" x1="70" x2="{right:g}" y1="{y(10**power):.1f}" y2="{y(10**power):.1f}"/>')
-        parts.append(_text(62, y(10**power) + 4, f"{10**power:,}", "soft", "end"))
-    parts += [_text(x(n), 358, f"{n:,}", "soft", "middle") for n in sizes]
+        parts.append(text(62, y(10**power) + 4, f"{10**power:,}", "soft", "end"))
+    parts += [text(x(n), 358, f"{n:,}", "soft", "middle") for n in sizes]
     ends: list[float] = []
     curves = [
         (s, sorted((r["leaves"], r["seconds"] * 1e6) for r in rows if r["subject"] == s)) for s in series["subjects"]
@@ -104,8 +104,8 @@ def growth(results: dict[str, Any]) -> str:
         end = max(y(points[-1][1]), ends[-1] + 16 if ends else 0)
         ends.append(end)
         parts.append(f'<circle cx="{right + 16:g}" cy="{end:.1f}" r="4" fill="{COLOURS[subject]}"/>')
-        parts.append(_text(right + 26, end + 4, series["subjects"][subject]))
-    return _svg(390, "How the time of a call grows with the number of arrays", parts)
+        parts.append(text(right + 26, end + 4, series["subjects"][subject]))
+    return svg(390, "How the time of a call grows with the number of arrays", parts)
 
 
 CHARTS = {"ratios.svg": ratios, "growth.svg": growth}

@@ -31,8 +31,8 @@ PAGES = {
 }
 # Names of examples that their files do not tell.
 EXAMPLE_NAMES = {"gpt": "GPT", "maml": "MAML", "multihost_train": "Several hosts", "nnx_training": "Flax NNX"}
-EXAMPLES, API = "examples/index.md", "api/index.md"
-FOLDERS = {"examples": EXAMPLES, "python/graftax": API}
+API = "api/index.md"
+FOLDERS = {"examples": "gallery.md", "python/graftax": API}
 LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
 # The pages of the API: a title, what is there, and the modules that the names are imported from. The first name of each
@@ -123,7 +123,7 @@ def on_config(config: Any) -> Any:
     named = set(re.findall(r"'([\w./-]+\.md)'", repr(nav)))
     sections = {name: part[name] for part in nav for name in part if isinstance(part[name], list)}
     examples = [place for place in PAGES if place.startswith("examples/") and place not in named]
-    sections["Tutorials"].append({"Examples": [EXAMPLES, *({name_of(place): place} for place in examples)]})
+    sections["Tutorials"].append({"More examples": [{name_of(place): place} for place in examples]})
     api = [{title: f"api/{group}.md"} for group, (title, _, _) in GROUPS.items()]
     sections["Reference"].insert(0, {"API": [API, *api]})
     for place in sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")):
@@ -143,8 +143,6 @@ def on_files(files: Any, config: Any) -> Any:
         made[place] = text
     for name in ("iframe-worker.js", "site.css"):
         made[f"assets/{name}"] = (ROOT / "tools" / name).read_text(encoding="utf-8")
-    listed = [f"- [{Path(p).stem}.py]({Path(p).name}): {title_of(s)}." for p, s in PAGES.items() if "examples/" in p]
-    made[EXAMPLES] = "\n".join(["# Examples", "", "Each is one file that runs as it stands.", "", *listed, ""])
     contents = ["# API", "", "Everything here is an attribute of `graftax`."]
     for group, names in grouped_names().items():
         title, about, _ = GROUPS[group]
@@ -180,7 +178,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def led(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
-        if re.match(r"\w+:", target) or here in (API, EXAMPLES):
+        if re.match(r"\w+:", target) or here == API:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         place = places.get(path, path.removeprefix("docs/") if path.startswith("docs/") else None)
