@@ -241,6 +241,9 @@ class Recording:
     def named(self) -> set[Any]:
         """The classes of its nodes, and the classes and modules in it."""
 
+    def instances(self, types: tuple[type, ...]) -> list[Any]:
+        """The statics in it that are of these classes."""
+
     @property
     def nodes(self) -> list[Any]:
         """The tracked nodes, by their index."""
@@ -326,9 +329,9 @@ def forget_frames(reason: str) -> None:
     As if the interpreter's frames were not known, for the rest of the process. For tests.
     """
 
-def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False) -> Any:
+def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, raised: list[BaseException] | None = None) -> Any:
     """
-    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of.
+    f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in `functions` runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the trace is none that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.
     """
 
 def seen_function(function: Any) -> Any:
