@@ -58,7 +58,6 @@ LAYERS = [
         "_reads",
         "_reads_of_symbols",
         "_signals",
-        "_foreseen",
         "_locks",
         "_caught",
         "_host_names",

@@ -159,11 +159,8 @@ class Jitted(Stageable[P, R]):
             raise NewReads
         try:
             recording = plan.record(roots, layout, opened=opened)
-        except GraftaxError as error:
-            reads, refused = table.reads, isinstance(error, UnsupportedValueError)
-            if reads is not None and (
-                reads.forget_refused() or (refused and reads.hide_inner(self._function.__code__))
-            ):
+        except UnsupportedValueError:
+            if table.reads is not None and table.reads.hide_inner(self._function.__code__):
                 raise NewReads from None
             raise
         self._look_at(recording, plan)
@@ -285,7 +282,7 @@ class Jitted(Stageable[P, R]):
         reads.has(recording.functions)
         code = self._function.__code__
         reads.note_itself(self._function)
-        grown |= reads.refresh() | reads.see_named(recording.named) | reads.foresee(self._function)
+        grown |= reads.refresh() | reads.see_named(recording.named)
         if grown or not signature.has_roots_of(reads) or signature.code is not code:
             raise NewReads
 

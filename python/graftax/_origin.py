@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import types
 import weakref
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ class Origin(NamedTuple):
 
     def text(self) -> str:
         """How messages call it."""
-        if self.name is None or isinstance(self.holder, types.FunctionType):
+        if self.name is None:
             return f"function {self.holder.__qualname__}"
         if isinstance(self.holder, type):
             return f"class attribute {self.holder.__qualname__}.{self.name}"

@@ -49,7 +49,6 @@ from ._code import (
     resolve_lazy_imports,
 )
 from ._errors import GraftaxError
-from ._foreseen import foresee
 from ._host_names import only_in, passed_hosts, receivers
 from ._impure import ImpureCalls
 from ._inner_jit import is_inside_jit
@@ -110,8 +109,6 @@ class ReadSet:
         self._computes_names = False  # is there code that asks for attributes by names that it computes?
         self._matches = False  # is there code that matches classes?
         self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
-        self._foreseen: dict[tuple[int, str | None], Origin] = {}  # roots whose code has not run yet
-        self._foreseen_of: types.CodeType | None = None
         self._locks: dict[int, Any] = {}  # that bindings lead to
         self._texts: set[str] = set()  # attributes that code may name by texts
         self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
@@ -146,7 +143,6 @@ class ReadSet:
             return NotImplemented
         if code.co_freevars:
             self._ran.add(code)
-            self._foreseen.pop((id(function), None), None)
         if self._is_jitted_inside(code, function, present):
             return self.signals.give()
         hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
@@ -366,41 +362,8 @@ class ReadSet:
         """Was a function of this code made before the trace, as far as one can tell?"""
         return _core.has_watchers or code not in self._inner
 
-    @alone
-    def foresee(self, function: types.FunctionType) -> bool:
-        """Makes roots of what the code that it names is going to read, once. True where there is any."""
-        if self._foreseen_of is function.__code__:
-            return False
-        self._foreseen_of = function.__code__
-        for origin in foresee(function, self._classes):
-            if origin.key not in self._seen and origin.key not in self.left and origin.name not in self.hidden:
-                self._seen.add(origin.key)
-                self.origins.append(origin)
-                self._foreseen[origin.key] = origin
-        return bool(self._foreseen)
-
-    @alone
-    def forget_refused(self) -> bool:
-        """What was foreseen and cannot be a root is none, until it is read. True where there is any."""
-        return self._forget({key: origin for key, origin in self._foreseen.items() if _is_refused(origin)})
-
-    @alone
-    def forget_foreseen(self) -> bool:
-        """What was foreseen and not read is no root. True where there is any."""
-        return self._forget(self._foreseen)
-
-    def _forget(self, left: dict[tuple[int, str | None], Origin]) -> bool:
-        self._foreseen = {key: origin for key, origin in self._foreseen.items() if key not in left}
-        self.origins = [origin for origin in self.origins if origin.key not in left]
-        self._seen -= left.keys()
-        return bool(left)
-
     def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
         self._now.touched.add((id(holder), name))
-        if (id(holder), name) in self._foreseen:
-            if not can_be_root:
-                return
-            del self._foreseen[id(holder), name]
         if (id(holder), name) in self._own:
             self._shared.add(name)
             self.hidden.discard(name)
@@ -419,7 +382,6 @@ class ReadSet:
             self._now.locks.note(value)
 
     def _add_origin(self, origin: Origin) -> None:
-        self._foreseen.pop(origin.key, None)
         if origin.key not in self._seen:
             self._seen.add(origin.key)
             self.origins.append(origin)
@@ -430,7 +392,6 @@ class ReadSet:
 
     def assign(self, origin: Origin) -> None:
         """Makes a root of a name that the code assigns: what it is given is given on each call."""
-        self._foreseen.pop(origin.key, None)
         if origin.key in self.left or any(p.what == origin.what for p in self.origins):
             return
         if origin.key in self._own:

@@ -28,9 +28,6 @@ class OfSymbols(ReadSet):
     def see_receivers(self, function: types.FunctionType) -> bool:
         return False
 
-    def foresee(self, function: types.FunctionType) -> bool:
-        return False
-
     def hide_inner(self, code: types.CodeType) -> bool:
         return False
 

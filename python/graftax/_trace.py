@@ -176,9 +176,7 @@ def _trace_once(
                 run = functools.partial(signature.call, *given)
                 result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
         if reads is not None and (
-            reads.see_hosts(caller._function, host_codes(since))
-            or reads.forget_foreseen()
-            or not signature.has_roots_of(reads)
+            reads.see_hosts(caller._function, host_codes(since)) or not signature.has_roots_of(reads)
         ):
             raise NewReads  # a thread beside this one may have met what this trace took for known
         if options.warns_impure:

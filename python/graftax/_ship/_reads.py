@@ -7,7 +7,6 @@ process that loads them compares the same values, has the same roots, and notice
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import pickle
@@ -56,10 +55,6 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
         for cell, function in list(reads._cells.values())  # pyright: ignore[reportPrivateUsage]
         if _is_users(function)
     ]
-    for function in reads.named.functions():
-        if _is_users(function) and Origin(function, None) not in reads.origins:
-            with contextlib.suppress(GraftaxError):  # what has no name, no other process can give an attribute
-                bindings.append((holder_of(function), OF_KEYS))
     functions = [f for f in list(reads._functions.values()) if _is_users(f)]  # pyright: ignore[reportPrivateUsage]
     packages = {module.__name__.partition(".")[0] for module in reads.modules.values()}
     return {
@@ -138,9 +133,7 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
 
 def _note(reads: Any, bindings: Any, functions: Any, cells: Any, classes: Any) -> None:
     for holder, name, _ in bindings:
-        if name == OF_KEYS:
-            reads._name_function(holder)
-        elif (id(holder), name) not in reads._seen:
+        if (id(holder), name) not in reads._seen:
             reads._seen.add((id(holder), name))
             reads._bindings.append((holder, name))
     for function, _ in functions:
@@ -207,8 +200,6 @@ def _holder(at: Any, name: str, bound: dict[int, Holder]) -> Holder:
 def _value(holder: Any, name: str) -> Any:
     if isinstance(holder, type):
         return in_class(holder, name)[1]
-    if name == OF_KEYS:
-        return tuple(sorted(key for key in vars(holder) if not key.startswith("__")))
     if isinstance(holder, types.FunctionType):
         return (holder.__kwdefaults__ or {}).get(name, MISSING)
     return holder.get(name, MISSING)
