@@ -151,7 +151,9 @@ def _goes(value: Any, ending: Any, live: list[Any]) -> bool:
 def holds_tracer(value: Any, ending: Any) -> bool:
     """Does it lead to a tracer of the trace which ends now, or of one that has ended?"""
     live = live_traces()
-    return _goes(value, ending, live) or any(_goes(inside, ending, live) for inside in _values(value))
+    # The collector is told of an instance's values by the instance, not by its dict.
+    parts = [value, *value.values()] if type(value) is dict else [value]
+    return any(_goes(part, ending, live) or any(_goes(i, ending, live) for i in _values(part)) for part in parts)
 
 
 def _values(holder: Any) -> list[Any]:
