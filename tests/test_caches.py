@@ -215,3 +215,52 @@ def test_a_trace_ends_while_another_thread_meets_caches():
     assert len(_caches._met) == before + len(kept) > before + 3
     kept.clear()
     assert len(_caches._met) == before
+
+
+class Net:
+    def __init__(self):
+        self.w, self.steps, self.kept = jnp.zeros(2), 0, {}
+
+
+@functools.cache
+def load():
+    return Net()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, x: setattr(net, "w", net.w + x),
+        lambda net, x: net.kept.update(last=x),
+        lambda net, x: setattr(net, "last", [x]),
+        lambda net, x: setattr(net, "inner", Net()) or setattr(net.inner, "w", x),
+    ],
+)
+def test_an_object_that_a_cache_gives_out_is_not_lost(change):
+    load.cache_clear()
+    net = load()
+    net.w = jnp.full(2, 100.0)
+    jitted = graftax.jit(lambda x: change(load(), x))
+    for _ in range(2):
+        with pytest.raises(graftax.MutationError, match=r"an object that load\(\) gives out"):
+            jitted(jnp.ones(2))
+        assert load() is net and vars(net).keys() == {"w", "steps", "kept"}
+        assert net.w.tolist() == [100.0, 100.0] and not net.kept
+
+
+RATE = {"k": 2.0}
+
+
+def test_what_a_cache_gave_out_is_changed_once_by_a_trace_that_begins_anew():
+    load.cache_clear()
+    load()
+
+    def f(x):
+        load().steps += 1
+        return eval("scaled(x)", {"scaled": scaled, "x": x})  # no name leads to it
+
+    def scaled(x):
+        return x * RATE["k"]
+
+    assert graftax.jit(f)(jnp.ones(2)).tolist() == [2.0, 2.0]
+    assert load().steps == 1

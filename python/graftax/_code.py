@@ -264,8 +264,10 @@ def _computes_names(instructions: list[dis.Instruction]) -> bool:
                 before, depth = depth, depth + dis.stack_effect(part.opcode, part.arg if part.arg is not None else None)
                 if part.opname in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW") and depth >= 2 > before:
                     return True
-                if before == 1 and depth == 2:
-                    if part.opname != "LOAD_CONST":
+                if before == 1 and depth == 2 and part.opname != "LOAD_CONST":
+                    return True
+                if before >= 2 >= depth:  # the call, or the name is a part of what is computed
+                    if not (part.opname.startswith("CALL") and part.arg in (2, 3)):
                         return True
                     break
                 if depth < 0 or "JUMP" in part.opname:

@@ -9,6 +9,7 @@ state): its value is one more root of every call.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import threading
 import types
@@ -236,7 +237,7 @@ class ReadSet:
         self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
         cells = cells_of(function)
         for value in cells.values():
-            self._note_lock(value)
+            self._note_constant(value)
         if not is_of_module(scope) and isinstance(function, types.FunctionType):
             self._guards.setdefault(id(scope), weakref.ref(function))
         self.builtins.note(code, scope, cells, names, users)
@@ -305,6 +306,8 @@ class ReadSet:
                 resolve_lazy_imports(holder, (attribute,))
                 value = holder.get(attribute, MISSING)
                 self._note(holder, attribute, value, users and is_users_scope(holder))
+                if value is MISSING:
+                    self._note(holder, "__getattr__", holder.get("__getattr__", MISSING), False)
             elif isinstance(value, type):
                 self._add_class(value)
                 if users and attribute == OF_NAMES:
@@ -326,6 +329,8 @@ class ReadSet:
             self.modules.setdefault(id(vars(value)), value)
         else:
             note_cache(value)
+            if users:
+                self._add_classes_in(value)
 
     def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
         """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
@@ -364,6 +369,7 @@ class ReadSet:
 
     def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
         self._now.touched.add((id(holder), name))
+        self._note_constant(value)
         if (id(holder), name) in self._own:
             self._shared.add(name)
             self.hidden.discard(name)
@@ -372,12 +378,14 @@ class ReadSet:
         if can_be_root and not is_constant(value):
             self._add_origin(Origin(holder, name))
         else:
-            self._note_lock(value)
             self._seen.add((id(holder), name))
             self._bindings.append((self._guards.get(id(holder), holder), name))
 
-    def _note_lock(self, value: Any) -> None:
-        if isinstance(value, LOCKS):
+    def _note_constant(self, value: Any) -> None:
+        if isinstance(value, operator.attrgetter | operator.methodcaller):
+            _, texts, *_ = value.__reduce__()
+            self._attributes |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
+        elif isinstance(value, LOCKS):
             self._locks[id(value)] = value
             self._now.locks.note(value)
 
@@ -438,10 +446,10 @@ class ReadSet:
     def _look_up(self) -> None:
         """Notes the attributes that code asks for, in the classes and modules that it knows."""
         count = len(self._attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
-        for cls in list(self._classes):
-            if self._looked.get(id(cls)) != count:
+        while new := [cls for cls in list(self._classes) if self._looked.get(id(cls)) != count]:
+            for cls in new:
                 self._looked[id(cls)] = count
-                self._look_up_in_class(cls)
+                self._look_up_in_class(cls)  # which may lead to classes that are not known yet
         for i, module in list(self.modules.items()):
             if self._looked.get(i) != count and is_users_scope(vars(module)):
                 self._looked[i] = count

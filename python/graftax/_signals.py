@@ -5,7 +5,6 @@ the same, when the trace ends, however it ends."""
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Generator
 
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
@@ -39,6 +38,11 @@ class Signals:
         before = self._count
         try:
             yield
-        finally:
-            if self._count != before and not isinstance(sys.exception(), KeyboardInterrupt):
-                raise NewReads
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if self._count != before:
+                raise NewReads from error
+            raise
+        if self._count != before:
+            raise NewReads

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from . import _core
-from ._caches import clear_caches
+from ._caches import clear_caches, keeping_cached, refuse_cached
 from ._caught import tell_of_caught
 from ._compat import (
     current_trace,
@@ -225,6 +225,7 @@ def _trace_once(
     return outcome, out
 
 
+@keeping_cached()
 def run_trace(
     name: str,
     recording: _core.Recording,
@@ -272,6 +273,7 @@ def run_trace(
                 outcome, out, changed, lost = tracing.finish(result, *given)
             refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), running.inner)
             refuse_tracers_in_classes(name, outcome)
+            refuse_cached(name)
             warn_of_copies(name, [*_core.running_traces(), (roots, values)], since)
         except (jax.errors.JAXTypeError, TypeError, ValueError, IndexError) as error:
             if is_unexpected(error):

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides a lookup in a class: names that it, a base or a mixin gets later, special methods, computed names."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from programs import Program, beside
+
+CLASSES = """import abc, dataclasses, inspect, operator, typing
+class Base:
+    k = [2.0]
+    n = 1.0
+    w = jnp.ones(())
+    def go(self, x): return x * 2
+class Mixin: pass
+class B(Mixin, Base): pass
+class C(B): pass
+class V:
+    def __init__(self): self.v = 1.0
+    def visit(self, kind, x): return getattr(self, 'visit_' + kind)(x)
+    def visit_a(self, x): return x * 2
+b, c, v = B(), C(), V()
+key = operator.attrgetter('n')
+go = operator.methodcaller('go', 3.0)
+@typing.runtime_checkable
+class Goes(typing.Protocol):
+    def runs(self): ...
+@dataclasses.dataclass(frozen=True)
+class Key:
+    a: int
+Key.unit = 1.0
+keys = {Key(1)}
+class Kinds: all = (Base, V)
+def by_default(*, cls=Base): return cls.n
+def by_tuple(classes=((Base, 1), (V, 2))): return classes[0][0].n
+def by_closure():
+    held = [Base]
+    return lambda: held[0].n
+of_closure = by_closure()
+"""
+READS = {
+    "a list of the base": "x * b.k[0]",
+    "a number of the base": "x * b.n",
+    "an array of the base": "x * c.w",
+    "a method of the base": "c.go(x)",
+    "through super": "x * super(C, c).n",
+    "its truth": "x * (2 if v else 3)",
+    "equality": "x * (b == c)",
+    "a length": "x * (len(b) if hasattr(b, '__len__') else 7)",
+    "membership": "x * ((1 in b) if hasattr(type(b), '__contains__') else 7)",
+    "names of a list": "x * sum(getattr(b, name) for name in ('n',))",
+    "a computed name": "v.visit('a', x)",
+    "dir": "x * len([name for name in dir(v) if name.startswith('visit_')])",
+    "members": "x * len(inspect.getmembers(V, inspect.isfunction))",
+    "attrgetter": "x * key(b)",
+    "methodcaller": "x * go(b)",
+    "a format": "x * float('{0.n}'.format(b))",
+    "the walk over the bases": "x * sum(getattr(cls, 'n', 0.5) for cls in type(c).__mro__)",
+    "a protocol": "x * isinstance(b, Goes)",
+    "a class pattern": "matched(b, x)",
+    "a class in a default": "x * by_default()",
+    "a class in a tuple": "x * by_tuple()",
+    "a class in a closure": "x * of_closure()",
+    "a class in a class": "x * Kinds.all[0].n",
+    "the class of a key": "x * sum(key.unit for key in keys)",
+    "an attribute of a method": "x * getattr(b.go, 'rate', 2.0)",
+}
+MATCHED = """
+def matched(o, x):
+    match o:
+        case Base(n=1.0): return x * 2
+        case Base(n=5.0): return x * 3
+    return x
+"""
+CHANGES = {
+    "the base": lambda m: setattr(m.Base, "n", 5.0),
+    "the list of the base": lambda m: m.Base.k.append(0) or m.Base.k.__setitem__(0, 5.0),
+    "a list of its own": lambda m: setattr(m.B, "k", [5.0]),
+    "a number of the mixin": lambda m: setattr(m.Mixin, "n", 5.0),
+    "an array of its own": lambda m: setattr(m.B, "w", jnp.full((), 5.0)),
+    "a method of its own": lambda m: setattr(m.B, "go", lambda self, x: x * 5),
+    "a truth": lambda m: setattr(m.V, "__bool__", lambda self: False),
+    "an equality": lambda m: setattr(m.Mixin, "__eq__", lambda self, other: True),
+    "a length": lambda m: setattr(m.Base, "__len__", lambda self: 4),
+    "a container": lambda m: setattr(m.Base, "__contains__", lambda self, x: True),
+    "another visitor": lambda m: setattr(m.V, "visit_a", lambda self, x: x * 5),
+    "one visitor more": lambda m: setattr(m.V, "visit_b", lambda self, x: x * 5),
+    "a member of the protocol": lambda m: setattr(m.B, "runs", lambda self: 1),
+    "a unit": lambda m: setattr(m.Key, "unit", 5.0),
+    "the rate of a method": lambda m: setattr(m.Base.go, "rate", 5.0),
+    "the name is gone": lambda m: delattr(m.Base, "n") or setattr(m.B, "n", 6.0) or setattr(m.Mixin, "n", 7.0),
+    "getattr": lambda m: setattr(m.B, "__getattribute__", lambda self, name: object.__getattribute__(self, name)),
+}
+
+
+@pytest.mark.quick(60)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("read", READS)
+def test_a_class_that_changes_is_read_anew(read: str, change: str):
+    source = CLASSES + MATCHED + f"def f(x): return {READS[read]}\n"
+    beside(Program(source, CHANGES[change], ("B.n", "Base.n", "Base.k")))
+
+
+def test_a_module_that_gets_a_getattr():
+    source = (
+        "import types\nmod = types.ModuleType('mod')\nmod.__getattr__ = lambda name: 2.0\ndef f(x): return x * mod.k\n"
+    )
+    beside(Program(source, lambda m: setattr(m.mod, "__getattr__", lambda name: 5.0)))
+    beside(Program(source, lambda m: setattr(m.mod, "k", 5.0)))
