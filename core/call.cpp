@@ -126,16 +126,17 @@ Owned finish(PyObject* const* outputs, size_t count, size_t number, PyObject* ou
     count = all.size();
   }
   if (count != outcome.program.leaves) raise_error(PyExc_SystemError, "the Outcome does not fit this executable");
+  uint32_t seen_only = NONE;
   if (!active().empty() && !outcome.writes.empty()) {
     // Inside the trace of another call: what this function captures are the caller's own objects, not that trace's.
-    uint32_t captured = entry.captured_from();
+    uint32_t captured = seen_only = entry.captured_from();
     for (const Write& w : outcome.writes)
-      if (w.track >= captured)
+      if (w.track >= captured && !w.unseen)
         raise_graftax("MutationError",
                       "a jitted function that is called inside another one changes an object that it captures (its "
                       "closure or a global). Pass that object to both as an argument.");
   }
-  return apply(outcome, outputs, walk.leaves.data(), walk.nodes.data());
+  return apply(outcome, outputs, walk.leaves.data(), walk.nodes.data(), seen_only);
 }
 
 // What jax.jit returned: (result leaves, write-back leaves, number of the Outcome).
@@ -168,7 +169,7 @@ bool serves(const Entry& e, const Roots& roots, PyObject* context, Walk& walk, O
   bool same_context =
       e.context.get() == context || (e.context && PyObject_RichCompareBool(e.context.get(), context, Py_EQ) == 1);
   if (!same_context || !layout_matches(e.program(), roots.layout.get())) return false;
-  if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
+  if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
   try {
     if (replay(e.program(), roots.values.data(), roots.values.size(), walk) &&
         e.has_identities([&](uint32_t track) { return walk.nodes[track]; }) &&
@@ -190,7 +191,7 @@ Owned find_or_record(CallerObject* self, Table& table, const Binding& binding, c
                      Walk& walk, Owned& recording, Owned& host) {
   Opened opened;
   walk.opened = &opened;
-  walk.in_order = true;
+  walk.order = Order::in_a_trace;
   size_t missed = 0;  // what was met on the way, where the newest entry is not the right one
   auto is_right = [&](const Owned& entry) {
     walk.missed = 0;
@@ -263,7 +264,7 @@ void rebind_changed_function(CallerObject* self) {
 void tell_reads(CallerObject* self, Entry& entry, PyObject* obj) {
   std::optional<nb::python_error> raised;
   if (PyErr_Occurred()) raised.emplace();
-  entry.told = PyList_GET_SIZE(entry.outcomes.get());
+  entry.note_traces();
   entry.reads = own(PyObject_CallMethod(reinterpret_cast<PyObject*>(self), jitted::reads, "O", obj));
   if (entry.reads.get() == Py_None) entry.reads = {};
   if (raised) raised->restore();

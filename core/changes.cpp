@@ -48,6 +48,12 @@ bool Trace::changed(uint32_t pc) const {
   return i != count;
 }
 
+bool Trace::holds_otherwise(uint32_t pc) const {
+  const Instr& n = recording_->program().code[pc];
+  return n.op == Op::node && Py_TYPE(expected(pc)) == n.node->type &&
+         n.node->kind->node->holds_otherwise(recording_->program(), n, expected(pc));
+}
+
 bool Trace::is_key(PyObject* key, uint32_t at) const {
   const Program& p = recording_->program();
   const Static& recorded = p.statics[p.keys[at]];

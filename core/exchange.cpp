@@ -113,23 +113,6 @@ void exchange_sets(PyObject* a, PyObject* b) {
   if (small_x) y->table = y->smalltable;
 }
 
-Owned set_like(PyObject* model) {
-  Owned out = own(PySet_New(nullptr));
-  auto *to = reinterpret_cast<PySetObject*>(out.get()), *from = reinterpret_cast<PySetObject*>(model);
-  auto size = static_cast<size_t>(from->mask) + 1;
-  setentry* table = to->smalltable;
-  if (from->table != from->smalltable) table = static_cast<setentry*>(PyMem_Malloc(size * sizeof(setentry)));
-  if (!table) throw std::bad_alloc();
-  std::copy(from->table, from->table + size, table);
-  for (size_t i = 0; i < size; ++i)
-    if (table[i].key && table[i].hash != -1) Py_INCREF(table[i].key);  // the others were taken out
-  to->fill = from->fill;
-  to->used = from->used;
-  to->mask = from->mask;
-  to->table = table;
-  return out;
-}
-
 void exchange_odicts(PyObject* a, PyObject* b) {
   auto *x = reinterpret_cast<OrderedDictLayout*>(a), *y = reinterpret_cast<OrderedDictLayout*>(b);
   size_t later = std::max(x->state, y->state) + 1;  // so that a running iterator notices

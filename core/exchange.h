@@ -13,8 +13,6 @@ void exchange_dicts(PyObject* a, PyObject* b);
 void exchange_odicts(PyObject* a, PyObject* b);
 void exchange_deques(PyObject* a, PyObject* b);
 void exchange_sets(PyObject* a, PyObject* b);
-// A set that iterates as `model` does, a set or a frozenset, whatever was added to that and taken out.
-Owned set_like(PyObject* model);
 void exchange_bytearrays(PyObject* a, PyObject* b);
 void exchange_arrays(PyObject* a, PyObject* b);
 

@@ -113,6 +113,7 @@ void Program::finish() {
   statics.shrink_to_fit();
   keys.shrink_to_fit();
   track_pc.shrink_to_fit();
+  set_tables.shrink_to_fit();
   owned.shrink_to_fit();
 }
 
@@ -158,6 +159,7 @@ Program weak_copy(const Program& p, const std::vector<bool>* chosen) {
   out.keys = p.keys;
   out.elements = p.elements;
   out.track_pc = p.track_pc;
+  out.set_tables = p.set_tables;
   out.key_roots = p.key_roots;
   out.roots = p.roots;
   out.leaves = p.leaves;
@@ -227,8 +229,17 @@ bool holds_ids(const Program& p) {
 
 bool same_order(const Program& a, const Program& b) {
   for (const Instr& n : a.code) {
-    if (n.op != Op::node || n.node->kind->node->keys != Keys::elements) continue;
+    if (n.op != Op::node) continue;
     const Instr& m = b.code[static_cast<size_t>(&n - a.code.data())];
+    if (n.node->kind->node->keys != Keys::elements) {  // a frozenset may be a key, or in one
+      for (uint32_t i = 0; i < a.item_keys(n); ++i) {
+        uint32_t id = a.keys[n.node->keys + i];
+        if (a.statics[id].how != How::tuple && a.statics[id].how != How::contents) continue;
+        Owned key = static_object(b.statics[b.keys[m.node->keys + i]]);
+        if (!key || !static_matches(a, id, key.get())) return false;
+      }
+      continue;
+    }
     OwnedList elements;
     bool same = true;
     for (uint32_t i = 0; i < n.arg; ++i) {
@@ -238,6 +249,8 @@ bool same_order(const Program& a, const Program& b) {
       elements.push_stolen(std::move(element));
     }
     if (!same && !hash_apart(a, n.node->keys, elements.data(), n.arg)) return false;
+    const SetTable *table = a.set_table(n), *other = b.set_table(m);
+    if (same && table && other && !serves(*table, *other)) return false;
   }
   return true;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kind.h"
+#include "set_table.h"
 
 namespace graftax {
 
@@ -98,9 +99,10 @@ struct Program {
   std::vector<Instr> code;
   Nodes nodes;
   std::vector<Static> statics;
-  std::vector<uint32_t> keys;         // static ids
-  std::vector<uint32_t> elements;     // static ids
-  std::vector<uint32_t> track_pc;     // tracked index -> instruction
+  std::vector<uint32_t> keys;                             // static ids
+  std::vector<uint32_t> elements;                         // static ids
+  std::vector<uint32_t> track_pc;                         // tracked index -> instruction
+  std::vector<std::pair<uint32_t, SetTable>> set_tables;  // by instruction: those of sets and frozensets
   std::vector<uint32_t> key_roots;    // keys (statics) that count by identity: what they are made of follows the roots
   mutable int8_t identity_keys = -1;  // are there keys that count by identity? A replay asks once; -1: not yet
   OwnedList owned;
@@ -141,6 +143,14 @@ struct Program {
   // The first key that is met with a child: a set has none for its elements.
   uint32_t child_keys(const Instr& n) const {
     return n.node->kind->node->keys == Keys::elements ? n.node->keys + n.arg : n.node->keys;
+  }
+
+  // Of a set or a frozenset; null where it is not known, as in a program of another process.
+  const SetTable* set_table(const Instr& n) const {
+    auto pc = static_cast<uint32_t>(&n - code.data());
+    auto found = std::lower_bound(set_tables.begin(), set_tables.end(), pc,
+                                  [](const auto& entry, uint32_t at) { return entry.first < at; });
+    return found != set_tables.end() && found->first == pc ? &found->second : nullptr;
   }
 
   void finish();  // computes the hash: the program is immutable from here on
@@ -185,7 +195,8 @@ Program program_from_state(PyObject* state, bool is_outcome);
 
 // Is there a number among its statics that may be the id() of an object?
 bool holds_ids(const Program& program);
-// Of two equal programs: do the sets in them iterate in the same order?
+// Of two equal programs: do the sets in them iterate in the same order, also after what a function that was traced with
+// the first one does to them?
 bool same_order(const Program& a, const Program& b);
 
 struct GraphDef {

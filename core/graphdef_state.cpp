@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Program as plain tuples for pickle, and back: every index of a state is checked, so that a damaged one raises.
 #include "graphdef.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
 #include "hooks.h"
 #include "kinds/function.h"
 #include "static_key.h"
@@ -157,6 +162,77 @@ Owned instruction_fields() {
 
 constexpr uint16_t stored_flags = 255;
 
+namespace {
+
+// A table larger than this is none that Python makes.
+bool is_sized(const SetTable& t) { return static_cast<size_t>(t.mask) < 16 * (t.slots.size() + t.removed.size() + 1); }
+
+nb::list state_of_tables(const Program& p, uint32_t end) {
+  nb::list out;
+  for (const auto& [pc, t] : p.set_tables)
+    if (pc < end && is_sized(t))
+      out.append(nb::make_tuple(pc, t.mask, t.finger, nb::tuple(nb::cast(t.slots)), nb::tuple(nb::cast(t.hashes)),
+                                nb::tuple(nb::cast(t.removed)), nb::cast(t.is_changed)));
+  return out;
+}
+
+bool ascends(const std::vector<uint32_t>& slots, Py_ssize_t mask) {
+  return std::is_sorted(slots.begin(), slots.end(), std::less_equal<>()) && (slots.empty() || slots.back() <= mask);
+}
+
+bool may_be_of(const Instr& n, const SetTable& t) {
+  bool is_power = t.mask >= PySet_MINSIZE - 1 && (t.mask & (t.mask + 1)) == 0;
+  if (!is_power || !is_sized(t) || !ascends(t.slots, t.mask) || !ascends(t.removed, t.mask)) return false;
+  std::vector<uint32_t> taken;
+  std::set_union(t.slots.begin(), t.slots.end(), t.removed.begin(), t.removed.end(), std::back_inserter(taken));
+  return t.slots.size() == n.arg && t.hashes.size() == n.arg && taken.size() == t.slots.size() + t.removed.size() &&
+         taken.size() <= static_cast<size_t>(t.mask);  // a search ends at a free slot
+}
+
+// The set that a table tells of; empty where it finds its elements otherwise, or they hash otherwise in this process.
+Owned made_of_state(const Program& p, const Instr& n, const SetTable& table) {
+  OwnedList elements;
+  for (uint32_t i = 0; i < n.arg; ++i) {
+    elements.push_stolen(static_object(p.statics[p.keys[n.node->keys + i]]));
+    if (!elements.back()) return {};
+  }
+  Owned made = table.make(elements.data()), apart = own(PySet_New(list_of(elements.data(), n.arg).get()));
+  if (!made || PySet_GET_SIZE(apart.get()) != static_cast<Py_ssize_t>(n.arg)) return {};
+  for (uint32_t i = 0; i < n.arg; ++i)
+    if (!PySet_Contains(made.get(), elements[i])) return {};
+  if (PyErr_Occurred()) raise_python();
+  return made;
+}
+
+void read_tables(Program& p, nb::handle state) {
+  for (nb::handle h : as_tuple(state)) {
+    nb::tuple t = as_tuple(h);
+    auto pc = field<uint32_t>(t, 0);
+    SetTable table;
+    table.mask = field<Py_ssize_t>(t, 1);
+    table.finger = field<Py_ssize_t>(t, 2);
+    table.slots = field<std::vector<uint32_t>>(t, 3);
+    table.hashes = field<std::vector<Py_hash_t>>(t, 4);
+    table.removed = field<std::vector<uint32_t>>(t, 5);
+    table.is_changed = field<bool>(t, 6);
+    if (pc >= p.code.size() || p.code[pc].op != Op::node || p.code[pc].node->kind->node->keys != Keys::elements ||
+        (!p.set_tables.empty() && p.set_tables.back().first >= pc) || !may_be_of(p.code[pc], table))
+      malformed("a set's table");
+    Owned made;
+    try {
+      made = made_of_state(p, p.code[pc], table);
+    } catch (nb::python_error& e) {
+      if (!e.matches(PyExc_Exception)) throw;
+    }
+    if (!made) continue;
+    SetTable& read = p.set_tables.emplace_back(pc, SetTable::of(made.get())).second;
+    read.is_frozen = p.code[pc].node->kind->solid == &PyFrozenSet_Type;
+    read.is_changed = table.is_changed;
+  }
+}
+
+}  // namespace
+
 Owned program_state(const Program& p) {
   nb::list code, statics, keys, elements;
   uint32_t end = 0;  // keys by identity are not what they were in another process: what they are made of stays here
@@ -182,12 +258,14 @@ Owned program_state(const Program& p) {
   for (uint32_t e : p.elements) elements.append(e);
   nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, borrowed(p.layout), nb::tuple(code), nb::tuple(statics),
                                  nb::tuple(keys), nb::tuple(elements));
-  return Owned::steal(out.release().ptr());
+  nb::list tables = state_of_tables(p, end);
+  if (nb::len(tables) == 0) return Owned::steal(out.release().ptr());
+  return own(PySequence_Concat(out.ptr(), nb::make_tuple(nb::tuple(tables)).ptr()));
 }
 
 static Program read_program(PyObject* state_obj, bool is_outcome) {
   nb::tuple state = as_tuple(state_obj);
-  if (state.size() != 8 || field<int>(state, 0) != 1) malformed("unknown version");
+  if ((state.size() != 8 && state.size() != 9) || field<int>(state, 0) != 1) malformed("unknown version");
   Program p;
   p.roots = field<uint32_t>(state, 1);
   p.leaves = field<uint32_t>(state, 2);
@@ -274,6 +352,7 @@ static Program read_program(PyObject* state_obj, bool is_outcome) {
     p.code.push_back(n);
   }
   validate(p, is_outcome);
+  if (state.size() == 9) read_tables(p, state[8]);
   for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
     const Instr& n = p.code[pc];
     if (n.op == Op::ref && p.track_pc[n.arg] < pc && pc < p.code[p.track_pc[n.arg]].node->next) p.cyclic = true;

@@ -142,7 +142,7 @@ nb::tuple flatten(nb::handle obj) {
   PyTypeObject* type = Py_TYPE(obj.ptr());
   Bucket& bucket = bucket_of(type);
   Walk walk;
-  walk.in_order = true;
+  walk.order = Order::of_iteration;
   for (size_t i = 0; i < bucket.slots.size(); ++i) {
     if (bucket.slots[i].type != type) continue;
     nb::object graphdef = bucket.slots[i].graphdef;  // a comparison may run code, which may flatten

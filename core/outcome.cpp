@@ -99,8 +99,8 @@ void find_readers(Outcome& outcome) {
       outcome.readers.push_back(pc);
 }
 
-Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves,
-            PyObject* const* in_nodes) {
+Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes,
+            uint32_t seen_only) {
   const Program& p = outcome.program;
   OwnedList made;
   std::vector<PyObject*> shared;
@@ -127,8 +127,12 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   }
   OwnedList values;
   std::vector<size_t> first;
+  auto is_left_out = [&](const Write& w) {  // what an exported program has captured is not there
+    return w.unseen && (w.track >= seen_only || Py_TYPE(in_nodes[w.track]) != p.code[w.pc].node->type);
+  };
   for (const Write& w : outcome.writes) {
     first.push_back(values.size());
+    if (is_left_out(w)) continue;
     if (w.raw) values.push_stolen(builder.build(w.pc));
     else build_written(builder, p, w, in_nodes[w.track], values);
   }
@@ -137,6 +141,7 @@ Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const
   for (size_t i = 0; i < outcome.writes.size(); ++i) {
     const Write& w = outcome.writes[i];
     PyObject* node = in_nodes[w.track];
+    if (is_left_out(w)) continue;
     if (!w.raw) {
       commit.content(p, w.pc, node, values.data() + first[i], in_nodes, &w.touched);
       continue;
@@ -183,7 +188,7 @@ nb::tuple outcome_state(const Outcome& o) {
   for (const Write& w : o.writes)
     writes.append(nb::make_tuple(w.track, w.pc, w.raw, nb::cast(w.touched.items), nb::cast(w.touched.fields),
                                  nb::tuple(nb::cast(w.touched.children)), or_none(w.touched.dropped),
-                                 or_none(w.touched.deleted)));
+                                 or_none(w.touched.deleted), nb::cast(w.unseen)));
   return nb::make_tuple(5, nb::steal(program_state(o.program).release()), nb::tuple(writes), o.result_leaves,
                         nb::cast(o.refs), nb::cast(o.ties), nb::cast(o.alike));
 }
@@ -210,17 +215,19 @@ bool all_simple_keys(PyObject* tuple) {
 Write write_from_state(nb::handle state, Program& p) {
   nb::tuple t;
   Write w{};
-  if (!read_as(state, t) || (t.size() != 4 && t.size() != 8) || !read_as(t[0], w.track) || !read_as(t[1], w.pc) ||
-      !read_as(t[2], w.raw) || w.track == NONE || w.pc >= p.code.size() || p.code[w.pc].op != Op::node)
+  if (!read_as(state, t) || (t.size() != 4 && t.size() != 8 && t.size() != 9) || !read_as(t[0], w.track) ||
+      !read_as(t[1], w.pc) || !read_as(t[2], w.raw) || w.track == NONE || w.pc >= p.code.size() ||
+      p.code[w.pc].op != Op::node)
     malformed("write");
   const Instr& n = p.code[w.pc];
   Touched& parts = w.touched;
-  nb::object dropped = nb::none(), deleted = t[t.size() - 1];
-  if (t.size() == 8) {
+  nb::object dropped = nb::none(), deleted = t[t.size() == 4 ? 3 : 7];
+  if (t.size() >= 8) {
     if (!read_as(t[3], parts.items) || !read_as(t[4], parts.fields) || !read_as(t[5], parts.children))
       malformed("write");
     dropped = t[6];
   }
+  if (t.size() == 9 && !read_as(t[8], w.unseen)) malformed("write");
   if (!std::is_sorted(parts.children.begin(), parts.children.end())) malformed("write");
   if (!parts.children.empty() && parts.children.back() >= p.children(w.pc)) malformed("write");
   if (!dropped.is_none() && !all_simple_keys(dropped.ptr())) malformed("write");
@@ -283,7 +290,7 @@ void check_nodes(const Outcome& o, const OwnedList& nodes) {
     PyObject* node = nodes[w.track];
     const Instr& n = o.program.code[w.pc];
     if (!w.raw) {
-      if (Py_TYPE(node) != n.node->type) other(node);
+      if (Py_TYPE(node) != n.node->type && !w.unseen) other(node);
       if (n.node->kind->node->is_function &&
           n.node->items !=
               2 + static_cast<uint32_t>(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(node))->co_nfreevars))
@@ -337,7 +344,10 @@ void bind_outcome(nb::module_& m) {
           "Output leaves that are one array where the input leaves that they were made of are: groups of (output, "
           "inputs).")
       .def_prop_ro("num_leaves", [](const Outcome& o) { return o.program.leaves; })
-      .def_prop_ro("num_writes", [](const Outcome& o) { return o.writes.size(); })
+      .def_prop_ro("num_writes",
+                   [](const Outcome& o) {
+                     return std::count_if(o.writes.begin(), o.writes.end(), [](const Write& w) { return !w.unseen; });
+                   })
       .def(
           "leaf_places", [](const Outcome& o) { return leaf_places(o.program); },
           nb::sig("def leaf_places(self) -> list[tuple[int, tuple[Any, ...]]]"))
@@ -375,7 +385,8 @@ void bind_outcome(nb::module_& m) {
               if (n.op == Op::forward) leaves.append(n.arg);
             }
             nb::list written;
-            for (const Write& w : o.writes) written.append(w.track);
+            for (const Write& w : o.writes)
+              if (!w.unseen) written.append(w.track);
             return nb::make_tuple(nodes, leaves, written);
           },
           nb::sig("def inputs(self) -> tuple[list[int], list[int], list[int]]"),

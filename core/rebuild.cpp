@@ -99,7 +99,6 @@ Owned Builder::construct(uint32_t pc, PyObject** values) {
   }
   if (kind.node->is_whole) {
     obj = kind.node->make({program_, n, values, sources_.input_nodes});
-    if (sources_.live && kind.node->keys == Keys::elements) kind.node->take_order(obj.get(), sources_.live[pc]);
     if (n.node->fields + n.node->slots == 0) return obj;
   } else {
     obj = make_shell(kind, n.node->type);
@@ -323,8 +322,6 @@ void Builder::finish_frame(const Frame& frame) {
   PyObject** values = values_.data() + frame.base;
   if (frame.fill) {
     fill_content(program_, frame.pc, nodes_[n.node->track], values, sources_.input_nodes);
-    if (sources_.live && n.node->kind->node->keys == Keys::elements)
-      n.node->kind->node->take_order(nodes_[n.node->track], sources_.live[frame.pc]);
     values_.resize(frame.base);
     return;
   }

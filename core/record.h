@@ -134,7 +134,7 @@ struct Walk {
   OwnedList leaves;
   OwnedList nodes;  // tracked nodes, by tracked index
   bool has_numpy = false;
-  bool in_order = false;      // sets count as the same only where they iterate in the same order
+  Order order = Order::any;
   bool any_sentinel = false;  // an instance without fields that counts by identity fits any other of its class
   bool any_value = false;     // where a program has a leaf, any array or value fits: one recorded with `everything`
   Opened* opened = nullptr;   // what walks before have asked registered classes
@@ -148,7 +148,8 @@ struct Walk {
   // To its beginnings, for the next call.
   bool reset() {
     clear();
-    in_order = any_sentinel = any_value = false;
+    any_sentinel = any_value = false;
+    order = Order::any;
     opened = nullptr;
     missed = 0;
     return std::max(leaves.capacity(), nodes.capacity()) <= most_kept;

@@ -165,8 +165,8 @@ class Replayer {
       if (!ids_->insert(obj, in.node->track)) return false;
       walk_.nodes.set(in.node->track, obj);
     }
-    if (kind.node->has_content &&
-        !(walk_.in_order ? kind.node->content_in_order(p_, in, obj) : kind.node->content_matches(p_, in, obj)))
+    if (kind.node->has_content && !(walk_.order == Order::any ? kind.node->content_matches(p_, in, obj)
+                                                              : kind.node->content_in_order(p_, in, obj, walk_.order)))
       return false;
     if (in.node->own != NONE && !static_matches(p_, in.node->own, obj) &&
         !(walk_.any_sentinel && kind.sentinel && is_bare(obj, kind)))
@@ -279,17 +279,19 @@ nb::object handed_over(OwnedList& items) {
 void bind_replay(nb::module_& m) {
   m.def(
       "walk",
-      [](const GraphDef& graphdef, nb::tuple roots, bool any_sentinel) -> nb::object {
+      [](const GraphDef& graphdef, nb::tuple roots, bool any_sentinel, bool in_order) -> nb::object {
         Walk walk;
+        walk.order = in_order ? Order::of_iteration : Order::any;
         walk.any_sentinel = any_sentinel;
         if (!replay(graphdef.program, PySequence_Fast_ITEMS(roots.ptr()), roots.size(), walk)) return nb::none();
         return nb::make_tuple(handed_over(walk.leaves), handed_over(walk.nodes));
       },
-      nb::arg("graphdef"), nb::arg("roots"), nb::arg("any_sentinel") = false,
-      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False) -> tuple[list[Any], "
-              "list[Any]] | None"),
+      nb::arg("graphdef"), nb::arg("roots"), nb::arg("any_sentinel") = false, nb::arg("in_order") = false,
+      nb::sig("def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False, in_order: bool = "
+              "False) -> tuple[list[Any], list[Any]] | None"),
       "The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that "
-      "counts by identity fits any other of its class.");
+      "counts by identity fits any other of its class. `in_order`: equal sets have to iterate alike, and those that a "
+      "trace is known to change to do the same in it.");
 }
 
 }  // namespace graftax

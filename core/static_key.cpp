@@ -267,6 +267,7 @@ bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
     Owned key = Owned::borrow(obj);
     std::shared_ptr<Program> contents = s.contents;
     Walk walk;
+    walk.order = Order::in_a_trace;  // a frozenset is a key, or is in one
     Owned root = contents_root(obj);
     PyObject* given = root.get();
     return given && replay(*contents, &given, 1, walk);

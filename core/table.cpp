@@ -3,6 +3,7 @@
 
 #include "recording.h"
 #include "watch.h"
+#include "writeback.h"
 
 #include <algorithm>
 
@@ -168,6 +169,19 @@ void Entry::remember(Shared<Direct> direct) {
   directs.insert(directs.begin(), std::move(direct));
 }
 
+void Entry::note_traces() {
+  for (Py_ssize_t count = PyList_GET_SIZE(outcomes.get()); told < count; ++told) {
+    const auto& outcome = *nb::inst_ptr<Outcome>(PyList_GET_ITEM(outcomes.get(), told));
+    for (const auto& [pc, table] : outcome.changed_sets) {
+      const SetTable* own = pc < program().code.size() ? program().set_table(program().code[pc]) : nullptr;
+      if (!own) continue;
+      if (*own == table) own->is_changed = true;
+      else spoiled = spoiled || own->hashes == table.hashes;
+    }
+  }
+  told = PyList_GET_SIZE(outcomes.get());
+}
+
 void Table::promote(PyObject* entry) {
   nb::inst_ptr<Entry>(entry)->used = ++clock;
   if (!recent.empty() && recent.front().get() == entry) return;
@@ -233,13 +247,18 @@ void bind_table(nb::module_& m) {
       .def(
           "serves",
           [](const Entry& e, const Recording& r) {
-            if (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get()))) return false;
+            if (e.spoiled || (e.reads && !reads_hold(*nb::inst_ptr<Reads>(e.reads.get())))) return false;
             const Program& p = r.program();
-            return e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
-                   same_order(e.program(), p) && (e.symbols.empty() || e.host_values(r.leaves));
+            bool serves = e.has_identities([&](uint32_t track) { return r.live[p.track_pc[track]]; }) &&
+                          same_order(e.program(), p) && (e.symbols.empty() || e.host_values(r.leaves));
+            for (const auto& [pc, table] : e.program().set_tables)
+              if (const SetTable* own = serves ? p.set_table(p.code[pc]) : nullptr)
+                own->is_changed = own->is_changed || table.is_changed;
+            return serves;
           },
           nb::arg("recording"), nb::sig("def serves(self, recording: Recording) -> bool"),
-          "Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, "
+          "Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects "
+          "whose id() was asked for the same, "
           "have the bindings that it depends on the values they had, and do the guards of its numbers hold?")
       .def(
           "use_numbers",
@@ -279,7 +298,7 @@ void bind_table(nb::module_& m) {
           "tell",
           [](Entry& e, nb::handle reads) {
             if (!reads.is_none() && !nb::isinstance<Reads>(reads)) raise_error(PyExc_TypeError, "expected Reads");
-            e.told = PyList_GET_SIZE(e.outcomes.get());
+            e.note_traces();
             Owned before = std::exchange(e.reads, reads.is_none() ? Owned() : Owned::borrow(reads.ptr()));
           },
           nb::arg("reads").none(), nb::sig("def tell(self, reads: Reads | None) -> None"), "What its traces depend on.")

@@ -25,6 +25,7 @@ struct Entry {
   uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
   std::vector<Shared<Direct>> directs{};  // by what the leaves look like; the one used last first
   uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
+  bool spoiled = false;                   // was traced with sets that stand otherwise: it is for no call any more
   bool refused = false;                   // its executable cannot be run directly
   int in_vain = 0;                        // calls that found no direct one, less those that did
   int pause = 0;                          // calls that do not look for one
@@ -52,6 +53,8 @@ struct Entry {
   Shared<Direct> find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
                              Shared<Direct>& seen, std::vector<LeafLook>* looks);
   void remember(Shared<Direct> direct);
+  // Reads the Outcomes of new traces: which sets do they change?
+  void note_traces();
 };
 
 struct Table {

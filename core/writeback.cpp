@@ -112,7 +112,7 @@ void Trace::restore() {
       check(PyObject_SetAttrString(obj, "__class__", reinterpret_cast<PyObject*>(n.node->type)));
     if (n.node->kind->node->is_function && !n.node->kind->node->content_matches(p, n, obj))
       restore_code(p.statics[n.node->payload], obj);
-    if ((n.node->track != NONE && raw_[n.node->track]) || changed(pc)) restore_node(pc);
+    if ((n.node->track != NONE && raw_[n.node->track]) || changed(pc) || holds_otherwise(pc)) restore_node(pc);
   }
 }
 
@@ -204,13 +204,23 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   std::sort(donated_.begin(), donated_.end());
 
   refuse_changed_frozen();
-  std::vector<Change> changes;
+  auto out = std::make_unique<Outcome>();
+  std::vector<Change> changes, unseen;
   std::vector<uint32_t> changed_tracks;
   nb::list paths;
   for (uint32_t t = 0; t < p.track_pc.size(); ++t) {
     uint32_t pc = p.track_pc[t];
     Change change{t, {}, {}};
-    if (!find_change(change)) continue;
+    bool otherwise = holds_otherwise(pc);
+    if (otherwise) {
+      const SetTable* table = p.set_table(p.code[pc]);
+      table->is_changed = true;
+      out->changed_sets.emplace_back(pc, *table);
+    }
+    if (!find_change(change)) {
+      if (otherwise) unseen.push_back({t, {}, {}, true});
+      continue;
+    }
     if (changed_by_function(t) && !p.code[pc].node->kind->expires && nb::len(paths) < 8)
       paths.append(path_text(p, pc, root_names()));
     changed_tracks.push_back(t);
@@ -241,7 +251,6 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
   Recorder recorder(options);
   recorder.root(result.ptr());
 
-  auto out = std::make_unique<Outcome>();
   out->result_leaves = recorder.leaf_count();
   bool lost = false;
   if (by_value) {
@@ -250,6 +259,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
       lost = lost || !(p.code[pc].node->kind->expires || recorder.has_seen(expected(pc)));
     }
   } else {
+    std::move(unseen.begin(), unseen.end(), std::back_inserter(changes));
     for (Change& c : changes) {
       uint32_t pc = recorder.position();
       Touched touched;
@@ -261,7 +271,7 @@ nb::tuple Trace::finish(nb::handle result, bool by_value, bool forward, const st
         if (forward) touched = touched_parts(p.track_pc[c.track], recorder);
         recorder.content(expected(p.track_pc[c.track]));
       }
-      out->writes.push_back({c.track, pc, static_cast<bool>(c.delta), std::move(touched)});
+      out->writes.push_back({c.track, pc, static_cast<bool>(c.delta), std::move(touched), false, c.unseen});
     }
   }
   RecordedGraph recorded = recorder.finish(nullptr);

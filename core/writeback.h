@@ -19,11 +19,12 @@ struct Write {
   bool raw;              // a registered node: the root is a dict of the attributes that changed
   Touched touched;       // raw: only `deleted` is used
   bool context = false;  // its content has context values: the caller's node keeps the ones that it has
+  bool unseen = false;   // its content is the same, held in another way: a set that got an element and lost it
 };
 
 struct Outcome {
-  Program program;  // root 0 is the result
-  std::vector<Write> writes;
+  Program program;            // root 0 is the result
+  std::vector<Write> writes;  // those that are not `unseen` first
   // New registered nodes that hold a caller's own: their unflatten may read what is written. Outer ones come first.
   std::vector<uint32_t> readers;
   uint32_t result_leaves = 0;
@@ -35,6 +36,8 @@ struct Outcome {
   std::vector<std::pair<uint32_t, uint32_t>> ties;
   // Output leaves that are one array where the input leaves that they were made of are: groups of (output, inputs).
   std::vector<std::vector<std::pair<uint32_t, std::vector<uint32_t>>>> alike;
+  // The sets that the function changed, by instruction of the inputs, with the tables that it was traced with.
+  std::vector<std::pair<uint32_t, SetTable>> changed_sets;
 };
 
 // Is the value at `pc` one that says where the program is running?
@@ -44,12 +47,15 @@ bool is_context(const Program& p, uint32_t pc);
 void find_readers(Outcome& outcome);
 
 // Builds the result and applies the writes: every value exists before the first write.
-Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes);
+// Tracked nodes from `seen_only` on get no `unseen` writes.
+Owned apply(const Outcome& outcome, PyObject* const* out_leaves, PyObject* const* in_leaves, PyObject* const* in_nodes,
+            uint32_t seen_only = NONE);
 
 // What became of an input node. Of a registered one: the attributes that changed, and the names of those that are gone.
 struct Change {
   uint32_t track;
   Owned delta, deleted;
+  bool unseen = false;
 };
 
 class Trace {
@@ -83,6 +89,7 @@ class Trace {
  private:
   PyObject* expected(uint32_t pc) const;
   bool changed(uint32_t pc) const;
+  bool holds_otherwise(uint32_t pc) const;
   bool find_change(Change& change);
   bool changed_by_function(uint32_t track);
   bool is_as_built(PyObject* value, uint32_t pc) const;

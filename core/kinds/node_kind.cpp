@@ -71,6 +71,7 @@ uint32_t NodeKind::add_payload(Program&, PyObject*, const Kind&) const { return 
 uint32_t NodeKind::add_elements(Program&, PyObject*, std::vector<uint32_t>&) const { return 0; }
 bool NodeKind::content_matches(const Program&, const Instr&, PyObject*) const { return true; }
 bool NodeKind::content_changed(const Program&, const Instr&, PyObject*) const { return false; }
+bool NodeKind::holds_otherwise(const Program&, const Instr&, PyObject*) const { return false; }
 bool NodeKind::is_valid(const Program&, const Instr&) const { return true; }
 std::string NodeKind::content_text(const Program&, const Instr&) const { return ""; }
 std::string NodeKind::closing_text(const Program&, const Instr&) const { return brackets ? brackets + 1 : ""; }

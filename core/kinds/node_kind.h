@@ -27,6 +27,13 @@ enum class Items : uint8_t {
   asked,   // item() gives them one by one
 };
 
+// Which sets of equal elements count as the same.
+enum class Order : uint8_t {
+  any,
+  of_iteration,  // those that iterate alike, or are known to be changed in a trace and have the same table
+  in_a_trace,    // those that do the same in a function that was traced with the one
+};
+
 // Which keys a node has besides the names of its fields.
 enum class Keys : uint8_t {
   none,
@@ -98,13 +105,13 @@ class NodeKind {
   // Is `obj` apart from its children what node `n` was recorded from?
   virtual bool content_matches(const Program& program, const Instr& n, PyObject* obj) const;
   // The same where the order of iteration counts, too.
-  virtual bool content_in_order(const Program& program, const Instr& n, PyObject* obj) const {
+  virtual bool content_in_order(const Program& program, const Instr& n, PyObject* obj, Order) const {
     return content_matches(program, n, obj);
   }
-  // Gives `made`, which holds the elements of `model`, its order of iteration, now and after changes.
-  virtual void take_order(PyObject* made, PyObject* model) const { (void)made, (void)model; }
   // Was content that is written back changed in place?
   virtual bool content_changed(const Program& program, const Instr& n, PyObject* obj) const;
+  // Does it hold its content in another way, which shows after more changes? A set that got an element and lost it does.
+  virtual bool holds_otherwise(const Program& program, const Instr& n, PyObject* obj) const;
   // Has a node of an unpickled state the payload and the number of items of this kind?
   virtual bool is_valid(const Program& program, const Instr& n) const;
   // What is printed before the children, and after the items.

@@ -28,6 +28,7 @@ COMPILED_FOR_OTHERS = (
     "{name} was {done} for other arguments:\n{differences}\n{again}, or call the jitted function, which compiles for "
     "what it is given."
 )
+OTHER_ORDER = "  a set with the same elements iterates in another order, or would after a change"
 NOT_KEPT = (
     "a {what} belongs to this process and cannot be pickled or copied. graftax.export(f)(*args).serialize() makes "
     "bytes that another process can call; a copy of the jitted function can be lowered again."
@@ -118,7 +119,7 @@ class Compiled(_Stage[P, R]):
         staging, plan = self._staging, self._staging.plan
         roots, layout = staging.caller._bound(args, kwargs, plan)  # pyright: ignore[reportPrivateUsage]
         names, wanted, held = staging.names, staging.layout, plan.signature.held(roots)
-        leaves, nodes = matched(plan.name, staging.graphdef, wanted, names, roots, layout, plan.record)
+        leaves, nodes = matched(plan.name, staging.graphdef, wanted, names, roots, layout, plan.record, in_order=True)
         try:
             given = own_copies(leaves)
             result, written, code = self._stage(tuple(given)) if staging.entry.tupled else self._stage(*given)
@@ -311,12 +312,13 @@ def matched(
     record: Callable[[tuple[Any, ...], tuple[Any, ...]], _core.Recording],
     done: str = "compiled",
     again: str = "Lower it again for these",
+    in_order: bool = False,
 ) -> tuple[list[Any], list[Any]]:
     """The leaves and nodes of these roots. Raises where they, or their layout `given`, are not those of `graphdef`.
 
-    `record(roots, layout)` records as `graphdef` was recorded.
+    `record(roots, layout)` records as `graphdef` was recorded. With `in_order` sets have to iterate in the same order.
     """
-    walked = _core.walk(graphdef, roots) if given == layout else None
+    walked = _core.walk(graphdef, roots, in_order=in_order) if given == layout else None
     if walked is not None:
         return walked
     if given != layout:
@@ -329,8 +331,8 @@ def matched(
         text = "\n".join("  " + d.line() for d in found if d.one != d.other)
     else:
         recorded = record(roots, layout).graphdef
-        walked = _core.walk(graphdef, roots)  # once more: the recording has met classes that no walk knew
+        walked = _core.walk(graphdef, roots, in_order=in_order)  # the recording has met classes that no walk knew
         if walked is not None:
             return walked
-        text = differences_text(graphdef, recorded, names)
+        text = OTHER_ORDER if in_order and graphdef == recorded else differences_text(graphdef, recorded, names)
     raise StructureError(COMPILED_FOR_OTHERS.format(name=name, done=done, differences=text, again=again))

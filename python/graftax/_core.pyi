@@ -293,9 +293,9 @@ def let_go_of_kept(phase: str, info: dict[str, int]) -> None:
 def kept_structures() -> list[GraphDef]:
     """The structures that `flatten` keeps."""
 
-def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False) -> tuple[list[Any], list[Any]] | None:
+def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = False, in_order: bool = False) -> tuple[list[Any], list[Any]] | None:
     """
-    The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that counts by identity fits any other of its class.
+    The leaves and tracked nodes of roots that match, else None. `any_sentinel`: an instance without fields that counts by identity fits any other of its class. `in_order`: equal sets have to iterate alike, and those that a trace is known to change to do the same in it.
     """
 
 def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> tuple[Any, ...]:
@@ -734,7 +734,7 @@ class Entry:
 
     def serves(self, recording: Recording) -> bool:
         """
-        Of an equal structure: do sets iterate in the same order, are objects whose id() was asked for the same, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
+        Of an equal structure: do sets iterate in the same order and do the same when they are changed, are objects whose id() was asked for the same, have the bindings that it depends on the values they had, and do the guards of its numbers hold?
         """
 
     def use_numbers(self, symbols: list[tuple[int, type]], host: Any) -> None:

@@ -103,7 +103,7 @@ REMEDIES = {
         "copy (graftax.copy) where they are to be separate."
     ),
     "set order": (
-        "The function iterates over the set, and equal sets may do so in another order: pass a sorted list or tuple."
+        "Equal sets may iterate in another order, at once or after a change of the function: pass a sorted list or tuple."
     ),
     "packed": "Pack it once, outside of the loop, and keep its structure.",
     # ---- arrays
