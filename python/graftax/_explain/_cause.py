@@ -103,7 +103,7 @@ REMEDIES = {
         "copy (graftax.copy) where they are to be separate."
     ),
     "set order": (
-        "Equal sets may iterate in another order, at once or once the function changes them: pass a sorted list or tuple."
+        "Equal sets may iterate in another order, at once or after f changes them: pass a sorted list or tuple."
     ),
     "packed": "Pack it once, outside of the loop, and keep its structure.",
     # ---- arrays
