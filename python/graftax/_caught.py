@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ def _handles(filename: str) -> bool:
     )
 
 
-def may_be_of_a_symbol(error: BaseException) -> bool:
+def may_be_of_a_symbol(error: BaseException, trace: types.TracebackType | None) -> bool:
     """May it have been raised because a number was a symbol, or its value another one?
 
     Not where the user's own code decided to raise it: what it asks of a symbol is a guard. C code and libraries look at
@@ -58,7 +58,6 @@ def may_be_of_a_symbol(error: BaseException) -> bool:
     """
     if isinstance(error, _OF_KNOWN_VALUES):
         return False
-    trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
@@ -84,17 +83,45 @@ class Caught:
         """May a handler have run because of a symbol?"""
         return bool(self._suspects)
 
-    def at_handler(self, code: types.CodeType, error: BaseException) -> None:  # unmeasured: in an event
-        """A handler of this code begins; one that cleans up raises the exception again."""
+    def at_handler(
+        self, code: types.CodeType, error: BaseException, trace: types.TracebackType | None
+    ) -> None:  # unmeasured: in an event
+        """A handler of this code begins; one that cleans up raises the exception again. `trace` is its traceback."""
         if threading.get_ident() in self._others:
             return
         self._suspects.pop(id(error), None)
-        if _handles(code.co_filename) and may_be_of_a_symbol(error):
+        if _handles(code.co_filename) and may_be_of_a_symbol(error, trace):
             self._suspects[id(error)] = error
+
+    def hears_nothing(self) -> None:
+        """Anything may have been caught."""
+        error = TypeError()
+        self._suspects[id(error)] = error
 
     def passes(self, error: BaseException) -> None:  # unmeasured: in an event
         """A frame ends with it."""
         self._suspects.pop(id(error), None)
+
+
+class FrameEvents:
+    """The trace function of a thread on Python 3.11, where there can be one alone: another may stand beside it."""
+
+    def __init__(self, caught: Caught) -> None:
+        self._caught = caught
+        self.beside: Callable[[types.FrameType, str, Any], Any] | None = None
+
+    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> Any:  # unmeasured: in an event
+        local = self.beside(frame, event, arg) if self.beside is not None and event == "call" else None
+        frame.f_trace_lines = False
+
+        def on_event(frame: types.FrameType, event: str, arg: Any) -> Any:
+            if event == "exception" and isinstance(arg[1], BaseException):
+                self._caught.at_handler(frame.f_code, arg[1], arg[2])  # which the exception has not got yet
+            elif local is not None and self.beside is not None:
+                local(frame, event, arg)
+            return on_event
+
+        return on_event
 
 
 if sys.version_info >= (3, 12):
@@ -106,7 +133,7 @@ if sys.version_info >= (3, 12):
 
     def _on_handled(code: types.CodeType, offset: int, error: BaseException) -> None:  # unmeasured: in an event
         for caught in list(_running):
-            caught.at_handler(code, error)
+            caught.at_handler(code, error, error.__traceback__)
 
     def _on_unwind(code: types.CodeType, offset: int, error: BaseException) -> None:  # unmeasured: in an event
         for caught in list(_running):
@@ -143,15 +170,9 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function
         """The last frame that is told of an exception is the one that catches it."""
         if sys.gettrace() is not None:
             return False
-
-        def on_event(frame: types.FrameType, event: str, arg: Any) -> Any:
-            frame.f_trace_lines = False
-            if event == "exception" and isinstance(arg[1], BaseException):
-                caught.at_handler(frame.f_code, arg[1])
-            return on_event
-
-        sys.settrace(on_event)
-        threading.settrace(on_event)
+        events = FrameEvents(caught)
+        sys.settrace(events)
+        threading.settrace(events)
         return True
 
     def _end(caught: Caught) -> None:
@@ -170,7 +191,7 @@ def catching() -> Generator[Caught]:
         if hears:
             _end(caught)
         else:  # it is not known
-            caught.at_handler(catching.__code__, TypeError())
+            caught.hears_nothing()
 
 
 # ---- errors of JAX about a tracer

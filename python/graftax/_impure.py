@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
+from ._caught import FrameEvents
 from ._code import MISSING, Names, cells_of, is_never_asked, is_users_code, names_of
 from ._errors import ImpureCallWarning
 
@@ -408,17 +409,28 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
         return found
 
     def _begin() -> bool:
-        if sys.gettrace() is None:
+        there = sys.gettrace()
+        if isinstance(there, FrameEvents):
+            there.beside = _on_frame
+            return True
+        if there is None:
             sys.settrace(_on_frame)
         return sys.gettrace() is _on_frame  # else a debugger is there, or what measures coverage
+
+    def _stop() -> None:
+        there = sys.gettrace()
+        if isinstance(there, FrameEvents):
+            there.beside = None
+        elif there is _on_frame:
+            sys.settrace(None)
 
     def _report_calls_of(code: types.CodeType) -> None:
         del code
 
     def _end() -> None:
         still = any(watch is not None and watch.codes for watch in _THREAD.watches)
-        if not still and sys.gettrace() is _on_frame:
-            sys.settrace(None)
+        if not still:
+            _stop()
 
     def _on_frame(frame: types.FrameType, event: str, arg: Any) -> Any:
         watch = _watch()
@@ -441,7 +453,7 @@ else:  # unmeasured: on Python 3.11 what measures is the trace function, and gra
                 watch.tell(call, frame)
                 offsets.pop(frame.f_lasti, None)
                 if not any(left for each in _THREAD.watches if each for _, left in each.codes.values()):
-                    sys.settrace(None)  # tracing is slow, and there is nothing more to tell
+                    _stop()  # tracing is slow, and there is nothing more to tell
             return at
 
         return at

@@ -36,14 +36,16 @@ class Locks:
 
 
 def _inner(lock: Any) -> Any:
-    return lock._lock if isinstance(lock, threading.Condition) else lock
+    kind: type = type(lock)
+    return lock._lock if issubclass(kind, threading.Condition) else lock
 
 
 def _free(lock: Any) -> int:
     """How often it can be taken, from any number on."""
-    if isinstance(lock, threading.Semaphore):
+    kind: type = type(lock)
+    if issubclass(kind, threading.Semaphore):
         return lock._value
-    if isinstance(lock, RLock):
+    if issubclass(kind, RLock):
         count = re.search(r"count=(\d+)", repr(lock)) if lock._is_owned() else None
         return -int(count[1]) if count else 0
-    return -int(lock.locked()) if isinstance(lock, LOCKS) else 0
+    return -int(lock.locked()) if issubclass(kind, LOCKS) else 0
