@@ -104,7 +104,7 @@ def traced(x):
 
 
 def stale(x):
-    name = "".join(["n"])  # computed: no code names it
+    name = chr(110)  # computed: no code names it
     setattr(hidden, name, getattr(hidden, name) + 1)
     return x * getattr(hidden, name)
 

@@ -347,7 +347,7 @@ def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:
     if LAZY_IMPORT is None:
         return
     for name in names:
-        value = scope.get(name)
+        value: Any = scope.get(name)
         if type(value) is LAZY_IMPORT:
             with contextlib.suppress(Exception):
                 scope[name] = value.resolve()

@@ -263,7 +263,7 @@ class ReadSet:
                 self._add_classes_in(value)
             for name in names.stored:
                 self.assign(Origin(scope, name, True))
-        else:
+        elif not is_users_code(code, scope):
             self._of_libraries |= names.attributes
         for chain in names.chains:
             if chain[0] in self._receivers and code in self._receiving:

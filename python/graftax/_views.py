@@ -80,7 +80,7 @@ class _SeenName:
         del self._of_thread()[self.name]
 
 
-def _get_attribute(module: Any, cls: type, name: str) -> Any:
+def _get_attribute(module: Any, cls: Any, name: str) -> Any:
     return cls.__getattribute__(module, name)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .._code import MISSING, in_class, is_users_class, is_users_scope
+from .._code import MISSING, OF_KEYS, OF_NAMES, in_class, is_users_class, is_users_scope
 from .._difference import function_text, short_text
+from .._named_functions import attribute_names
 from .._origin import Origin
 from .._reads import ReadSet
 from ._cause import Cause, plain_text
@@ -31,14 +32,20 @@ def bindings(reads: ReadSet | None) -> Seen:
     for at, name in reads._bindings:  # pyright: ignore[reportPrivateUsage]
         holder: Any = _holder(at)
         keyworded = reads._keywords.get(id(at))  # pyright: ignore[reportPrivateUsage]
+        if name == OF_KEYS:  # below, of each function
+            continue
         if keyworded is not None:
             if is_users_scope(keyworded.__globals__):
                 out[_default(name, keyworded)] = _seen((keyworded.__kwdefaults__ or {}).get(name, MISSING))
         elif isinstance(holder, type):
             if is_users_class(holder):
-                out[Origin(holder, name).text()] = _seen(in_class(holder, name)[1])
+                value = in_class(holder, name)[1]
+                out[Origin(holder, name).text()] = (plain_text(value), value) if name == OF_NAMES else _seen(value)
         elif holder is not None and is_users_scope(holder):
             out[Origin(holder, name).text()] = _seen(holder.get(name, MISSING))
+    for function in reads.named.functions():
+        attributes = tuple(attribute_names(function))
+        out[f"the attributes of {function.__qualname__}"] = plain_text(attributes), attributes
     for function in list(reads._functions.values()):  # pyright: ignore[reportPrivateUsage]
         out[f"function {function.__qualname__}"] = _seen(function)
         if is_users_scope(function.__globals__):
