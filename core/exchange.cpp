@@ -32,6 +32,7 @@ void exchange_body(PyObject* a, PyObject* b, PyTypeObject* type) {
   std::swap_ranges(x + sizeof(PyVarObject), x + type->tp_weaklistoffset, y + sizeof(PyVarObject));
 }
 
+#if PY_VERSION_HEX < 0x030E0000
 // The version goes with the content; the watchers stay with the dict.
 void exchange_versions(uint64_t& a, uint64_t& b) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -45,7 +46,6 @@ void exchange_versions(uint64_t& a, uint64_t& b) {
   b = (b & ~watchers) | of_b;
 }
 
-#if PY_VERSION_HEX < 0x030E0000
 uint64_t& version(PyDictObject* dict) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -69,6 +69,7 @@ bool unshare(PyObject* dict) {
 
 bool is_watched(PyObject* dict) {
 #if PY_VERSION_HEX >= 0x030E0000
+  (void)dict;
   return true;  // where this Python keeps the watchers is not known
 #elif PY_VERSION_HEX >= 0x030C0000
   return version(reinterpret_cast<PyDictObject*>(dict)) & 0xFF;

@@ -7,14 +7,13 @@ gave before the trace is the caller's own, and no root: what the trace changes i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import threading
 import types
 import weakref
-from collections.abc import Callable, Generator
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
 
 from jax.core import Tracer
 
@@ -22,6 +21,9 @@ from ._compat import array_class, current_trace
 from ._errors import MutationError
 from ._symbols import Symbol
 from ._tracers import is_ended, live_traces, trace_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Cache = type(functools.lru_cache(len))  # the interpreter's own class, which has no public name
 
@@ -87,19 +89,34 @@ def _attributes_of(value: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
-@contextlib.contextmanager
-def keeping_cached() -> Generator[None]:
-    """While entered, a trace runs. What it has changed of what caches kept is put back, where that cannot stay."""
-    around, _now.held = _now.held, {}
-    try:
+class _Keeping:
+    """While entered, a trace runs. What it has changed of what caches kept is put back, where that cannot stay.
+
+    No generator: frames of `contextlib` would stand in the traceback of an error in the trace.
+    """
+
+    def __enter__(self) -> None:
+        self._around, _now.held = _now.held, {}
         for cache in _caches():
             _hold(cache)
-        yield
-    except BaseException:
-        _put_back(lambda now: True)
-        raise
-    finally:
-        _now.held = around
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        try:
+            if kind is not None:
+                _put_back(lambda now: True)
+        finally:
+            _now.held = self._around
+
+
+def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
+    """Of a function that runs a trace."""
+
+    @functools.wraps(trace)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _Keeping():
+            return trace(*args, **kwargs)
+
+    return kept
 
 
 def refuse_cached(name: str) -> None:

@@ -4,9 +4,6 @@ the same, when the trace ends, however it ends."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
-
 MOST_RESTARTS = 300  # more would be a fault: code that is another one each time
 
 
@@ -28,21 +25,28 @@ class Signals:
         self._count += 1
         return NewReads()
 
-    @contextlib.contextmanager
-    def heeded(self) -> Generator[None]:
+    def heeded(self) -> Heeded:
         """While entered, a trace runs.
 
         Raises:
             NewReads: at its end, where it was told to begin anew and has returned, or raised something else.
         """
-        before = self._count
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            if self._count != before:
-                raise NewReads from error
-            raise
-        if self._count != before:
-            raise NewReads
+        return Heeded(self)
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+
+class Heeded:
+    """No generator: frames of `contextlib` would stand in the traceback of an error in the trace."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals, self._before = signals, signals.count
+
+    def __enter__(self) -> None:
+        self._before = self._signals.count
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if self._signals.count != self._before and not isinstance(error, KeyboardInterrupt):
+            raise NewReads from error

@@ -225,7 +225,7 @@ def _trace_once(
     return outcome, out
 
 
-@keeping_cached()
+@keeping_cached
 def run_trace(
     name: str,
     recording: _core.Recording,

@@ -532,8 +532,9 @@ def test_a_forked_child_can_walk_and_compare():
     assert f({"w": f32(1)}, f32(1)).tolist() == [2.0]
 
 
-# Before 3.12 an interpreter that is left to the end of the process, and has printed into a pipe, writes it there then: the
-# main thread lets go of the lock for that, does not get it back, and ends alone. With JAX's threads the process stays.
+# Before 3.12 a subinterpreter that has printed into a pipe and is left to the end of the process writes it out then.
+# The main thread releases the lock for that, does not get it back, and ends alone; with JAX's threads the process
+# stays.
 INTERPRETER = """
 import sys
 try:
