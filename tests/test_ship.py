@@ -327,8 +327,8 @@ def test_placeholders_are_those_of_the_first_call_that_fits(tmp_path):
 
 def test_a_sentinel_that_a_library_names_is_no_placeholder(tmp_path):
     f, path, x = shipped_functions.with_a_librarys_sentinel, tmp_path / "programs", jnp.ones(2)
-    cls = type(dataclasses.MISSING)
-    other = cls("other") if sys.version_info >= (3, 15) else cls()
+    # Python 3.15 has a type for all sentinels, and one is saved by its name.
+    other = dataclasses.KW_ONLY if sys.version_info >= (3, 15) else type(dataclasses.MISSING)()
     for first, then in [(dataclasses.MISSING, other), (other, dataclasses.MISSING)]:
         f.clear_cache()
         expected = f(x, first).tolist()

@@ -12,7 +12,7 @@ from sizes import sized
 
 @isolated()
 def test_a_process_that_lives_long_does_not_grow():
-    calls = sized(40_000, 4_000)
+    calls = sized(40_000, 8_000)
     found = soak.soak(calls)
     middle, last = found[soak.PARTS // 2 - 1], found[-1]
     # A short life is still warming up in its second half.
