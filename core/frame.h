@@ -69,18 +69,6 @@ class Frame {
   int stacktop_;
   bool is_entry_;
   char owner_;
-#elif PY_VERSION_HEX < 0x030E0000
-  StackRef code_;
-  void* previous_;
-  StackRef function_;
-  PyObject* globals_;
-  PyObject* builtins_;
-  PyObject* locals_;
-  PyFrameObject* object_;
-  void* instruction_;
-  int stacktop_;
-  uint16_t return_offset_;
-  char owner_;
 #else
   StackRef code_;
   void* previous_;
@@ -90,13 +78,19 @@ class Frame {
   PyObject* locals_;
   PyFrameObject* object_;
   void* instruction_;
+#if PY_VERSION_HEX < 0x030E0000
+  int stacktop_;
+#else
   void* stackpointer_;
 #ifdef Py_GIL_DISABLED
   int32_t bytecode_of_thread_;
 #endif
+#endif
   uint16_t return_offset_;
   char owner_;
+#if PY_VERSION_HEX >= 0x030E0000
   uint8_t visited_;
+#endif
 #endif
   StackRef variables_[1];
 };

@@ -89,32 +89,21 @@ def _attributes_of(value: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
-class _Keeping:
-    """While entered, a trace runs. What it has changed of what caches kept is put back, where that cannot stay.
-
-    No generator: frames of `contextlib` would stand in the traceback of an error in the trace.
-    """
-
-    def __enter__(self) -> None:
-        self._around, _now.held = _now.held, {}
-        for cache in _caches():
-            _hold(cache)
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        try:
-            if kind is not None:
-                _put_back(lambda now: True)
-        finally:
-            _now.held = self._around
-
-
 def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
-    """Of a function that runs a trace."""
+    """Of a function that runs a trace. What fails has changed nothing of what caches kept."""
 
     @functools.wraps(trace)
     def kept(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _Keeping():
+        around, _now.held = _now.held, {}
+        try:
+            for cache in _caches():
+                _hold(cache)
             return trace(*args, **kwargs)
+        except BaseException:
+            _put_back(lambda now: True)
+            raise
+        finally:
+            _now.held = around
 
     return kept
 

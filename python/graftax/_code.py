@@ -140,7 +140,7 @@ _CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where
 _FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
 _BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"))
 _OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
-_NO_PART = frozenset(("CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
+_NO_PART = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
 _SETS_BY_TEXT = frozenset(("setattr", "delattr"))
 
 
@@ -168,11 +168,11 @@ class _Scan:
         self._module = ""
 
     def names(self) -> Names:
-        for at in dis.get_instructions(self.code):
-            if at.opname not in ("CACHE", "COPY"):  # a copy is what was named last
+        instructions = [at for at in dis.get_instructions(self.code) if at.opname != "CACHE"]
+        for at in instructions:
+            if at.opname != "COPY":  # a copy is what was named last
                 self._read(at.opname, at.argval)
         texts: set[str] = set()
-        instructions = [at for at in dis.get_instructions(self.code) if at.opname not in _NO_PART]
         matches = any(at.opname == "MATCH_CLASS" for at in instructions)
         if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
             texts = {text for text in _texts_in(self.code.co_consts) if text.isidentifier()}
@@ -191,9 +191,14 @@ class _Scan:
             frozenset(self.stored_attributes),
             frozenset(self.attributes if "super" in self.loaded else ()),
             frozenset(texts),
-            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes}) or _computes_names(instructions),
+            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes}) or self._computes_names(instructions),
             matches,
         )
+
+    def _computes_names(self, instructions: list[dis.Instruction]) -> bool:
+        if self.loaded.keys().isdisjoint(("getattr", "hasattr")):  # most code: nothing to look for
+            return False
+        return _computes_names([at for at in instructions if at.opname not in _NO_PART])
 
     def _read(self, op: str, name: Any) -> None:
         if op in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"):

@@ -44,8 +44,7 @@ class Heeded:
     def __init__(self, signals: Signals) -> None:
         self._signals, self._before = signals, signals.count
 
-    def __enter__(self) -> None:
-        self._before = self._signals.count
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if self._signals.count != self._before and not isinstance(error, KeyboardInterrupt):
