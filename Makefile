@@ -64,23 +64,23 @@ coverage: $(VENV)/.test $(VENV)/.dev ## how many lines of Python and C++ `make t
 # The core that watches itself, built in a folder of its own, and the tests that walk the most objects; deliberate faults
 # have to be found first. WHOLE= runs all cases of the tests, TESTS= says which files, ALSO= is another program with its
 # words. ThreadSanitizer gets the tests of threads: it sees when a thread of Python has the interpreter's lock, but not
-# what XLA's threads do among themselves (tests/tsan.supp), so tests without threads of Python have nothing to show it.
+# what XLA's threads do among themselves (tests/support/tsan.supp), so tests without threads of Python have nothing to show it.
 WHOLE ?= --quick
-TESTS ?= $(addprefix tests/,$(or $(TESTED),hazards tree test_commit.py test_failure_points.py test_flatten.py \
-  test_graphdef.py test_kept.py test_outcome.py test_partition.py test_path.py test_recording.py test_weakrefs.py \
-  test_writeback.py))
+TESTS ?= $(addprefix tests/,$(or $(TESTED),hazards tree graph/test_commit.py graph/test_failure_points.py graph/test_flatten.py \
+  graph/test_graphdef.py graph/test_kept.py jit/test_outcome.py graph/test_partition.py graph/test_path.py graph/test_recording.py jit/test_weakrefs.py \
+  jit/test_writeback.py))
 define watched
 $(PIP) --no-deps --no-build-isolation --upgrade --target build/$@/site -C build-dir=build/$@/core \
   -C install.strip=false $(BUILT) .
-CXX=$(CXX) $(BIN)/python tests/sanitized.py $@ build/$@ --also="$(ALSO)" $(WHOLE) $(TESTS) $(ARGS)
+CXX=$(CXX) $(BIN)/python tests/support/sanitized.py $@ build/$@ --also="$(ALSO)" $(WHOLE) $(TESTS) $(ARGS)
 endef
 asan: BUILT = -C cmake.define.GRAFTAX_SANITIZE=address,undefined
 asan: $(VENV)/.test ## the core's tests with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
 	$(watched)
 
 tsan: BUILT = -C cmake.define.GRAFTAX_SANITIZE=thread
-tsan: TESTED = test_threads.py
-tsan: ALSO = tests/threads.py $(THREADS)
+tsan: TESTED = jit/test_threads.py
+tsan: ALSO = tests/support/threads.py $(THREADS)
 tsan: $(VENV)/.test ## the tests of threads with ThreadSanitizer, then a minute of sixteen threads
 	$(watched)
 
@@ -94,10 +94,10 @@ SOAK ?= 1000000
 fuzz: $(VENV)/.test $(VENV)/.fuzz ## damaged input for all that reads: a minute for each reader
 	$(PIP) --no-deps --no-build-isolation --upgrade --target build/fuzz/site -C build-dir=build/fuzz/core \
 	  -C cmake.define.GRAFTAX_FUZZ=ON .
-	PYTHONPATH=build/fuzz/site $(BIN)/python tests/fuzz.py $(FUZZ) $(ARGS)
+	PYTHONPATH=build/fuzz/site $(BIN)/python tests/support/fuzz.py $(FUZZ) $(ARGS)
 
 soak: $(VENV)/.test ## a million calls in one process: memory has to stay as it was
-	$(BIN)/python tests/soak.py $(SOAK)
+	$(BIN)/python tests/support/soak.py $(SOAK)
 
 supply: $(VENV)/.build ## the sdist and the wheel: made without a network, twice the same, tested where they are installed
 	$(BIN)/python tools/supply.py
@@ -108,16 +108,16 @@ SESSIONS ?= 1000
 PART ?= 1
 MUTANTS ?= 10000
 threads: $(VENV)/.test ## sixteen threads that share functions and objects: a minute
-	$(BIN)/python tests/threads.py $(THREADS)
+	$(BIN)/python tests/support/threads.py $(THREADS)
 
 sessions: $(VENV)/.test ## random sessions of a user beside plain Python: a thousand, ten minutes and more
-	$(BIN)/python tests/sessions.py $(SESSIONS)
+	$(BIN)/python tests/support/sessions.py $(SESSIONS)
 
 scale: $(VENV)/.test ## how time and memory of each operation grow with a graph, up to a million leaves
-	$(BIN)/python tests/scale.py --part $(PART) $(ARGS)
+	$(BIN)/python tests/support/scale.py --part $(PART) $(ARGS)
 
 names: $(VENV)/.test ## a JAX that lacks one of the private names that are read: each of them in turn
-	$(BIN)/python tests/private_names.py $(ARGS)
+	$(BIN)/python tests/support/private_names.py $(ARGS)
 
 # A Python is named as python3.11, a JAX by its version; each pair has an environment of its own, and the pairs that pip
 # has no JAX for are named.

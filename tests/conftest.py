@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from graftax import _direct
+from graftax._jax import fast_dispatch
 from sizes import QUICK
 
 # What a test compiles runs a few times on a few numbers: to optimize it takes longer. With XLA_FLAGS= it is optimized.
@@ -37,8 +37,8 @@ settings.register_profile("nightly", settings.get_profile("suite"), max_examples
 settings.load_profile("suite")
 
 # The second call of any structure runs its executable directly where that is possible, however few its leaves are.
-_direct.start_from(1)
-collect_ignore = ["test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0" else []
+fast_dispatch.start_from(1)
+collect_ignore = ["jit/test_direct.py"] if os.environ.get("GRAFTAX_DIRECT_DISPATCH") == "0" else []
 
 FILE = pytest.StashKey[Path]()  # of the test that ran last
 

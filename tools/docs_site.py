@@ -35,27 +35,39 @@ API = "api/index.md"
 FOLDERS = {"examples": "gallery.md", "python/graftax": API}
 LAST_FOUND = ("internals/", "changelog", "contributing", "benchmarks")
 
-# The pages of the API: a title, what is there, and the modules that the names are imported from. The first name of each
-# page is what most readers come for.
+# The pages of the API: a title, what is there, and the packages or modules that the names are imported from. The first
+# name of each page is what most readers come for.
 GROUPS = {
     "compile": (
         "Compile",
         "`jit`, what it returns, and its options.",
-        {"_jit", "_jitted", "_aot", "_table", "marks", "_explain", "export"},
+        {"_jit", "_base.marks", "_explain", "_export"},
     ),
-    "transform": ("Transform", "Derivatives, axes, loops, branches, rules and callbacks.", {"transforms", "_stacking"}),
+    "transform": (
+        "Transform",
+        "Derivatives, axes, loops, branches, rules and callbacks.",
+        {"transforms", "_graph.stack"},
+    ),
     "filtered": ("Transform by value", "Equinox's `filter_*`, with its signatures.", set[str]()),  # filter_*
     "train": (
         "Train",
         "Optimizers, masks, random streams, averages.",
-        {"_optimizer", "_labels", "_streams", "_leaves"},
+        {"_training"},
     ),
     "edit": ("Edit graphs", "Select, change, split, compare and take apart any objects.", set[str]()),  # all others
     "look": ("Look", "What a model holds, and why a function was compiled.", {"_show"}),
-    "save": ("Save", "Files, checkpoints and exported programs.", {"_files"}),
-    "scale": ("Scale", "Several devices, several hosts, and many small arrays.", {"_rules", "_agreement", "packed"}),
-    "classes": ("Define classes", "For classes that JAX's own trees should open, too.", {"_fields", "module"}),
-    "errors": ("Errors and warnings", "What is raised, and what to do about it.", {"_errors"}),
+    "save": ("Save", "Files, checkpoints and exported programs.", {"_io"}),
+    "scale": (
+        "Scale",
+        "Several devices, several hosts, and many small arrays.",
+        {"_sharding", "_jit.multihost_check", "_graph.packed"},
+    ),
+    "classes": (
+        "Define classes",
+        "For classes that JAX's own trees should open, too.",
+        {"_graph.types.register", "_graph.module"},
+    ),
+    "errors": ("Errors and warnings", "What is raised, and what to do about it.", {"_base.errors"}),
 }
 FIRST = (
     *("jit", "Jitted", "grad", "value_and_grad", "vmap", "scan", "filter_jit", "optimizer", "Optimizer", "at", "show"),
@@ -73,7 +85,7 @@ def public_names() -> dict[str, str]:
     body = ast.parse((ROOT / "python" / "graftax" / "__init__.py").read_text(encoding="utf-8")).body
     imports = [node for node in body if isinstance(node, ast.ImportFrom)]
     return {
-        alias.name: f"{node.module or alias.name}"
+        alias.name: str(node.module)
         for node in imports
         for alias in node.names
         if not (alias.asname or alias.name).startswith("_")
@@ -88,8 +100,13 @@ def group_of(name: str, module: str) -> str:
         return "filtered"
     if name.endswith(("Error", "Warning")):
         return "errors"
-    first = module.partition(".")[0]
-    return next((group for group, (_, _, modules) in GROUPS.items() if first in modules), "edit")
+    found = [
+        (len(place), group)
+        for group, (_, _, places) in GROUPS.items()
+        for place in places
+        if f"{module}.".startswith(f"graftax.{place}.")
+    ]
+    return max(found, default=(0, "edit"))[1]
 
 
 def grouped_names() -> dict[str, list[str]]:
@@ -157,7 +174,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def _anchor(name: str) -> str:
-    return "graftax._show._Show" if name == "show" else f"graftax.{'export.' if name == 'export' else ''}{name}"
+    return "graftax._show._Show" if name == "show" else f"graftax.{name}"
 
 
 def _directive(name: str) -> str:
@@ -165,7 +182,7 @@ def _directive(name: str) -> str:
         return "::: graftax._show._Show\n    options:\n      heading: show\n      toc_label: show"
     if name == "Jitted":  # with what it has from the stages: lower, trace, warm
         return "::: graftax.Jitted\n    options:\n      inherited_members: true"
-    return f"::: graftax.{'export.' if name == 'export' else ''}{name}"  # there is a module of that name
+    return f"::: graftax.{'export.' if name == 'export' else ''}{name}"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

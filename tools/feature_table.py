@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the README's table of features from runs of tests/features.py.
+"""Writes the README's table of features from runs of tests/support/features.py.
 
 python tools/feature_table.py            # exit 1 where the table is not current
 python tools/feature_table.py --write
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import features
 

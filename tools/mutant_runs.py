@@ -35,17 +35,17 @@ FEW = 12  # tests that run first, of so many files at most
 FILES = 3
 CASES = 2  # the stage that runs all cases of the functions
 AT_IMPORT = [  # tests for what runs while graftax is imported
-    "tests/test_direct.py::test_the_second_call_of_a_structure_goes_direct",
-    "tests/test_direct.py::test_results_are_those_of_jax_jit_in_every_attribute",
-    "tests/test_direct.py::test_a_numpy_leaf_is_what_jax_jit_makes_of_it",
-    "tests/test_direct.py::test_a_layout_of_its_own_is_seen",
-    "tests/test_direct.py::test_a_numpy_leaf_may_be_written_to_as_soon_as_the_call_returns",
-    "tests/test_direct.py::test_a_deleted_input_is_named_by_its_path",
-    "tests/test_direct.py::test_debug_nans_is_asked_on_every_call",
-    "tests/test_donation.py",
-    "tests/test_settings.py",
-    "tests/test_direct_leaves.py",
-    "tests/test_watch.py",
+    "tests/jit/test_direct.py::test_the_second_call_of_a_structure_goes_direct",
+    "tests/jit/test_direct.py::test_results_are_those_of_jax_jit_in_every_attribute",
+    "tests/jit/test_direct.py::test_a_numpy_leaf_is_what_jax_jit_makes_of_it",
+    "tests/jit/test_direct.py::test_a_layout_of_its_own_is_seen",
+    "tests/jit/test_direct.py::test_a_numpy_leaf_may_be_written_to_as_soon_as_the_call_returns",
+    "tests/jit/test_direct.py::test_a_deleted_input_is_named_by_its_path",
+    "tests/jit/test_direct.py::test_debug_nans_is_asked_on_every_call",
+    "tests/jit/test_donation.py",
+    "tests/jit/test_settings.py",
+    "tests/jit/test_direct_leaves.py",
+    "tests/capture/test_watch.py",
 ]
 
 

@@ -33,29 +33,30 @@ EQUAL = ROOT / "tools" / "equal_mutants.toml"
 
 # What decides what a call means.
 FILES = (
-    "core/static_key.cpp",
-    "core/commit.cpp",
-    "core/writeback.cpp",
-    "core/changes.cpp",
-    "core/watch.cpp",
-    "core/direct.cpp",
-    "python/graftax/_direct.py",
+    "core/graph/static_equality.cpp",
+    "core/graph/commit.cpp",
+    "core/call/trace.cpp",
+    "core/call/trace_diff.cpp",
+    "core/capture/watchers.cpp",
+    "core/call/fast_dispatch.cpp",
+    "python/graftax/_jax/fast_dispatch.py",
 )
 FIRST = FILES[0]  # it defines which mutant runs
 UNTIL = "# ---- several processes"  # what stands below in a Python file does not decide about calls
 # Where tests are looked for: those that reach a mutant are run.
 TESTS = (
-    "hazards tree test_arguments.py test_async.py test_cache.py test_commit.py test_direct.py test_direct_leaves.py "
-    "test_direct_modules.py test_donation.py test_failure_points.py test_flatten.py test_functions.py "
-    "test_graphdef.py test_kept.py test_mutation_modes.py test_numbers_in_place.py test_outcome.py "
-    "test_partition.py test_path.py test_placing.py test_reads.py test_reads_below_jax.py test_reads_of_classes.py "
-    "test_reads_of_functions.py "
-    "test_recording.py test_settings.py test_shardings.py test_weakrefs.py test_watch.py test_writeback.py "
-    "test_packed.py test_errors.py test_methods.py test_explain.py transforms/test_filtered.py "
-    "transforms/test_custom_state.py transforms/test_replaced.py transforms/test_cond.py test_ignore.py "
-    "test_jax_ref.py test_one_array.py test_registry.py test_numbers.py test_numbers_of_new_structures.py "
-    "test_module.py test_numbers_limits.py test_self_test.py test_tracebacks.py "
-    "test_outside.py test_assigned.py test_ties.py test_untied.py"
+    "capture/test_assigned.py capture/test_numbers.py capture/test_numbers_in_place.py capture/test_numbers_limits.py "
+    "capture/test_numbers_of_new_structures.py capture/test_outside.py capture/test_reads.py "
+    "capture/test_reads_below_jax.py capture/test_reads_of_classes.py capture/test_reads_of_functions.py "
+    "capture/test_watch.py explain/test_explain.py graph/test_commit.py graph/test_failure_points.py "
+    "graph/test_flatten.py graph/test_functions.py graph/test_graphdef.py graph/test_kept.py graph/test_module.py "
+    "graph/test_packed.py graph/test_partition.py graph/test_path.py graph/test_recording.py graph/test_registry.py "
+    "graph/test_ties.py hazards jit/test_arguments.py jit/test_async.py jit/test_cache.py jit/test_direct.py "
+    "jit/test_direct_leaves.py jit/test_direct_modules.py jit/test_donation.py jit/test_errors.py jit/test_ignore.py "
+    "jit/test_jax_ref.py jit/test_methods.py jit/test_mutation_modes.py jit/test_one_array.py jit/test_outcome.py "
+    "jit/test_self_test.py jit/test_settings.py jit/test_tracebacks.py jit/test_untied.py jit/test_weakrefs.py "
+    "jit/test_writeback.py sharding/test_placing.py sharding/test_shardings.py transforms/test_cond.py "
+    "transforms/test_custom_state.py transforms/test_filtered.py transforms/test_replaced.py tree"
 )
 
 MOST = 10_000  # numbers of mutants
@@ -361,7 +362,7 @@ def key_of(files: list[str]) -> str:
 def serve(mutants: list[Mutant], given: argparse.Namespace) -> None:
     """Runs mutants, spread over the files; each result is written at once."""
     os.chdir(PLACE)
-    sys.path[:0] = [str(PLACE / "python"), str(PLACE / "tests"), str(PLACE)]
+    sys.path[:0] = [str(PLACE / "python"), str(PLACE / "tests" / "support"), str(PLACE / "tests"), str(PLACE)]
     os.environ.update(PYTHONPATH=os.pathsep.join(sys.path[:3]), JAX_PLATFORMS="cpu")
     first = PLACE / "at_import"
     first.write_bytes(bytes(MOST))

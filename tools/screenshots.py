@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import graftax
-from graftax._demo.plain_model import Network
+from graftax._cli.demo.plain_model import Network
 
 WIDTHS = {"wide": 1100, "narrow": 420}
 HEIGHT = 620

@@ -18,13 +18,13 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "support"))
 from records import record  # noqa: E402
 
 KEPT = ROOT / "build" / "supply"
-TESTS = ["test_package.py", "test_jit.py", "test_path.py", "test_export.py", "files"]
+TESTS = ["project/test_package.py", "jit/test_jit.py", "graph/test_path.py", "export/test_export.py", "io"]
 SDIST = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-NEEDED = ("LICENSE", "README.md", "pyproject.toml", "CMakeLists.txt", "core/module.cpp", "tests/test_jit.py")
+NEEDED = ("LICENSE", "README.md", "pyproject.toml", "CMakeLists.txt", "core/module.cpp", "tests/jit/test_jit.py")
 ALONE = ["unshare", "--map-root-user", "--net"]  # a network of its own, with nobody in it
 
 

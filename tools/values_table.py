@@ -77,7 +77,6 @@ def run(out: Path, only: str) -> int:
     """Runs tests/values here and writes what came of it; `only` is an expression for pytest's `-k`."""
     import jax
     import pytest
-
     from values.record import LAWS  # not from values.kinds: pytest's plugins want to be first to import libraries
 
     recorder = Recorder(LAWS)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tree/build.h"
 
-#include "tree/schema.h"
+#include "tree/attribute_schema.h"
 
 namespace graftax {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tree/paths.h"
 
-#include "hooks.h"
+#include "python/hooks.h"
 #include "tree/build.h"
 #include "tree/cache.h"
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "hooks.h"
-#include "tree/records.h"
+#include "python/hooks.h"
+#include "tree/serialize.h"
 #include "tree/walk.h"
 
 namespace graftax {

@@ -3,13 +3,10 @@
 
 #include <array>
 
-#include "hooks.h"
-#include "tree/schema.h"
+#include "python/hooks.h"
+#include "tree/attribute_schema.h"
 
 namespace graftax {
-
-PyObject* jax_registry = nullptr;
-Py_ssize_t registered_types = 0;
 
 namespace {
 
@@ -105,30 +102,6 @@ const TreeKind& find_out_tree_kind(PyTypeObject* type) {
   std::shared_ptr<TreeKind> kind = resolve(type);
   TreeKinds::forget(type);
   return TreeKinds::remember(type, std::move(kind));
-}
-
-void set_jax_registry(PyObject* registry) {
-  jax_registry = registry;
-  registered_types = registry ? PyDict_GET_SIZE(registry) : 0;
-}
-
-void follow_registry() {
-  if (!jax_registry) {  // no way to tell
-    TreeKinds::forget_all();
-    return;
-  }
-  if (!registry_has_grown()) return;
-  PyObject *type, *functions;
-  Py_ssize_t pos = 0, seen = 0;
-  OwnedList fresh;
-  while (PyDict_Next(jax_registry, &pos, &type, &functions))
-    if (seen++ >= registered_types && PyType_Check(type)) fresh.push(type);
-  registered_types = seen;
-  for (size_t i = 0; i < fresh.size(); ++i) {
-    auto* t = reinterpret_cast<PyTypeObject*>(fresh[i]);
-    TreeKinds::forget(t);
-    forget_kind(t);
-  }
 }
 
 }  // namespace graftax

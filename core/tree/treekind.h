@@ -2,8 +2,8 @@
 // How `jax.tree` sees a type: as a leaf, or as a node of which role.
 #pragma once
 
-#include "kind.h"
-#include "type_table.h"
+#include "python/jax_registry.h"
+#include "python/type_cache.h"
 
 namespace graftax {
 
@@ -70,16 +70,6 @@ inline const TreeKind& tree_kind_of(PyTypeObject* type) {
   return known ? *known : find_out_tree_kind(type);
 }
 
-// JAX's dict from types to functions, or null; its size when it was looked at last.
-extern PyObject* jax_registry;
-extern Py_ssize_t registered_types;
-
-inline bool registry_has_grown() { return jax_registry && PyDict_GET_SIZE(jax_registry) != registered_types; }
-
-// Looks whether JAX's registry has grown since, and forgets what was known of the types that are new there. One load
-// when it has not. To be called before a walk.
-void follow_registry();
-
 // For the time of a walk: user code that runs in it may change a class, and what is known of that, but no TreeKind goes.
 // The structure that comes out of it has to hold its kinds before this ends.
 class Walking {
@@ -89,8 +79,5 @@ class Walking {
  private:
   TypeTable<TreeKind>::Hold hold_;
 };
-
-// Sets JAX's registry: a dict from types to their functions; null where this JAX has none that can be read.
-void set_jax_registry(PyObject* registry);
 
 }  // namespace graftax

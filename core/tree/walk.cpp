@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "hooks.h"
+#include "python/hooks.h"
+#include "tree/attribute_schema.h"
 #include "tree/build.h"
 #include "tree/cache.h"
-#include "tree/keys.h"
-#include "tree/schema.h"
+#include "tree/sorted_keys.h"
 
 namespace graftax {
 

@@ -39,22 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "doctor":
-        from ._doctor import doctor
+        from graftax._cli.doctor import doctor
 
         return doctor()
     if options.command == "explain":
         return explain_logs(options.log, options.out)
-    from . import _demo
+    from graftax._cli.demo import main as run_demo
 
-    return _demo.main(trace=options.trace, quick=options.quick, models=options.model)
+    return run_demo(trace=options.trace, quick=options.quick, models=options.model)
 
 
 def explain_logs(logs: list[Path], out: Path | None) -> int:
     """Make one page of some logs."""
-    from ._explain import _page
+    from graftax._explain import html_page
 
     try:
-        text = _page.page(_page.read(logs))
+        text = html_page.page(html_page.read(logs))
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

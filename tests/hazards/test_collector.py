@@ -17,7 +17,7 @@ import pytest
 
 import graftax
 from graftax import _core
-from hazards.watchdog import isolated
+from watchdog import isolated
 
 pytestmark = pytest.mark.quick(100)  # a case takes milliseconds
 

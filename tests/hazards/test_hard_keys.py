@@ -24,8 +24,8 @@ from hypothesis import settings
 
 import graftax
 import zoo
-from hazards.watchdog import isolated
 from sizes import sized
+from watchdog import isolated
 from zoo import Box, Data, Frozen, Stack, Table, f32, scalar
 
 # ── known types, by their full state ──

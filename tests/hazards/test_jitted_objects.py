@@ -11,7 +11,7 @@ import pytest
 
 import graftax
 from graftax import _core
-from hazards.watchdog import isolated
+from watchdog import isolated
 
 x = jnp.arange(3.0)
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-from hazards.watchdog import isolated
 from sizes import sized
+from watchdog import isolated
 from zoo import Box, Data, Registered, f32, scalar
 
 jits = pytest.mark.parametrize("jit", [graftax.jit, graftax.filter_jit], ids=["jit", "filter_jit"])

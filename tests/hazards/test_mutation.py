@@ -11,8 +11,8 @@ import pytest
 
 import graftax
 import oracle
-from hazards.watchdog import isolated
 from sizes import sized
+from watchdog import isolated
 from zoo import Box, f32, scalar
 
 

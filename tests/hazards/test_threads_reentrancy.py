@@ -18,8 +18,8 @@ import pytest
 
 import graftax
 import oracle
-from hazards.watchdog import isolated, python
 from sizes import sized
+from watchdog import isolated, python
 from zoo import Box, f32, scalar
 
 pytestmark = pytest.mark.quick(1)  # most start a process or threads, and do so often

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-from graftax import _tree_function
+from graftax._jit import pytree_callable
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -121,7 +121,7 @@ def test_a_plain_function_stays_a_leaf():
     for name in (*WRAPPERS, *JACOBIANS):
         made = getattr(graftax, name)(lambda x: x)
         assert jax.tree.leaves(made) == [made]
-        assert not isinstance(made, _tree_function.TreeFunction)
+        assert not isinstance(made, pytree_callable.TreeFunction)
 
 
 class Field(eqx.Module):

@@ -195,7 +195,7 @@ def assert_same_flat_form(obj):
     assert mine.keys() == expected.keys()
     for place, value in expected.items():
         if isinstance(value, flr.PathLookup):
-            assert isinstance(mine[place], graftax.flatform.Ref)
+            assert isinstance(mine[place], graftax.Ref)
             assert repr(value) in repr(mine[place])
         elif isinstance(value, jax.Array):
             assert mine[place] is value
@@ -243,7 +243,7 @@ def test_the_order_is_that_of_its_own_flatten():
     module = Block()
     theirs = {repr(k): v for k, v in flr.flatten(module).items() if isinstance(v, jax.Array)}
     leaves, graphdef = graftax.flatten(module)
-    paths = [repr(graftax.path.Path(path)) for path in graphdef.leaf_paths()]
+    paths = [repr(graftax.Path(path)) for path in graphdef.leaf_paths()]
     assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in theirs.values()]
     assert paths == [*theirs] == ["obj.again.value", "obj.body[1]", "obj.tail[0]", "obj.tail[1][0]"]
     assert_same_flat_form(module)

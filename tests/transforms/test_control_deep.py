@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import graftax
-from graftax._structure import Op, Structure
+from graftax._graph.structure import Op, Structure
 from sizes import sized
 
 DEPTH = sized(20_000, 4_000)

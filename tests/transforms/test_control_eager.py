@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import graftax
-from graftax._options import Options
-from graftax.transforms import _once
+from graftax._jit.options import Options
+from graftax.transforms._engine import eager_compile
 from sizes import sized
 
 ROWS = jnp.arange(12.0).reshape(4, 3)
@@ -135,7 +135,7 @@ def test_a_captured_number_that_changes_is_seen():
 
 
 def test_the_number_of_structures_that_are_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_once, "_OPTIONS", Options(cache_size=4))
+    monkeypatch.setattr(eager_compile, "_OPTIONS", Options(cache_size=4))
 
     def run(number: int) -> Any:
         return graftax.scan(lambda c, row: (c + number, None), 0.0, ROWS)
@@ -455,7 +455,7 @@ def test_functions_of_one_code_and_other_kind_differ():
 
 
 def test_many_functions_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_once, "_FUNCTIONS", 4)
+    monkeypatch.setattr(eager_compile, "_FUNCTIONS", 4)
 
     def run(number: int) -> None:
         namespace: dict[str, Any] = {}
@@ -463,4 +463,4 @@ def test_many_functions_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
         assert float(graftax.scan(namespace["step"], 0.0, ROWS)[0]) == 66 + 4 * number
 
     assert growth(run, first=8, calls=16) < 4
-    assert len(_once._COMPILED) <= 4
+    assert len(eager_compile._COMPILED) <= 4

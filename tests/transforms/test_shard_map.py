@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from hazards.watchdog import python
+from watchdog import python
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from hazards.watchdog import python
+from watchdog import python
 
 COMMON = """
     import dataclasses, operator

@@ -14,8 +14,8 @@ import jax
 import pytest
 
 import graftax.tree
-from hazards.watchdog import isolated
 from tree_nodes import Data, Key, Module, Pair, node
+from watchdog import isolated
 
 tree = graftax.tree
 

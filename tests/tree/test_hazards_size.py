@@ -10,12 +10,12 @@ from collections import OrderedDict
 import jax
 import pytest
 
-import graftax._compat
+import graftax._jax.compat
 import graftax.tree
 from beside import laws
-from hazards.watchdog import isolated, python
 from sizes import sized
 from tree_nodes import Data, Module, Pair, module, node
+from watchdog import isolated, python
 
 tree = graftax.tree
 
@@ -98,7 +98,7 @@ def test_trees_that_differ_at_each_of_a_hundred_thousand_levels():
 
 
 def test_where_jax_pickles_treedefs_in_another_way_the_public_functions_are_enough(monkeypatch):
-    monkeypatch.setattr(graftax._compat, "_pickles_are_known", lambda: False)
+    monkeypatch.setattr(graftax._jax.compat, "_pickles_are_known", lambda: False)
     for wrap in WRAPS.values():
         laws(lambda wrap=wrap: deep(7, wrap))
 

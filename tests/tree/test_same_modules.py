@@ -20,8 +20,8 @@ import pytest
 import graftax
 import graftax.tree
 from beside import both, laws
-from hazards.watchdog import isolated
 from sizes import sized
+from watchdog import isolated
 
 pytestmark = pytest.mark.quick(8)  # a case takes milliseconds
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-import graftax
 from values.record import IMMUTABLE, ITSELF, NO_ARRAYS, VALUE, Kind, constant
 from values.statics import copied
+
+import graftax
 
 
 def typed(dtype_and_shape):

@@ -11,7 +11,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attr
 import attrs
-
 from values.record import IMMUTABLE, NO_ARRAYS, VALUE, Kind
 
 # ── plain classes ──

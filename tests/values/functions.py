@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from values.record import IMMUTABLE, ITSELF, NO_ARRAYS, VALUE, Kind, constant
 
 no_arrays = {"traced": NO_ARRAYS}

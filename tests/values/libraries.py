@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-
-import graftax
 from values.classes import assign, assign_box, both, boxed, with_box
 from values.record import IMMUTABLE, NO_ARRAYS, VALUE, Kind
+
+import graftax
 
 # ── JAX's own registry ──
 

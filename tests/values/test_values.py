@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-
-import graftax
 from values.kinds import KINDS, LAWS, REFUSED
 from values.record import ITSELF, NODE, Kind, exact, fresh, is_array, reader
+
+import graftax
 
 
 def under(law: str) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._jitted import Jitted
-from .._tracebacks import boundary
-from ._call import call_picture
-from ._diff import diff_picture
-from ._picture import Picture, marked_by
-from ._shown import Shown
-from ._words import type_text
+from graftax._jax.tracebacks import boundary
+from graftax._jit.jitted import Jitted
+from graftax._show.call import call_picture
+from graftax._show.diff import diff_picture
+from graftax._show.format import type_text
+from graftax._show.model import Picture, marked_by
+from graftax._show.result import Shown
 
 NO_CALL = (
     "show() takes further arguments behind a jitted function alone, which they are for, and was given {given}. Write "

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from .._description import Description, TreeDescription
+    from graftax._base.type_record import Description, TreeDescription
 
 ADAPTERS = {
     "equinox": ".equinox",

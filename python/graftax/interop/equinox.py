@@ -10,7 +10,7 @@ from typing import Any
 from equinox import Module
 from equinox.nn import State
 
-from .._description import Description, TreeDescription
+from graftax._base.type_record import Description, TreeDescription
 
 # Equinox's own unflatten fills attributes that are not there with a mark of its own.
 _ABSENT = getattr(sys.modules.get("equinox._module._flatten"), "MISSING", None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from flarejax import Module
 
-from .._description import Description
+from graftax._base.type_record import Description
 
 _READ_BY = ("tree_flatten", "tree_unflatten", "__getattribute__")
 _THEIRS = [inspect.getattr_static(Module, name) for name in _READ_BY]

@@ -31,10 +31,10 @@ from flax.nnx.variablelib import HijaxVariable, Variable
 from flax.typing import HashableMapping
 from jax.sharding import PartitionSpec, Sharding
 
-from .._description import Description
-from .._errors import GraftaxError
-from . import UNSPOKEN, LibraryFilter
-from .linen import mesh_axes
+from graftax._base.errors import GraftaxError
+from graftax._base.type_record import Description
+from graftax.interop import UNSPOKEN, LibraryFilter
+from graftax.interop.linen import mesh_axes
 
 # Flax before 0.12.8 has a type alias where it has a class now.
 _BY_FIELDS = tuple(filter(inspect.isclass, (PytreeState, Variable, State, FlatState, GraphState)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax.training.train_state import TrainState
 
-from .._description import Description
+from graftax._base.type_record import Description
 
 
 def describe(cls: type[Any]) -> Description | None:

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from .. import _core
-from .._difference import differences_text
-from .._errors import StructureError
-from .._structure import place_name
-from .._tracebacks import boundary
-from ._lift import name_of
-from ._loop import call_pure
-from ._once import once
-from ._program import Program
-from ._slices import OTHER_ELEMENTS
+from graftax import _core
+from graftax._base.errors import StructureError
+from graftax._graph.structure import place_name
+from graftax._graph.structure_diff import differences_text
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.carry import call_pure
+from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.lift import name_of
+from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.slices import OTHER_ELEMENTS
 
 T = TypeVar("T")
 

@@ -13,15 +13,15 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _core
-from .._difference import differences, differences_text
-from .._errors import MutationError, StructureError
-from .._hosts import copied
-from .._keypath import keystr
-from .._structure import Structure, place_name
-from .._tracebacks import boundary
-from ._lift import name_of
-from ._snapshot import Snapshot
+from graftax import _core
+from graftax._base.errors import MutationError, StructureError
+from graftax._base.key_path import keystr
+from graftax._capture.host_callbacks import copied
+from graftax._graph.structure import Structure, place_name
+from graftax._graph.structure_diff import differences, differences_text
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.lift import name_of
+from graftax.transforms._engine.snapshot import Snapshot
 
 CALLBACK_CHANGES = (
     "{name}: the host function changed its arguments, which are copies: the change would be lost.\n{differences}\n"

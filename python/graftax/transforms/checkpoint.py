@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 
-from .._tracebacks import boundary
-from .._tree_function import of_trees
-from ._lift import LATER, Make, by_value, decorator, flat_of, made, name_of, wraps
-from ._program import Program
+from graftax._jax.tracebacks import boundary
+from graftax._jit.pytree_callable import of_trees
+from graftax.transforms._engine.lift import LATER, Make, by_value, decorator, flat_of, made, name_of, wraps
+from graftax.transforms._engine.program import Program
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _core
-from .._compat import without_constants
-from .._difference import differences_text
-from .._errors import StructureError
-from .._fields import register_static
-from .._jaxprs import one_of_alike, run_jaxpr
-from .._tracebacks import boundary
-from ._lift import Output, by_value, call_first, name_of, named
-from ._program import Program
-from .staging import filter_eval_shape
+from graftax import _core
+from graftax._base.errors import StructureError
+from graftax._graph.structure_diff import differences_text
+from graftax._graph.types.register import register_static
+from graftax._jax.compat import without_constants
+from graftax._jax.jaxprs import one_of_alike, run_jaxpr
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.lift import Output, by_value, call_first, name_of, named
+from graftax.transforms._engine.program import Program
+from graftax.transforms.staging import filter_eval_shape
 
 R = TypeVar("R")
 

@@ -10,19 +10,14 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from .. import _core
-from .._difference import differences, differences_text, only_order
-from .._errors import StructureError, rename_leaves
-from .._structure import place_name
-from .._trace import note_copy
-from .._tracebacks import boundary
-from ._fixpoint import Fixpoint, Retrace
-from ._lift import name_of, named
-from ._once import once
-from ._program import Program
-from ._replaced import Objects, Writing
-from ._snapshot import Snapshot
-from ._state import (
+from graftax import _core
+from graftax._base.errors import StructureError, rename_leaves
+from graftax._graph.structure import place_name
+from graftax._graph.structure_diff import differences, differences_text, only_order
+from graftax._jax.tracebacks import boundary
+from graftax._jit.trace import note_copy
+from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.graph_after import (
     EndedTracer,
     Provenance,
     StateAfter,
@@ -37,6 +32,11 @@ from ._state import (
     with_arrays,
     with_copies,
 )
+from graftax.transforms._engine.lift import name_of, named
+from graftax.transforms._engine.merge_objects import Objects, Writing
+from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.retrace import Fixpoint, Retrace
+from graftax.transforms._engine.snapshot import Snapshot
 
 BRANCH_STRUCTURE = (
     "{name}: {one} and {other} leave different structures behind:\n{differences}\n(expected is what {one} leaves, "

@@ -6,10 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast, overload
 
-from .._tracebacks import boundary
-from ._custom_call import CustomCall, TangentParts
-from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, with_zeros
-from ._lift import LATER, by_value
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.custom_derivative import (
+    CustomRule,
+    FilteredRule,
+    NotDifferentiated,
+    none_for_zero,
+    pair,
+    with_zeros,
+)
+from graftax.transforms._engine.custom_derivative_call import CustomCall, TangentParts
+from graftax.transforms._engine.lift import LATER, by_value
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -7,14 +7,22 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from .. import interop
-from .._tracebacks import boundary
-from ._custom_call import CustomCall, Saved
-from ._custom_rule import CustomRule, FilteredRule, NotDifferentiated, none_for_zero, pair, refuse_changes, with_zeros
-from ._lift import LATER, by_value
-from ._snapshot import Snapshot
-from ._standing import Standing
-from ._state import type_text
+from graftax import interop
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.custom_derivative import (
+    CustomRule,
+    FilteredRule,
+    NotDifferentiated,
+    none_for_zero,
+    pair,
+    refuse_changes,
+    with_zeros,
+)
+from graftax.transforms._engine.custom_derivative_call import CustomCall, Saved
+from graftax.transforms._engine.deferred_rules import Standing
+from graftax.transforms._engine.graph_after import type_text
+from graftax.transforms._engine.lift import LATER, by_value
+from graftax.transforms._engine.snapshot import Snapshot
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

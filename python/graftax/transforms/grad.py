@@ -9,12 +9,12 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
-from .._tracebacks import boundary
-from .._tree_function import of_trees
-from ._derivative import Arriving, arrays_only, first_given, in_reverse, split_aux
-from ._lift import LATER, Make, by_value, decorator, made, name_of, named, wraps
-from ._program import Program
-from ._wrt import OfArrays, Wrt, choose, chosen_by, program_by
+from graftax._jax.tracebacks import boundary
+from graftax._jit.pytree_callable import of_trees
+from graftax.transforms._engine.derivative import Arriving, arrays_only, first_given, in_reverse, split_aux
+from graftax.transforms._engine.lift import LATER, Make, by_value, decorator, made, name_of, named, wraps
+from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.wrt import OfArrays, Wrt, choose, chosen_by, program_by
 
 P = ParamSpec("P")
 T = TypeVar("T")

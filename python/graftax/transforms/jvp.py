@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 import jax
 import jax.numpy as jnp
 
-from .. import _core
-from .._compat import of_one_trace
-from .._tracebacks import boundary
-from ._derivative import Differentiated, arrays_only
-from ._lift import LATER, Output, by_value, call_first, name_of, named
-from ._program import Program
-from ._tangents import is_inexact
+from graftax import _core
+from graftax._jax.compat import of_one_trace
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.derivative import Differentiated, arrays_only
+from graftax.transforms._engine.lift import LATER, Output, by_value, call_first, name_of, named
+from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.tangents import is_inexact
 
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")

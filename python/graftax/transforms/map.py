@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import jax
 
-from .. import _core
-from .._tracebacks import boundary
-from ._lift import name_of, named
-from ._loop import Loop, Steps, call_pure, of_rows
-from ._once import once
-from ._program import Program
-from ._slices import Slices, plain_scan
-from ._state import with_arrays
+from graftax import _core
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.carry import Loop, Steps, call_pure, of_rows
+from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.graph_after import with_arrays
+from graftax.transforms._engine.lift import name_of, named
+from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.slices import Slices, plain_scan
 
 X = TypeVar("X")
 Y = TypeVar("Y")

@@ -10,18 +10,18 @@ from typing import Any, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from .. import _core, interop
-from .._handles import is_handle, run_inside
-from .._stacking import Each
-from .._tracebacks import boundary
-from ._layers import Layers, layers_in, require_length
-from ._lift import LATER, name_of
-from ._loop import Loop, Steps, of_rows
-from ._once import once
-from ._progress import Progress, reporter
-from ._scan_axes import Carry, scan_by_axes
-from ._slices import Slices, as_pair, plain_scan, plain_scan_of_objects
-from ._state import with_arrays
+from graftax import _core, interop
+from graftax._base.handles import is_handle, run_inside
+from graftax._graph.stack import Each
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.carry import Loop, Steps, of_rows
+from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.graph_after import with_arrays
+from graftax.transforms._engine.layer_loop import Layers, layers_in, require_length
+from graftax.transforms._engine.lift import LATER, name_of
+from graftax.transforms._engine.loop_progress import Progress, reporter
+from graftax.transforms._engine.scan_axes import Carry, scan_by_axes
+from graftax.transforms._engine.slices import Slices, as_pair, plain_scan, plain_scan_of_objects
 
 C = TypeVar("C")
 X = TypeVar("X")

@@ -10,15 +10,15 @@ import jax.core
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from .. import _core
-from .._errors import at_path
-from .._prefix import is_prefix
-from .._rules import Rules, is_placed
-from .._structure import Structure
-from .._tracebacks import boundary
-from ..path import Graph
-from ..tree import tree_broadcast
-from .jvp import _is_none
+from graftax import _core
+from graftax._base.errors import at_path
+from graftax._graph.path import Graph
+from graftax._graph.prefix_tree import is_prefix
+from graftax._graph.structure import Structure
+from graftax._jax.tracebacks import boundary
+from graftax._sharding.rules import Rules, is_placed
+from graftax.transforms.jvp import _is_none
+from graftax.tree import tree_broadcast
 
 T = TypeVar("T")
 

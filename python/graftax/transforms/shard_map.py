@@ -11,13 +11,13 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from .._compat import inferred_specs, is_of_specs, name_argument_of_specs, varying_axes
-from .._errors import MutationError, rename_leaves
-from .._tracebacks import boundary
-from ._leaf_specs import OutputLeaf, Outputs, broadcast_of
-from ._lift import name_of, named, wraps
-from ._program import Program
-from ._specs import UNKNOWN, Broadcast, Here, Spec, SpecOption
+from graftax._base.errors import MutationError, rename_leaves
+from graftax._jax.compat import inferred_specs, is_of_specs, name_argument_of_specs, varying_axes
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, broadcast_of
+from graftax.transforms._engine.lift import name_of, named, wraps
+from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.specs import UNKNOWN, Broadcast, Here, Spec, SpecOption
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,13 +10,13 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 
-from .. import _core
-from .._jitted import Jitted
-from .._options import Options
-from .._tracebacks import boundary
-from .._tree_function import of_trees
-from ._lift import by_value, flat_of, name_of, named, wraps
-from ._program import Program
+from graftax import _core
+from graftax._jax.tracebacks import boundary
+from graftax._jit.jitted import Jitted
+from graftax._jit.options import Options
+from graftax._jit.pytree_callable import of_trees
+from graftax.transforms._engine.lift import by_value, flat_of, name_of, named, wraps
+from graftax.transforms._engine.program import Program
 
 
 @boundary

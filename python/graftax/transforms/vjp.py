@@ -9,10 +9,10 @@ from typing import Any, Literal, ParamSpec, TypeVar, TypeVarTuple, overload
 
 import jax
 
-from .._tracebacks import boundary
-from ._derivative import Differentiated, arrays_only, in_reverse
-from ._lift import LATER, Make, by_value
-from ._program import Program
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.derivative import Differentiated, arrays_only, in_reverse
+from graftax.transforms._engine.lift import LATER, Make, by_value
+from graftax.transforms._engine.program import Program
 
 Ts = TypeVarTuple("Ts")
 P = ParamSpec("P")

@@ -14,19 +14,19 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
-from .. import interop
-from .._compat import ref_types
-from .._errors import MutationError
-from .._stacking import Each
-from .._symbols import NUMBERS
-from .._tracebacks import boundary
-from .._tree_function import of_trees
-from ._alone import leaves_in_functions, leaves_in_values
-from ._layers import note_lists, with_objects
-from ._leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
-from ._lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
-from ._program import NO_SUCH_OPERAND, Program
-from ._specs import Broadcast, SpecOption
+from graftax import interop
+from graftax._base.errors import MutationError
+from graftax._capture.numbers.symbols import NUMBERS
+from graftax._graph.stack import Each
+from graftax._jax.compat import ref_types
+from graftax._jax.tracebacks import boundary
+from graftax._jit.pytree_callable import of_trees
+from graftax.transforms._engine.layer_loop import note_lists, with_objects
+from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
+from graftax.transforms._engine.lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
+from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
+from graftax.transforms._engine.program import NO_SUCH_OPERAND, Program
+from graftax.transforms._engine.specs import Broadcast, SpecOption
 
 P = ParamSpec("P")
 R = TypeVar("R")

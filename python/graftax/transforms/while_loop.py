@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._handles import is_handle, run_inside
-from .._tracebacks import boundary
-from ._lift import name_of
-from ._loop import Loop, Steps, of_carried, of_index
-from ._once import once
-from ._state import type_of, with_arrays
+from graftax._base.handles import is_handle, run_inside
+from graftax._jax.tracebacks import boundary
+from graftax.transforms._engine.carry import Loop, Steps, of_carried, of_index
+from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.graph_after import type_of, with_arrays
+from graftax.transforms._engine.lift import name_of
 
 WRONG_MAX_STEPS = "{name}: max_steps={given!r}: expected a whole number of steps that is known now, 0 or more, or None."
 

@@ -21,31 +21,31 @@ from jax.tree_util import register_pytree_with_keys as register_pytree_with_keys
 from jax.tree_util import register_pytree_with_keys_class as register_pytree_with_keys_class
 from jax.tree_util import register_static as register_static
 
-from .._compat import flatten_one_level as flatten_one_level
-from .._compat import flatten_one_level_with_keys as flatten_one_level_with_keys
-from .._compat import is_tree_node as is_tree_node
-from .._core import PyTreeDef as PyTreeDef
-from .._trees import from_jax as from_jax
-from .._trees import to_jax as to_jax
-from .functions import all_leaves as all_leaves
-from .functions import static as static
-from .functions import tree_all as tree_all
-from .functions import tree_leaves_with_path as tree_leaves_with_path
-from .functions import tree_reduce as tree_reduce
-from .functions import tree_reduce_associative as tree_reduce_associative
-from .functions import tree_transpose as tree_transpose
-from .functions import treedef_children as treedef_children
-from .functions import treedef_is_leaf as treedef_is_leaf
-from .functions import treedef_tuple as treedef_tuple
-from .prefix import broadcast_prefix as broadcast_prefix
-from .prefix import tree_broadcast as tree_broadcast
-from .walks import tree_flatten as tree_flatten
-from .walks import tree_flatten_with_path as tree_flatten_with_path
-from .walks import tree_leaves as tree_leaves
-from .walks import tree_map as tree_map
-from .walks import tree_map_with_path as tree_map_with_path
-from .walks import tree_structure as tree_structure
-from .walks import tree_unflatten as tree_unflatten
+from graftax._core import PyTreeDef as PyTreeDef
+from graftax._jax.compat import flatten_one_level as flatten_one_level
+from graftax._jax.compat import flatten_one_level_with_keys as flatten_one_level_with_keys
+from graftax._jax.compat import is_tree_node as is_tree_node
+from graftax.tree._core_hooks import from_jax as from_jax
+from graftax.tree._core_hooks import to_jax as to_jax
+from graftax.tree.functions import all_leaves as all_leaves
+from graftax.tree.functions import static as static
+from graftax.tree.functions import tree_all as tree_all
+from graftax.tree.functions import tree_leaves_with_path as tree_leaves_with_path
+from graftax.tree.functions import tree_reduce as tree_reduce
+from graftax.tree.functions import tree_reduce_associative as tree_reduce_associative
+from graftax.tree.functions import tree_transpose as tree_transpose
+from graftax.tree.functions import treedef_children as treedef_children
+from graftax.tree.functions import treedef_is_leaf as treedef_is_leaf
+from graftax.tree.functions import treedef_tuple as treedef_tuple
+from graftax.tree.prefix import broadcast_prefix as broadcast_prefix
+from graftax.tree.prefix import tree_broadcast as tree_broadcast
+from graftax.tree.walks import tree_flatten as tree_flatten
+from graftax.tree.walks import tree_flatten_with_path as tree_flatten_with_path
+from graftax.tree.walks import tree_leaves as tree_leaves
+from graftax.tree.walks import tree_map as tree_map
+from graftax.tree.walks import tree_map_with_path as tree_map_with_path
+from graftax.tree.walks import tree_structure as tree_structure
+from graftax.tree.walks import tree_unflatten as tree_unflatten
 
 # As in `jax.tree`.
 all = tree_all

@@ -8,9 +8,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from .. import _core
-from .._core import PyTreeDef
-from .._trees import from_jax
+from graftax import _core
+from graftax._core import PyTreeDef
+from graftax.tree._core_hooks import from_jax
 
 NO_IDENTITY = "a tree without leaves cannot be reduced. Give identity=, the result for that."
 NOT_TRANSPOSABLE = "the tree is not what the two structures say.\nfound    {found}\nexpected {expected}"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import _core
-from .._trees import differences, mismatch_text
+from graftax import _core
+from graftax.tree._core_hooks import differences, mismatch_text
 
 IsLeaf = Callable[[Any], bool]
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .. import _core
+from graftax import _core
 
 F = TypeVar("F", bound=Callable[..., Any])
 

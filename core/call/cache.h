@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is compiled for one function under one set of options: an entry for each structure.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "call/fast_dispatch.h"
+#include "graph/record.h"
+
+namespace graftax {
+
+// One structure of one function.
+struct Entry {
+  Owned graphdef;       // of the structure, with weak statics: what stands in its key, and in what explains it
+  Owned context;        // what else is in the key
+  Owned compiled;       // jax.jit of the flat function: leaves -> (result leaves, write-back leaves, number)
+  Owned reads;          // a Reads: bindings that it depends on, or null
+  Owned outcomes;       // list of Outcome; the number that the executable returns picks one
+  uint64_t used = 0;    // the table's clock at the last call
+  bool waits = false;   // for the computation, whose errors a library turns into its own
+  bool tupled = false;  // `compiled` takes the leaves as one tuple: JAX traces many arguments slowly
+  Py_ssize_t told = 0;  // how many of its Outcomes have been read for what their traces depended on
+  std::vector<std::pair<uint32_t, PyObject*>> identities{};  // tracked nodes whose id() its code asked for; not owned
+  uint32_t arguments = 0;                 // roots that are arguments; what the function captures comes after them
+  std::vector<Shared<Direct>> directs{};  // by what the leaves look like; the one used last first
+  uint64_t cleared = 0;                   // how often JAX's caches had been cleared when these were made
+  bool spoiled = false;                   // was traced with sets that stand otherwise: it is for no call any more
+  bool refused = false;                   // its executable cannot be run directly
+  int in_vain = 0;                        // calls that found no direct one, less those that did
+  int pause = 0;                          // calls that do not look for one
+  std::vector<std::pair<uint32_t, PyTypeObject*>> symbols{};  // leaves that are symbolic numbers: int or float
+  Owned host;                                                 // the HostProgram of these numbers
+  Owned evaluate;  // numbers -> what the host computes of them, or None where a guard fails
+
+  const Program& program() const { return *held; }
+  const Program* held = nullptr;  // that of `graphdef`
+
+  // Are the nodes whose id() its code asked for the same objects? `node` gives one by its tracked index.
+  template <typename Node>
+  bool has_identities(Node node) const {
+    return std::all_of(identities.begin(), identities.end(), [&](auto& i) { return node(i.first) == i.second; });
+  }
+  // What the host computes from the symbolic numbers among these leaves: a tuple; empty where there are none, or where
+  // they are not as its guards say.
+  Owned host_values(const OwnedList& leaves) const;
+  // Its inputs as two arrays, for an executable.
+  OwnedList vectors(PyObject* host_values) const;
+  // The first tracked node that only captured roots reach.
+  uint32_t captured_from() const;
+  // The direct call that fits, ready to run; null for Tier A, and then `seen` is what to remember once that has run.
+  // `looks` are those of the leaves, where they are known.
+  Shared<Direct> find_direct(const OwnedList& leaves, PyObject* host_values, const Shared<SettingsNow>& now,
+                             Shared<Direct>& seen, std::vector<LeafLook>* looks);
+  void remember(Shared<Direct> direct);
+  // Reads the Outcomes of new traces: which sets do they change?
+  void note_traces();
+};
+
+struct Table {
+  // Where many structures come in turn, the one that is wanted is seldom among the last. A walk in lockstep with another
+  // one fails where they differ; what stood there tells which entry was the right one the last time.
+  struct Hint {
+    size_t missed = 0;
+    Owned entry;
+  };
+
+  std::vector<Owned> recent;  // the entries used last, first the newest
+  std::vector<Hint> hints;    // by the hash of what was missed; empty until there is one
+  uint64_t hits = 0;
+  uint64_t clock = 0;
+  bool as_plain = false;    // inside of a trace the plain function is called
+  uint64_t generation = 0;  // counts changes of which roots its entries have
+
+  // Makes this entry the newest.
+  void promote(PyObject* entry);
+  // The entry to try after such a miss; empty where none is known.
+  Owned hinted(size_t missed) const;
+  void hint(size_t missed, PyObject* entry);
+};
+
+void bind_table(nb::module_& m);
+
+}  // namespace graftax

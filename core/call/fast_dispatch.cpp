@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call/fast_dispatch.h"
+
+#include <algorithm>
+#include <array>
+
+#include "call/array_fields.h"
+#include "graph/kind.h"
+
+namespace graftax {
+
+namespace {
+
+// What `_direct.setup` found of JAX. Lives as long as the process.
+struct JaxInternals {
+  bool on = false;
+  size_t least = 0;             // leaves: calls with fewer stay with jax.jit
+  int wait = 0;                 // calls before an executable with few leaves is asked for
+  PyTypeObject* key = nullptr;  // typed PRNG keys
+  PyObject *aval = nullptr, *sharding = nullptr, *committed = nullptr, *layout = nullptr;  // getters of an array
+  PyObject *impl = nullptr, *base = nullptr;                                               // attributes of a key
+  PyObject* capture = nullptr;
+  PyObject* consume = nullptr;     // the name of the method that makes arrays of results
+  PyObject* put = nullptr;         // NumPy array, aval and devices -> a jax.Array with its content
+  PyObject* refused = nullptr;     // error -> had the executable refused its arguments?
+  PyObject* semantics = nullptr;   // says to it that the memory is the caller's again when the call returns
+  PyTypeObject* scalar = nullptr;  // numpy.generic
+  std::vector<Question> required, at_first;
+  Question trace_context;
+} jax;
+
+ArrayParts array_parts;
+uint64_t times_cleared = 0;
+
+constexpr size_t few_leaves = 4;
+constexpr uint8_t max_searches = 3;
+
+// JAX makes its trace context anew for each question, of the same objects.
+bool same_items(PyObject* a, PyObject* b) {
+  if (!PyTuple_CheckExact(a) || !PyTuple_CheckExact(b) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+  PyObject *const *x = PySequence_Fast_ITEMS(a), *const *y = PySequence_Fast_ITEMS(b);
+  return std::equal(x, x + PyTuple_GET_SIZE(a), y);
+}
+
+bool same(PyObject* a, PyObject* b) {
+  if (a == b || same_items(a, b)) return true;
+  return equal(a, b);
+}
+
+PyObject* name_of_shape() {
+  static PyObject* const name = interned("shape");
+  return name;
+}
+
+PyObject* name_of_dtype() {
+  static PyObject* const name = interned("dtype");
+  return name;
+}
+
+bool same_settings(const SettingsNow& a, const SettingsNow& b) {
+  size_t count = a.in_jits_key.size();
+  if (count != b.in_jits_key.size()) return false;
+  for (size_t i = 0; i < count; ++i)
+    if (!same(a.in_jits_key[i], b.in_jits_key[i])) return false;
+  return true;
+}
+
+Owned read(PyObject* getter, PyObject* array) { return own(PyObject_CallOneArg(getter, array)); }
+
+PyObject* referent(PyObject* ref) { return reinterpret_cast<PyWeakReference*>(ref)->wr_object; }
+
+Py_ssize_t rank(PyObject* aval) { return PyTuple_GET_SIZE(own(PyObject_GetAttr(aval, name_of_shape())).get()); }
+
+}  // namespace
+
+bool gate_is_open() { return answered(jax.required); }
+
+TraceContext trace_context_now(const Shared<SettingsNow>& settings) { return {jax.trace_context.now(), settings}; }
+
+uint64_t caches_cleared() { return times_cleared; }
+
+bool direct_takes(size_t leaves) { return jax.on && leaves >= jax.least; }
+
+bool nothing_has_run(PyObject* error) { return own(PyObject_CallOneArg(jax.refused, error)).get() == Py_True; }
+
+int direct_waits(size_t leaves) { return leaves < few_leaves ? jax.wait : 0; }
+
+namespace {
+
+// What the leaves before were like: most are like one of these.
+class Looker {
+ public:
+  // False where this is nothing that Tier B takes.
+  bool look_at(PyObject* leaf, LeafLook& out) {
+    if (kind_of(leaf).leaf == Leaf::numpy) return look_at_host(leaf, out);
+    Owned array = Owned::borrow(leaf), impl, layout;
+    if (Py_TYPE(leaf) == jax.key) {
+      impl = own(PyObject_GetAttr(leaf, jax.impl));
+      array = own(PyObject_GetAttr(leaf, jax.base));
+    }
+    if (Py_TYPE(array.get()) != runtime.array_type) return false;
+    Owned aval = read(jax.aval, array.get());
+    Owned committed = read(jax.committed, array.get());
+    out.sharding = read(jax.sharding, array.get());
+    auto is_like = [&](const Look& known) {
+      if (known.aval.get() != aval.get() || known.committed.get() != committed.get()) return false;
+      if (known.impl.get() != impl.get()) return false;
+      if (!known.asks_layout) return true;
+      if (!layout) layout = read(jax.layout, array.get());
+      return same(known.layout.get(), layout.get());
+    };
+    for (size_t i = 0; i < known_.size(); ++i) {
+      Shared<Look> known = known_[i];
+      if (!known || !is_like(*known)) continue;
+      out.look = std::move(known);
+      return true;
+    }
+    out.look = Shared<Look>::make();
+    out.look->asks_layout = rank(aval.get()) > 1;
+    if (out.look->asks_layout && !layout) layout = read(jax.layout, array.get());
+    if (out.look->asks_layout) out.look->layout = std::move(layout);
+    out.look->aval = std::move(aval);
+    out.look->committed = std::move(committed);
+    out.look->impl = std::move(impl);
+    known_[next_++ % known_.size()] = out.look;
+    return true;
+  }
+
+ private:
+  static bool look_at_host(PyObject* leaf, LeafLook& out) {
+    bool is_array = Py_TYPE(leaf) == runtime.ndarray_type;
+    if (!is_array && !PyType_IsSubtype(Py_TYPE(leaf), jax.scalar)) return false;
+    out.look = Shared<Look>::make();
+    out.look->host = std::make_unique<HostLook>();
+    HostLook& host = *out.look->host;
+    host.type = Py_TYPE(leaf);
+    if (!is_array) return true;
+    host.dtype = own(PyObject_GetAttr(leaf, name_of_dtype()));
+    host.shape = own(PyObject_GetAttr(leaf, name_of_shape()));
+    return true;
+  }
+
+  std::array<Shared<Look>, 4> known_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+std::vector<LeafLook> looks_of(const OwnedList& leaves) {
+  std::vector<LeafLook> out(leaves.size());
+  Looker looker;
+  for (size_t i = 0; i < leaves.size(); ++i)
+    if (!looker.look_at(leaves[i], out[i])) return {};
+  return out;
+}
+
+Shared<Direct> Direct::look(const OwnedList& leaves, TraceContext trace_context, std::vector<LeafLook>* looks) {
+  if (!answered(jax.at_first)) return nullptr;
+  auto out = Shared<Direct>::make();
+  out->guards_ = looks && looks->size() == leaves.size() ? std::move(*looks) : looks_of(leaves);
+  if (out->guards_.size() != leaves.size()) return nullptr;
+  out->trace_context_ = std::move(trace_context);
+  return out;
+}
+
+bool Direct::fits(const HostLook& host, PyObject* leaf) {
+  if (Py_TYPE(leaf) != host.type) return false;
+  if (!host.dtype) return true;
+  return same(own(PyObject_GetAttr(leaf, name_of_dtype())).get(), host.dtype.get()) &&
+         same(own(PyObject_GetAttr(leaf, name_of_shape())).get(), host.shape.get());
+}
+
+bool Direct::is_known(const Met& met, PyObject* leaf) {
+  return met.ref && referent(met.ref.get()) == leaf && (met.result == NONE || met.sure);
+}
+
+// What is compared is held: comparing may let another thread in, which is at the same guards.
+bool Direct::fits(size_t i, Met* met, PyObject* leaf) {
+  bool referred = met && met->ref && referent(met->ref.get()) == leaf;
+  uint32_t result = referred ? met->result : NONE;
+  LeafLook& guard = guards_[i];
+  Shared<Look> look = guard.look;
+  if (look->host) return fits(*look->host, leaf);
+  Owned array = Owned::borrow(leaf);
+  if (look->impl) {
+    if (Py_TYPE(leaf) != jax.key || own(PyObject_GetAttr(leaf, jax.impl)).get() != look->impl.get()) return false;
+    array = own(PyObject_GetAttr(leaf, jax.base));
+  }
+  if (Py_TYPE(array.get()) != runtime.array_type) return false;
+  bool seen = array_parts.are(array.get(), look->aval.get(), guard.sharding.get(), look->committed.get() == Py_True);
+  if (seen && !look->asks_layout && !look->impl) return true;
+  Owned aval = seen ? look->aval : read(jax.aval, array.get());
+  Owned sharding = seen ? guard.sharding : read(jax.sharding, array.get()), layout;
+  bool same_aval = aval.get() == look->aval.get();
+  if (!same_aval && !same(aval.get(), look->aval.get())) return false;
+  if (sharding.get() != guard.sharding.get()) {
+    Owned before = guard.sharding;
+    if (!same(sharding.get(), before.get())) return false;
+    guard.sharding = std::move(sharding);  // the next one is likely to have the same
+  }
+  if (!seen && read(jax.committed, array.get()).get() != look->committed.get()) return false;
+  if (look->asks_layout) {
+    layout = read(jax.layout, array.get());
+    if (!same(layout.get(), look->layout.get())) return false;
+  }
+  if (!same_aval) {  // here too, of this leaf alone
+    auto own_look = Shared<Look>::make();
+    own_look->committed = look->committed;
+    own_look->impl = look->impl;
+    own_look->asks_layout = look->asks_layout;
+    own_look->aval = std::move(aval);
+    own_look->layout = std::move(layout);
+    guard.look = std::move(own_look);
+  }
+  if (!met) return true;
+  if (result != NONE) {
+    met->sure = met->result == result;
+    if (look->asks_layout) met->searches = 0;
+    return true;
+  }
+  met->result = NONE;
+  if (met->last == leaf) met->ref = own(PyWeakref_NewRef(leaf, nullptr));
+  else met->last = leaf;
+  if (met->searches < max_searches && !look->impl) find_result(*met, leaf);
+  return true;
+}
+
+// An address may be that of another array by now, so what is found here is only tried.
+void Direct::find_result(Met& met, PyObject* leaf) const {
+  ++met.searches;
+  auto found = std::find(results_.begin(), results_.end(), leaf);
+  if (found == results_.end()) return;
+  met.result = static_cast<uint32_t>(found - results_.begin());
+  met.sure = false;
+}
+
+void Direct::expect(PyObject* outputs) {
+  PyObject* const* items = PySequence_Fast_ITEMS(outputs);
+  auto count = static_cast<size_t>(PyList_GET_SIZE(outputs));
+  bool searching = false;
+  for (Met& met : met_) {
+    if (met.result < count) met.ref = own(PyWeakref_NewRef(items[met.result], nullptr));
+    searching = searching || met.searches < max_searches;
+  }
+  if (searching) results_.assign(items, items + count);
+  else results_.clear();
+}
+
+bool Direct::fits(const OwnedList& leaves, const TraceContext& trace_context) {
+  if (leaves.size() != guards_.size() || !same(trace_context.shown.get(), trace_context_.shown.get())) return false;
+  if (trace_context.settings != trace_context_.settings) {
+    if (!same_settings(*trace_context.settings, *trace_context_.settings)) return false;
+    trace_context_.settings = trace_context.settings;
+  }
+  Met* met = met_.empty() ? nullptr : met_.data();
+  auto is_as_before = [&](size_t i) {
+    if (!met) return fits(i, nullptr, leaves[i]);
+    return is_known(met[i], leaves[i]) || fits(i, met + i, leaves[i]);
+  };
+  if (differed_ > 0 && !is_as_before(differed_)) return false;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (i > 0 && i == differed_) continue;
+    if (is_as_before(i)) continue;
+    differed_ = i;
+    return false;
+  }
+  if (met_.empty()) {
+    met_.resize(leaves.size());
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      met_[i].last = leaves[i];
+      if (!guards_[i].look->asks_layout) met_[i].searches = max_searches;
+    }
+  }
+  return true;
+}
+
+bool Direct::prepare(PyObject* compiled, const OwnedList& leaves, const OwnedList& vectors, bool tupled) {
+  OwnedList arguments;
+  for (size_t i = 0; i < leaves.size(); ++i) arguments.push(leaves[i]);
+  for (size_t i = 0; i < vectors.size(); ++i) arguments.push(vectors[i]);
+  Owned all = tuple_of(arguments);
+  Owned answer = own(PyObject_CallFunction(jax.capture, "OOOn", compiled, all.get(), tupled ? Py_True : Py_False,
+                                           static_cast<Py_ssize_t>(vectors.size())));
+  if (answer.get() == Py_None) return false;
+  PyObject *execute, *handlers, *kept, *hosts, *ring;
+  Py_ssize_t number;
+  int donates;
+  if (!PyArg_ParseTuple(answer.get(), "OO!O!npO!O", &execute, &PyList_Type, &handlers, &PyTuple_Type, &kept, &number,
+                        &donates, &PyList_Type, &hosts, &ring))
+    raise_python();
+  std::vector<HostLook> computed(vectors.size());
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hosts); ++i) {
+    Py_ssize_t k;
+    PyObject *aval, *sharding, *devices;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(hosts, i), "nOOO", &k, &aval, &sharding, &devices)) raise_python();
+    auto at = static_cast<size_t>(k);
+    if (k < 0 || at >= arguments.size() || (at < guards_.size() && !guards_[at].look->host))
+      raise_error(PyExc_IndexError, "a NumPy leaf that is not there");
+    HostLook& host = at < guards_.size() ? *guards_[at].look->host : computed[at - guards_.size()];
+    host.aval = Owned::borrow(aval);
+    host.sharding = Owned::borrow(sharding);
+    host.devices = Owned::borrow(devices);
+  }
+  auto in_place = Ring::of(ring);
+  std::vector<uint32_t> taken;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kept); ++i) {
+    size_t k = PyLong_AsSize_t(PyTuple_GET_ITEM(kept, i));
+    if (k >= arguments.size()) raise_error(PyExc_IndexError, "a kept leaf that is not there");
+    taken.push_back(static_cast<uint32_t>(k));
+  }
+  if (ready()) return true;  // another thread has asked meanwhile, and may be running it
+  takes_vectors_ = !taken.empty() && taken.back() >= guards_.size();
+  kept_ = std::move(taken);
+  outcome_ = static_cast<size_t>(number);
+  donates_ = donates;
+  vectors_ = std::move(computed);
+  ring_ = std::move(in_place);
+  handlers_ = Owned::borrow(handlers);
+  execute_ = Owned::borrow(execute);
+  return true;
+}
+
+// The content of a NumPy leaf on its device. The caller may write to the leaf as soon as the call has returned.
+Owned Direct::put(const HostLook& host, PyObject* leaf) {
+  if (!host.aval) raise_error(PyExc_SystemError, "a NumPy leaf has no place");
+  Owned content = own(PyList_New(1));
+  PyList_SET_ITEM(content.get(), 0, Py_NewRef(leaf));
+  PyObject* arguments[] = {host.aval.get(), host.sharding.get(), content.get(), host.devices.get(), Py_False,
+                           Py_False,        jax.semantics};
+  return Owned::steal(PyObject_Vectorcall(jax.put, arguments, 7, nullptr));
+}
+
+Owned Direct::run(const OwnedList& leaves, PyObject* host, PyObject* vectors, Ring::Slot* slot) {
+  Owned inputs = own(PyList_New(static_cast<Py_ssize_t>(kept_.size())));
+  size_t in_slot = 0;
+  auto array_of = [&](uint32_t k) {
+    if (k >= guards_.size()) {
+      auto vector = static_cast<Py_ssize_t>(k - guards_.size());
+      if (!slot) return put(vectors_[k - guards_.size()], PyTuple_GET_ITEM(vectors, vector));
+      ring_->write(*slot, in_slot, PyTuple_GET_ITEM(host, vector));
+      return slot->arrays[in_slot++];
+    }
+    const Look& look = *guards_[k].look;
+    if (look.host) return put(*look.host, leaves[k]);
+    return look.impl ? own(PyObject_GetAttr(leaves[k], jax.base)) : Owned::borrow(leaves[k]);
+  };
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Owned array = array_of(kept_[i]);
+    if (!array) return {};
+    PyList_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), array.release());
+  }
+  Owned results = Owned::steal(PyObject_CallOneArg(execute_.get(), inputs.get()));
+  if (!results) return {};
+  Owned outputs = Owned::steal(PyObject_CallMethodOneArg(results.get(), jax.consume, handlers_.get()));
+  if (outputs && !PyList_CheckExact(outputs.get()))
+    raise_error(PyExc_SystemError, "the results of an executable are no list");
+  if (outputs) expect(outputs.get());
+  if (outputs && slot) ring_->give_back(*slot, outputs.get());
+  return outputs;
+}
+
+void bind_direct(nb::module_& m) {
+  m.def(
+      "use_direct",
+      [](nb::object capture, nb::object key, nb::tuple array_getters, nb::tuple key_attributes, nb::str consume,
+         nb::list required, nb::list at_first, nb::tuple trace_context, nb::tuple put, nb::object refused) {
+        auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
+        jax.capture = keep(capture);
+        jax.key = reinterpret_cast<PyTypeObject*>(keep(key));
+        jax.aval = keep(array_getters[0]);
+        jax.sharding = keep(array_getters[1]);
+        jax.committed = keep(array_getters[2]);
+        jax.layout = keep(array_getters[3]);
+        jax.impl = keep(key_attributes[0]);
+        jax.base = keep(key_attributes[1]);
+        jax.consume = keep(consume);
+        jax.put = keep(put[0]);
+        jax.refused = keep(refused);
+        jax.semantics = keep(put[1]);
+        jax.scalar = reinterpret_cast<PyTypeObject*>(keep(put[2]));
+        for (nb::handle h : required) jax.required.push_back(Question::of_parts(h));
+        for (nb::handle h : at_first) jax.at_first.push_back(Question::of_parts(h));
+        jax.trace_context = Question::of_parts(trace_context);
+      },
+      nb::arg("capture"), nb::arg("key"), nb::arg("array_getters"), nb::arg("key_attributes"), nb::arg("consume"),
+      nb::arg("required"), nb::arg("at_first"), nb::arg("trace_context"), nb::arg("put"), nb::arg("refused"),
+      nb::sig(
+          "def use_direct(capture: Callable[..., Any], key: type, array_getters: tuple[Any, ...], key_attributes: "
+          "tuple[str, str], "
+          "consume: str, required: list[tuple[Any, Any, Any]], at_first: list[tuple[Any, Any, Any]], trace_context: "
+          "tuple[Any, Any], "
+          "put: tuple[Any, Any, type], refused: Callable[[BaseException], bool]) -> None"),
+      "Tells the core, once, what direct calls read of JAX.");
+  m.def(
+      "find_array_parts",
+      [](const nb::list& samples) {
+        array_parts = ArrayParts::find(runtime.array_type, samples);
+        return array_parts.known();
+      },
+      nb::arg("samples"), nb::sig("def find_array_parts(samples: list[tuple[Any, Any, Any, bool]]) -> bool"),
+      "Finds where an array holds its aval, its sharding, and whether it is committed; each sample is an array and "
+      "these "
+      "three. Where that is not known, direct calls ask the array.");
+  m.def(
+      "caches_cleared", [] { ++times_cleared; }, nb::sig("def caches_cleared() -> None"),
+      "JAX has forgotten what it had compiled: so do direct calls.");
+  m.def(
+      "direct_from", [](size_t leaves, int wait) { jax.on = leaves != 0, jax.least = leaves, jax.wait = wait; },
+      nb::arg("leaves"), nb::arg("wait"), nb::sig("def direct_from(leaves: int, wait: int) -> None"),
+      "Calls with so many leaves or more may run their executable directly, those with few leaves only after `wait` "
+      "calls; 0: none does.");
+}
+
+}  // namespace graftax

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call/recording.h"
+
+#include "graph/structure_cache.h"
+
+namespace graftax {
+
+namespace {
+
+int recording_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* r = nb::inst_ptr<Recording>(self);
+  Py_VISIT(r->graphdef.ptr());
+  Py_VISIT(r->names.ptr());
+  for (size_t i = 0; i < r->live.size(); ++i) Py_VISIT(r->live[i]);
+  for (size_t i = 0; i < r->leaves.size(); ++i) Py_VISIT(r->leaves[i]);
+  return 0;
+}
+
+int recording_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  auto* r = nb::inst_ptr<Recording>(self);
+  r->graphdef.reset();
+  r->live.clear();
+  r->leaves.clear();
+  auto gone = std::exchange(r->looks, {});
+  return 0;
+}
+
+PyType_Slot recording_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(recording_traverse)},
+                                 {Py_tp_clear, reinterpret_cast<void*>(recording_clear)},
+                                 {0, nullptr}};
+
+int opened_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Opened>(self)->traverse(visit, arg) : 0;
+}
+
+int opened_clear(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Opened>(self)->clear();
+  return 0;
+}
+
+PyType_Slot opened_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(opened_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void*>(opened_clear)},
+                              {0, nullptr}};
+
+void init_recording(Recording* self, nb::tuple roots, nb::tuple names, const std::vector<uint8_t>& root_flags,
+                    nb::object layout, bool aliases, bool shapes, nb::object dynamic, Opened* opened,
+                    nb::object ignored, nb::object symbolic) {
+  RecordOptions options{names.ptr(), &root_flags, nullptr,
+                        aliases,     shapes,      dynamic.is_none() ? nullptr : dynamic.ptr()};
+  options.opened = opened;
+  if (!ignored.is_none()) options.ignored = ignored.ptr();
+  if (!symbolic.is_none()) options.symbolic = symbolic.ptr();
+  if (opened) opened->walk_again();
+  Recorder recorder(options);
+  for (nb::handle r : roots) recorder.root(r.ptr());
+  RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  new (self)
+      Recording{nb::cast(GraphDef{std::move(rec.program)}), names, std::move(rec.live), std::move(rec.leaves), {}};
+}
+
+// (leaves, GraphDef) of the roots of one call. Static references inside are strong until an entry weakens them.
+nb::tuple record(nb::tuple roots, nb::object names, const std::vector<uint8_t>& root_flags, nb::object layout,
+                 bool aliases, bool shapes, nb::object dynamic, nb::object ignored) {
+  RecordOptions options{names.is_none() ? nullptr : names.ptr(),    &root_flags, nullptr, aliases, shapes,
+                        dynamic.is_none() ? nullptr : dynamic.ptr()};
+  if (!ignored.is_none()) options.ignored = ignored.ptr();
+  Recorder recorder(options);
+  for (nb::handle r : roots) recorder.root(r.ptr());
+  RecordedGraph rec = recorder.finish(layout.is_none() ? nullptr : layout.ptr());
+  return nb::make_tuple(handed_over(rec.leaves), GraphDef{std::move(rec.program)});
+}
+
+}  // namespace
+
+const Program& Recording::program() const {
+  static const Program empty{};
+  return graphdef.is_valid() ? nb::inst_ptr<GraphDef>(graphdef)->program : empty;
+}
+
+void Recording::walk(Walk& out) const {
+  const Program& p = program();
+  out.leaves.reserve(leaves.size());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    out.leaves.push(leaves[i]);
+    const Kind* kind = known_kind(Py_TYPE(leaves[i]));
+    out.has_numpy = out.has_numpy || (kind && kind->leaf == Leaf::numpy);
+  }
+  out.nodes.resize(p.track_pc.size());
+  for (size_t t = 0; t < p.track_pc.size(); ++t) out.nodes.set(t, live[p.track_pc[t]]);
+}
+
+const Recording& Recording::nothing() {
+  static const Recording nothing{};
+  return nothing;
+}
+
+void bind_recording(nb::module_& m) {
+  nb::class_<Opened>(m, "Opened", nb::type_slots(opened_slots),
+                     "What registered classes gave when they were opened: each is asked once in a call.")
+      .def(nb::init<>());
+  nb::class_<Recording>(m, "Recording", nb::type_slots(recording_slots),
+                        "The roots of one call, walked once: their structure, leaves and live objects.")
+      .def(
+          "__init__", &init_recording, nb::arg("roots"), nb::arg("names"), nb::arg("root_flags"),
+          nb::arg("layout").none() = nb::none(), nb::arg("aliases") = false, nb::arg("shapes") = false,
+          nb::arg("dynamic").none() = nb::none(), nb::arg("opened").none() = nb::none(),
+          nb::arg("ignored").none() = nb::none(), nb::arg("symbolic").none() = nb::none(),
+          nb::sig("def __init__(self, roots: tuple[Any, ...], names: tuple[str, ...], root_flags: Sequence[int], "
+                  "layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: "
+                  "Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, opened: Opened | None = None, ignored: "
+                  "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None, symbolic: Any = None) -> None"))
+      .def_prop_ro(
+          "graphdef", [](const Recording& r) { return r.graphdef; }, nb::sig("def graphdef(self) -> GraphDef"))
+      .def_prop_ro(
+          "names", [](const Recording& r) { return r.names; }, nb::sig("def names(self) -> tuple[str, ...]"))
+      .def_prop_ro(
+          "leaves",
+          [](const Recording& r) {
+            return nb::steal(list_of(r.leaves.data(), static_cast<uint32_t>(r.leaves.size())).release());
+          },
+          nb::sig("def leaves(self) -> list[Any]"))
+      .def(
+          "kinds_of_shardings",
+          [](Recording& r) -> nb::object {
+            if (!direct_takes(r.leaves.size())) return nb::none();
+            try {
+              if (r.looks.empty()) r.looks = looks_of(r.leaves);
+            } catch (nb::python_error& e) {
+              if (!e.matches(PyExc_Exception)) throw;
+            }
+            if (r.looks.size() != r.leaves.size()) return nb::none();
+            nb::set out;
+            PyTypeObject* last = nullptr;  // most have one type
+            for (const LeafLook& leaf : r.looks) {
+              if (!leaf.sharding || Py_TYPE(leaf.sharding.get()) == last) continue;
+              last = Py_TYPE(leaf.sharding.get());
+              out.add(nb::borrow(reinterpret_cast<PyObject*>(last)));
+            }
+            return out;
+          },
+          nb::sig("def kinds_of_shardings(self) -> set[type] | None"),
+          "The classes of the shardings of leaves; None where direct calls do not look at such leaves.")
+      .def_prop_ro(
+          "holds_ids", [](const Recording& r) { return holds_ids(r.program()); },
+          "Is there a number among its statics that may be the id() of an object?")
+      .def_prop_ro(
+          "named",
+          [](const Recording& r) {
+            nb::set out;
+            for (const Instr& n : r.program().code)
+              if (n.op == Op::node) out.add(nb::borrow(reinterpret_cast<PyObject*>(n.node->type)));
+            for (const Static& s : r.program().statics)
+              if (s.obj && (PyType_Check(s.obj) || PyModule_Check(s.obj))) out.add(nb::borrow(s.obj));
+            return out;
+          },
+          nb::sig("def named(self) -> set[Any]"), "The classes of its nodes, and the classes and modules in it.")
+      .def(
+          "instances",
+          [](const Recording& r, nb::tuple types) {
+            nb::list out;
+            for (const Static& s : r.program().statics)
+              if (s.obj && PyTuple_Check(types.ptr()))
+                for (nb::handle type : types)
+                  if (PyType_Check(type.ptr()) &&
+                      PyType_IsSubtype(Py_TYPE(s.obj), reinterpret_cast<PyTypeObject*>(type.ptr()))) {
+                    out.append(nb::borrow(s.obj));
+                    break;
+                  }
+            return out;
+          },
+          nb::arg("types"), nb::sig("def instances(self, types: tuple[type, ...]) -> list[Any]"),
+          "The statics in it that are of these classes.")
+      .def_prop_ro(
+          "nodes",
+          [](const Recording& r) {
+            nb::list out;
+            for (uint32_t pc : r.program().track_pc) out.append(nb::borrow(r.live[pc]));
+            return out;
+          },
+          nb::sig("def nodes(self) -> list[Any]"), "The tracked nodes, by their index.")
+      .def_prop_ro(
+          "functions",
+          [](const Recording& r) {
+            nb::list out;
+            for (uint32_t pc = 0; pc < r.program().code.size(); ++pc)
+              if (r.program().code[pc].op == Op::node && PyFunction_Check(r.live[pc]))
+                out.append(nb::borrow(r.live[pc]));
+            return out;
+          },
+          nb::sig("def functions(self) -> list[Any]"), "The functions among its nodes.");
+  m.def(
+      "is_opaque", [](nb::handle obj) { return kind_of(obj.ptr()).leaf == Leaf::statics; }, nb::arg("obj").none(),
+      nb::sig("def is_opaque(obj: object) -> bool"), "Is this value one static leaf?");
+  m.def(
+      "holds_only",
+      [](nb::handle items, nb::handle types) {
+        if (!PyTuple_Check(items.ptr())) raise_error(PyExc_TypeError, "expected a tuple");
+        PyTypeObject* last = nullptr;  // most have one type
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.ptr()); ++i) {
+          PyTypeObject* type = Py_TYPE(PyTuple_GET_ITEM(items.ptr(), i));
+          if (type == last) continue;
+          int held = PySet_Contains(types.ptr(), reinterpret_cast<PyObject*>(type));
+          if (held < 0) throw nb::python_error();
+          if (held == 0) return false;
+          last = type;
+        }
+        return true;
+      },
+      nb::arg("items"), nb::arg("types"),
+      nb::sig("def holds_only(items: tuple[Any, ...], types: frozenset[type]) -> bool"),
+      "Is each item of a tuple of one of these types?");
+  nb::enum_<RootFlag>(m, "RootFlag", nb::is_arithmetic(), "What a root is besides an argument; several are added.")
+      .value("static", STATIC_ROOT, "No array may be below it.")
+      .value("global_", GLOBAL_ROOT, "A function in it counts by identity.")
+      .value("dynamic", DYNAMIC_ROOT, "Python numbers in it are traced.")
+      .value("captured", CAPTURED_ROOT, "No argument: a ShapeDtypeStruct in it is itself, and stands for no array.")
+      .value("target", TARGET_ROOT, "What is called: functions anywhere in it count by identity.");
+  m.def("record", &record, nb::arg("roots"), nb::arg("names").none() = nb::none(),
+        nb::arg("root_flags") = std::vector<uint8_t>(), nb::arg("layout").none() = nb::none(),
+        nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),
+        nb::arg("ignored") = nb::none(),
+        nb::sig("def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: "
+                "Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = "
+                "False, "
+                "dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: "
+                "Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]"),
+        "Walks the roots together and returns (leaves, GraphDef). Roots without a flag are arguments.");
+  m.def("flatten", &flatten, nb::arg("obj").none(), nb::sig("def flatten(obj: object) -> tuple[list[Any], GraphDef]"));
+}
+
+}  // namespace graftax

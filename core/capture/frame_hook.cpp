@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capture/frame_hook.h"
+
+#include "capture/jax_frames.h"
+#include "capture/named_scopes.h"
+#include "python/function_events.h"
+#include "python/hooks.h"
+#include "python/thread_stack.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+namespace graftax {
+
+namespace {
+
+// What a frame of some code and globals does, where nobody has to be told of it: JAX's own frames are thousands a trace,
+// and a lookup in each table of the session costs as much as many of them do.
+struct Met {
+  PyObject* code = nullptr;
+  PyObject* globals = nullptr;
+  PyObject* shadow = nullptr;
+  bool replaced = false;  // some function with this code runs with the parts of another one
+  bool inner = false;     // it may be one that runs nobody else's code
+  bool method = false;    // it may be one of an object of the graph
+};
+
+// A trace that is running in this thread.
+struct Session {
+  PyObject* enter;                      // (code, globals, function, first argument) -> what to do
+  std::unordered_set<PyObject*> known;  // code that was met before, borrowed from `held`
+  OwnedList held;
+  std::unordered_map<PyObject*, PyObject*> functions;  // function -> the rebuilt one that runs in its place; borrowed
+  std::unordered_map<PyObject*, PyObject*> shadows;    // globals -> what its frames see; both borrowed from the caller
+  std::unordered_map<PyObject*, PyObject*> originals;  // a copy of a function or of globals -> what it stands for
+  std::unordered_set<PyObject*> made;                  // functions that this thread has made since; not owned
+  std::unordered_set<PyObject*> replaced;              // code of `functions`
+  std::vector<Met> met = std::vector<Met>(1024);       // by the code's address; what is met holds its code and globals
+  Inside inside{nullptr};                              // which frames it need not hear of
+  bool quiet = false;                                  // it hears of frames, and is no trace that others are part of
+  bool busy = false;                                   // `enter` itself is running
+  PyObject* called = nullptr;                          // what the method that runs is called on; not owned
+  std::unordered_map<PyObject*, PyObject*> refused;    // code -> what was raised in place of its frame; both in `held`
+  int again = 0;                                       // how often that was raised once more
+  PyObject* telling = nullptr;                         // classes of exceptions that are kept; not owned, or none
+  PyObject* raised = nullptr;                          // a list of those that a frame ended with; not owned
+
+  PyObject* original(PyObject* copy) const {
+    for (auto found = originals.find(copy); found != originals.end(); found = originals.find(copy))
+      copy = found->second;
+    return copy;
+  }
+  PyObject* shadow(PyObject* globals) const {
+    auto found = shadows.find(globals);
+    return found == shadows.end() ? globals : found->second;
+  }
+  PyObject* twin(PyObject* function) const {
+    auto found = functions.find(function);
+    return found == functions.end() ? function : found->second;
+  }
+  void stands_for(PyObject* copy, PyObject* original) {
+    if (copy == original || !originals.emplace(copy, original).second) return;
+    held.push(copy);
+    held.push(original);
+  }
+};
+
+PerThread<Session> running;
+
+Session* innermost() { return running.all().empty() ? nullptr : running.innermost(PyThreadState_Get()); }
+
+bool is_only_thread(PyThreadState* thread) {
+  for (const auto& each : running.all())
+    if (each.thread != thread) return false;
+  return true;
+}
+
+_PyFrameEvalFunction before = nullptr;  // the hook that was there
+// Code that no session has to hear of (JAX, the standard library): kept for the life of the process.
+std::unordered_set<PyObject*>& ignored() {
+  static auto* all = new std::unordered_set<PyObject*>();
+  return *all;
+}
+
+PyObject* evaluate(PyThreadState* state, struct _PyInterpreterFrame* frame, int thrown) {
+  return before ? before(state, frame, thrown) : _PyEval_EvalFrameDefault(state, frame, thrown);
+}
+
+struct Busy {
+  bool& flag;
+  explicit Busy(bool& f) : flag(f) { flag = true; }
+  ~Busy() { flag = false; }
+};
+
+constexpr int most_again = 1000;  // code may try again for ever
+
+// Tells the session of code that it has not met. False with an exception set, which is to be raised in its place. The
+// code of the trace may catch that, and call the same again: it would run on what the trace has no copies of.
+bool announce(Session& session, const Frame& frame) {
+  Busy busy(session.busy);
+  auto before = session.refused.find(frame.code());
+  if (before != session.refused.end() && session.again++ < most_again) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(before->second)), before->second);
+    return false;
+  }
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
+  PyObject* function = frame.function() ? session.original(frame.function()) : Py_None;
+  if (session.made.count(function)) function = Py_None;  // its state is the trace's own
+  PyObject* first = code->co_argcount > 0 && frame.variable(0) ? frame.variable(0) : Py_None;
+  PyObject* args[] = {frame.code(), session.original(frame.globals()), function, first};
+  Owned answer = Owned::steal(PyObject_Vectorcall(session.enter, args, 4, nullptr));
+  if (!answer) return false;
+  if (answer.get() == Py_NotImplemented) {  // nobody has to hear of it
+    if (ignored().insert(frame.code()).second) Py_INCREF(frame.code());
+    return true;
+  }
+  if (answer.get() == Py_False) return true;  // it wants to hear of each frame
+  if (answer.get() == Py_None) {
+    if (session.known.insert(frame.code()).second) session.held.push(frame.code());
+    return true;
+  }
+  if (session.refused.emplace(frame.code(), answer.get()).second) {
+    session.held.push(frame.code());
+    session.held.push(answer.get());
+  }
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(answer.get())), answer.get());
+  return false;
+}
+
+// The defaults of a function are in its frame by now: those of the rebuilt one take their place.
+void replace_defaults(Frame& frame, PyObject* own, PyObject* twin) {
+  auto* code = reinterpret_cast<PyCodeObject*>(frame.code());
+  auto replace = [&](Py_ssize_t at, PyObject* before, PyObject* after) {
+    if (after && before != after && frame.variable(at) == before) frame.set_variable(at, after);
+  };
+  PyObject *before = PyFunction_GET_DEFAULTS(own), *after = PyFunction_GET_DEFAULTS(twin);
+  Py_ssize_t count = before && after ? PyTuple_GET_SIZE(before) : 0;
+  if (count <= code->co_argcount && count && PyTuple_GET_SIZE(after) == count)
+    for (Py_ssize_t i = 0; i < count; ++i)
+      replace(code->co_argcount - count + i, PyTuple_GET_ITEM(before, i), PyTuple_GET_ITEM(after, i));
+  before = PyFunction_GET_KW_DEFAULTS(own), after = PyFunction_GET_KW_DEFAULTS(twin);
+  if (!before || !after || before == after) return;
+  Owned names = Owned::steal(PyCode_GetVarnames(code));
+  if (!names) return PyErr_Clear();
+  for (int k = 0; k < code->co_kwonlyargcount; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(names.get(), code->co_argcount + k);
+    PyObject* value = dict_get(before, name);
+    if (value) replace(code->co_argcount + k, value, dict_get(after, name));
+  }
+}
+
+// Tells the session of a frame, where it has to be told. Null with an exception set, which is to be raised in its place.
+const Met* meet(Session& session, const Frame& frame) {
+  PyObject* code = frame.code();
+  Met& met = session.met[(reinterpret_cast<uintptr_t>(code) >> 5) % session.met.size()];
+  if (met.code == code && met.globals == frame.globals()) return &met;
+  met.code = nullptr;
+  auto is_known = [&] { return session.known.count(code) || ignored().count(code); };
+  if (!is_known() && !announce(session, frame)) return nullptr;
+  met = {is_known() ? code : nullptr,
+         frame.globals(),
+         session.shadow(frame.globals()),
+         session.replaced.count(code) > 0,
+         session.inside.frames() && session.inside.frames()->may_be(frame),
+         !ignored().count(code) && is_of_method(reinterpret_cast<PyCodeObject*>(code))};
+  return &met;
+}
+
+// The function of a frame, and what it reads of its parts, become those of the rebuilt one.
+void replace_function(Session& session, Frame& frame, bool starts) {
+  PyObject *own = frame.function(), *twin = session.twin(own);
+  if (twin == own) return;
+  if (starts) replace_defaults(frame, own, twin);
+  frame.set_function(twin);
+}
+
+PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown);
+
+// Puts one hook in another's place; where the interpreter has a third one, whoever came after calls ours.
+void exchange_hooks(_PyFrameEvalFunction from, _PyFrameEvalFunction to) {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  if (_PyInterpreterState_GetEvalFrameFunc(interpreter) == from) _PyInterpreterState_SetEvalFrameFunc(interpreter, to);
+}
+
+_PyFrameEvalFunction unhooked() { return before ? before : _PyEval_EvalFrameDefault; }
+
+// Takes the hook away while one frame runs. It is the interpreter's: only where no other thread has a session.
+class Unhooked {
+ public:
+  Unhooked() { exchange_hooks(hook, unhooked()); }
+  Unhooked(const Unhooked&) = delete;
+  Unhooked& operator=(const Unhooked&) = delete;
+  ~Unhooked() { exchange_hooks(unhooked(), hook); }
+};
+
+// Is nothing below this frame anybody else's? -1 with an exception set.
+int stays_inside(Session& session, const Frame& frame) {
+  Busy busy(session.busy);
+  try {
+    return session.inside.holds(frame);
+  } catch (nb::python_error& error) {
+    error.restore();
+    return -1;
+  } catch (const std::exception&) {
+    PyErr_NoMemory();
+    return -1;
+  }
+}
+
+// The scope of a method that begins, if it is one. What cannot be named runs without; an interrupt stays set.
+Owned scope_of(Session& session, PyThreadState* state, PyObject* self) {
+  Busy busy(session.busy);
+  try {
+    return enter_scope(state, self);
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_Exception)) error.discard_as_unraisable("the scope of a method");
+    else error.restore();
+  } catch (const std::exception&) {}
+  return {};
+}
+
+PyObject* run_method(Session& session, PyThreadState* state, struct _PyInterpreterFrame* raw) {
+  PyObject* self = reinterpret_cast<Frame*>(raw)->variable(0);
+  if (!self || self == session.called) return evaluate(state, raw, 0);
+  Owned scope = scope_of(session, state, self);
+  if (!scope) return evaluate(state, raw, PyErr_Occurred() ? 1 : 0);
+  PyObject* around = std::exchange(session.called, self);
+  Owned result = Owned::steal(evaluate(state, raw, 0));
+  session.called = around;
+  Busy busy(session.busy);
+  return leave_scope(scope) ? result.release() : nullptr;
+}
+
+// Keeps the exception that a frame ends with, where it is one of those that are told.
+void note_raised(Session& session) {
+  if (!session.telling || !PyErr_Occurred() || !PyErr_ExceptionMatches(session.telling)) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Py_ssize_t count = PyList_GET_SIZE(session.raised);
+  bool is_new = value && (count == 0 || PyList_GET_ITEM(session.raised, count - 1) != value);
+  if (is_new && PyList_Append(session.raised, value) < 0) PyErr_Clear();
+  PyErr_Restore(type, value, traceback);
+}
+
+PyObject* run_frame(Session* session, PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
+  auto* frame = reinterpret_cast<Frame*>(raw);
+  Met again;
+  const Met* met = &again;
+  if (thrown) {
+    again = {nullptr, frame->globals(), session->shadow(frame->globals()), session->replaced.count(frame->code()) > 0};
+  } else {
+    try {
+      met = meet(*session, *frame);
+    } catch (const std::exception&) {
+      PyErr_NoMemory();
+      met = nullptr;
+    }
+    if (!met) return evaluate(state, raw, 1);
+  }
+  if (met->replaced && frame->function()) replace_function(*session, *frame, !thrown);
+  PyObject *own_globals = frame->globals(), *shadow = met->shadow;
+  bool method = met->method && !thrown;
+  if (shadow == own_globals) {
+    int inside = met->inner && !thrown && is_only_thread(state) ? stays_inside(*session, *frame) : 0;
+    if (inside <= 0) return method ? run_method(*session, state, raw) : evaluate(state, raw, inside < 0 ? 1 : thrown);
+    Unhooked off;
+    return evaluate(state, raw, thrown);
+  }
+  bool stays = frame->is_of_generator();  // other frames are gone when they have returned
+  Owned hold = Owned::borrow(frame->code());
+  frame->set_globals(shadow);
+  PyObject* result = method ? run_method(*session, state, raw) : evaluate(state, raw, thrown);
+  if (stays) frame->set_globals(own_globals);
+  return result;
+}
+
+PyObject* hook(PyThreadState* state, struct _PyInterpreterFrame* raw, int thrown) {
+  Session* session = running.innermost(state);
+  // What a debugger, a profiler or coverage does between two steps of the program is no part of it.
+  if (!session || session->busy || state->tracing) return evaluate(state, raw, thrown);
+  PyObject* result = run_frame(session, state, raw, thrown);
+  if (!result) note_raised(*session);
+  return result;
+}
+
+class Scope {
+ public:
+  explicit Scope(Session& session) : session_(session) {
+    running.enter(&session);
+    if (!frames_unknown.empty()) return;
+    if (running.all().size() == 1) {
+      before = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get());
+      if (before == _PyEval_EvalFrameDefault) before = nullptr;
+    }
+    exchange_hooks(unhooked(), hook);  // another thread may have taken it away for a frame of its own
+  }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+  ~Scope() {
+    running.leave(&session_);
+    if (frames_unknown.empty() && running.all().empty()) exchange_hooks(hook, unhooked());
+  }
+
+ private:
+  Session& session_;
+};
+
+}  // namespace
+
+void bind_frames(nb::module_& m) {
+  tell_function_made = function_made;
+  probe_frames();
+  m.def(
+      "frames_unknown", [] { return frames_unknown; },
+      "Why the code under a trace is not heard of by this interpreter; empty where it is.");
+  m.def(
+      "forget_frames", [](std::string reason) { frames_unknown = std::move(reason); }, nb::arg("reason"),
+      "As if the interpreter's frames were not known, for the rest of the process. For tests.");
+  m.def(
+      "run_watched",
+      [](nb::handle f, nb::handle enter, nb::handle known, nb::list shadows, nb::list functions, InnerFrames* inner,
+         bool quiet, nb::object telling, nb::object raised) {
+        Session session;
+        session.quiet = quiet;
+        if (PyTuple_Check(telling.ptr()) && PyList_Check(raised.ptr())) {
+          session.telling = telling.ptr();
+          session.raised = raised.ptr();
+        }
+        session.inside = Inside(inner);
+        session.enter = enter.ptr();
+        for (nb::handle code : nb::borrow<nb::object>(known)) {
+          session.known.insert(code.ptr());
+          session.held.push(code.ptr());
+        }
+        for (nb::handle pair : shadows) {
+          PyObject *scope = nb::object(pair[0]).ptr(), *seen = nb::object(pair[1]).ptr();
+          session.shadows[scope] = seen;
+          session.stands_for(seen, scope);
+        }
+        for (nb::handle pair : functions) {
+          PyObject *function = nb::object(pair[0]).ptr(), *twin = nb::object(pair[1]).ptr();
+          session.functions[function] = twin;
+          if (PyFunction_Check(function)) session.replaced.insert(PyFunction_GET_CODE(function));
+          session.stands_for(twin, function);
+        }
+        Scope scope(session);
+        return nb::steal(check(PyObject_CallOneArg(hooks::with_room.get(), f.ptr())));
+      },
+      nb::arg("f"), nb::arg("enter"), nb::arg("known"), nb::arg("shadows"), nb::arg("functions"),
+      nb::arg("inner").none(), nb::arg("quiet") = false, nb::arg("telling") = nb::none(),
+      nb::arg("raised") = nb::none(),
+      nb::sig("def run_watched(f: Callable[[], Any], enter: Callable[[Any, dict[str, Any], Any, Any], Any], known: "
+              "Iterable[Any], shadows: list[tuple[dict[str, Any], dict[str, Any]]], functions: list[tuple[Any, Any]], "
+              "inner: InnerFrames | None, quiet: bool = False, telling: tuple[type[BaseException], ...] | None = None, "
+              "raised: list[BaseException] | None = None) -> Any"),
+      "f(), while frames of code that is not known are announced: enter(code, globals, function, first argument) "
+      "returns None, False to hear of the next one too, NotImplemented for code that nobody ever has to hear of, or an "
+      "exception to raise in its place. Frames of the globals in `shadows` see the other dict; a function in "
+      "`functions` "
+      "runs with the parts of the other one. Frames below those of `inner` are not heard of. Where it is `quiet`, the "
+      "trace is none "
+      "that others are part of. Exceptions of the classes in `telling` that a frame ends with are put into `raised`.");
+  m.def(
+      "seen_function",
+      [](nb::object f) {
+        Session* session = innermost();
+        return session ? nb::borrow(session->twin(f.ptr())) : f;
+      },
+      nb::arg("function"), nb::sig("def seen_function(function: Any) -> Any"),
+      "What runs in the place of a function in this thread's trace.");
+  m.def(
+      "seen_globals",
+      [](nb::object d) {
+        Session* session = innermost();
+        return session ? nb::borrow(session->shadow(d.ptr())) : d;
+      },
+      nb::arg("globals"), nb::sig("def seen_globals(globals: dict[str, Any]) -> dict[str, Any]"),
+      "What frames of these globals see in this thread's trace.");
+  m.def(
+      "stands_for",
+      [](nb::handle copy, nb::handle original) {
+        if (Session* session = innermost()) session->stands_for(copy.ptr(), original.ptr());
+      },
+      nb::arg("copy"), nb::arg("original"), nb::sig("def stands_for(copy: object, original: object) -> None"),
+      "A copy of a function or of its globals is announced as the original, for the rest of this thread's trace.");
+  m.def(
+      "give_parts",
+      [](nb::handle function, nb::dict globals, nb::object closure) {
+        if (!PyFunction_Check(function.ptr())) raise_error(PyExc_TypeError, "expected a function");
+        auto* f = reinterpret_cast<PyFunctionObject*>(function.ptr());
+        if (f->func_globals != globals.ptr()) Py_SETREF(f->func_globals, globals.release().ptr());
+        check(PyFunction_SetClosure(function.ptr(), closure.ptr()));  // the interpreter forgets what it knew of it
+      },
+      nb::arg("function"), nb::arg("globals"), nb::arg("closure").none(),
+      nb::sig("def give_parts(function: Any, globals: dict[str, Any], closure: tuple[Any, ...] | None) -> None"),
+      "Gives a function that a trace has made other globals and cells.");
+  m.def(
+      "made_in_trace",
+      [](nb::handle f) {
+        Session* session = innermost();
+        return session && session->made.count(f.ptr()) > 0;
+      },
+      nb::arg("function"), "Has this thread's trace made this function? Known from 3.12 on.");
+  m.def("is_watched", &is_watched, "Is this thread inside of a trace that notes what is read?");
+}
+
+void function_made(PyObject* function) {
+  if (Session* session = innermost()) session->made.insert(function);
+}
+
+void function_gone(PyObject* function) {
+  for (const auto& each : running.all()) each.what->made.erase(function);
+}
+
+bool is_watched() {
+  Session* session = innermost();
+  return session && !session->quiet;
+}
+
+}  // namespace graftax

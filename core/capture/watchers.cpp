@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capture/watchers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "capture/frame_hook.h"
+
+namespace graftax {
+
+namespace {
+
+uint64_t epoch = 1;  // counts changes of watched bindings
+
+bool same_contents(const Reads& r) {
+  for (size_t i = 0; i < r.cells.size(); ++i)
+    if (PyCell_GET(r.cells[i]) != r.contents[i]) return false;
+  return true;
+}
+
+// As a name in a dict: which keys it has. No variable is called so.
+PyObject* of_keys() {
+  static PyObject* const name = interned("*");
+  return name;
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+constexpr bool has_watchers = true;
+int dict_watcher = -1, type_watcher = -1, function_watcher = -1;
+
+// Names that some entry has read, by dict.
+std::unordered_map<PyObject*, std::unordered_map<PyObject*, size_t>>& watched() {
+  static auto* all = new std::unordered_map<PyObject*, std::unordered_map<PyObject*, size_t>>();
+  return *all;
+}
+std::unordered_map<PyObject*, size_t>& watched_functions() {
+  static auto* all = new std::unordered_map<PyObject*, size_t>();
+  return *all;
+}
+
+int on_dict(PyDict_WatchEvent event, PyObject* dict, PyObject* key, PyObject*) {
+  if (event == PyDict_EVENT_DEALLOCATED) return watched().erase(dict), ++epoch, 0;
+  if (event == PyDict_EVENT_CLEARED || event == PyDict_EVENT_CLONED || !key) return ++epoch, 0;
+  auto names = watched().find(dict);
+  if (names == watched().end()) return 0;
+  if (names->second.count(key) || !PyUnicode_CHECK_INTERNED(key)) ++epoch;
+  else if (event != PyDict_EVENT_MODIFIED && names->second.count(of_keys())) ++epoch;
+  return 0;
+}
+
+int on_type(PyTypeObject*) { return ++epoch, 0; }
+
+int on_function(PyFunction_WatchEvent event, PyFunctionObject* function, PyObject*) {
+  if (event == PyFunction_EVENT_CREATE) {
+    try {
+      return function_made(reinterpret_cast<PyObject*>(function)), 0;
+    } catch (const std::bad_alloc&) {  // no exception may pass the interpreter's own frames
+      PyErr_NoMemory();
+      return -1;
+    }
+  }
+  if (event == PyFunction_EVENT_DESTROY) return function_gone(reinterpret_cast<PyObject*>(function)), 0;
+  if (watched_functions().count(reinterpret_cast<PyObject*>(function))) ++epoch;
+  return 0;
+}
+
+void watch(const Read& b) {
+  if (PyType_Check(b.holder)) {
+    auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
+    if (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) return;
+    check(PyType_Watch(type_watcher, b.holder));
+    return;
+  }
+  check(PyDict_Watch(dict_watcher, b.holder));
+  ++watched()[b.holder][b.name];
+}
+
+void unwatch(const Read& b) {
+  if (b.is_gone() || PyType_Check(b.holder)) return;
+  auto names = watched().find(b.holder);
+  if (names == watched().end()) return;
+  auto name = names->second.find(b.name);
+  if (name != names->second.end() && --name->second == 0) names->second.erase(name);
+  if (!names->second.empty()) return;
+  watched().erase(names);
+  if (PyDict_Unwatch(dict_watcher, b.holder) < 0) PyErr_Clear();
+}
+
+void watch_function(PyObject* f) { ++watched_functions()[f]; }
+void unwatch_function(PyObject* f) {
+  auto it = watched_functions().find(f);
+  if (it != watched_functions().end() && --it->second == 0) watched_functions().erase(it);
+}
+
+// A type tells of one change, and of the next only once it has a version again. One that was changed too often (a
+// thousand times, in 3.13) gets none, and tells nothing any more: false.
+bool arm(const Read& b) {
+  if (!PyType_Check(b.holder)) return true;
+  auto* type = reinterpret_cast<PyTypeObject*>(b.holder);
+  return type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE || PyUnstable_Type_AssignVersionTag(type);
+}
+
+bool unchanged(Reads& r) { return r.stamp == epoch && r.is_told && same_contents(r); }
+void note_versions(Reads&) {}
+uint64_t names_epoch(PyObject*) { return epoch; }
+
+void init_watchers() {
+  check(dict_watcher = PyDict_AddWatcher(on_dict));
+  check(type_watcher = PyType_AddWatcher(on_type));
+  check(function_watcher = PyFunction_AddWatcher(on_function));
+}
+#else
+constexpr bool has_watchers = false;
+
+void watch(const Read&) {}
+void unwatch(const Read&) {}
+void watch_function(PyObject*) {}
+void unwatch_function(PyObject*) {}
+void init_watchers() {}
+
+uint64_t version(PyObject* holder) {
+  if (!PyType_Check(holder)) return reinterpret_cast<PyDictObject*>(holder)->ma_version_tag;
+  return reinterpret_cast<PyTypeObject*>(holder)->tp_version_tag;  // 0: it has changed, or never had one
+}
+
+uint64_t names_epoch(PyObject* dict) { return version(dict); }
+
+// A type gets a version when something is looked up in it. One without is seen by `unchanged`.
+bool arm(const Read& b) {
+  if (PyType_Check(b.holder)) _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
+  return true;
+}
+
+bool unchanged(Reads& r) {
+  if (r.stamp != epoch || !r.held || !same_contents(r)) return false;
+  for (const Read& b : r.bindings)
+    if (b.is_gone()) return false;
+  for (auto [holder, was] : r.versions)
+    if (was == 0 || version(holder) != was) return false;
+  return std::all_of(r.functions.begin(), r.functions.end(), [](const FunctionRead& f) {
+    return PyFunction_GET_CODE(f.function) == f.code && PyFunction_GET_DEFAULTS(f.function) == f.defaults &&
+           PyFunction_GET_KW_DEFAULTS(f.function) == f.keywords;
+  });
+}
+
+void note_versions(Reads& r) {
+  r.versions.clear();
+  PyObject* last = nullptr;
+  for (const Read& b : r.bindings) {
+    if (b.is_gone()) continue;
+    if (b.holder != last) r.versions.emplace_back(b.holder, version(b.holder));
+    last = b.holder;
+  }
+}
+#endif
+
+// The value under a name now, borrowed; null where there is none.
+PyObject* value_now(const Read& b) {
+  if (!PyType_Check(b.holder)) return dict_get(b.holder, b.name);
+  return _PyType_Lookup(reinterpret_cast<PyTypeObject*>(b.holder), b.name);
+}
+
+bool is_dunder(PyObject* name) {
+  return PyUnicode_GET_LENGTH(name) > 4 && PyUnicode_READ_CHAR(name, 0) == '_' && PyUnicode_READ_CHAR(name, 1) == '_';
+}
+
+// What Python, or a library that copies or shows an object, puts into a class by itself.
+bool is_of_python(PyObject* name) {
+  static PyObject* const names = [] {
+    PyObject* set = PyFrozenSet_New(nullptr);
+    for (const char* text : {"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
+                             "__annotate__", "__annotate_func__", "__annotations_cache__", "__static_attributes__",
+                             "__firstlineno__", "__abstractmethods__", "__parameters__", "__orig_bases__",
+                             "__type_params__", "__slotnames__", "__signature__", "_abc_impl"})
+      PySet_Add(set, interned(text));
+    return set;
+  }();
+  return PySet_Contains(names, name) == 1;
+}
+
+// Does code read all names of a class, with `vars(cls)`, or may it ask a function for an attribute?
+bool is_of_names(const Read& b) {
+  static PyObject* const name = interned("__dict__");
+  return PyType_Check(b.holder) ? b.name == name : b.name == of_keys();
+}
+
+// The names that a class has, but for those that Python gives it, or the keys of a dict, but for Python's own and ours.
+Owned names_now(const Read& b) {
+  Owned out = own(PyFrozenSet_New(nullptr));
+  bool is_class = PyType_Check(b.holder);
+  PyObject* dict = is_class ? reinterpret_cast<PyTypeObject*>(b.holder)->tp_dict : b.holder;
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);)
+    if (PyUnicode_Check(key) && (is_class ? !is_of_python(key) : !is_dunder(key) && key != runtime.tables))
+      check(PySet_Add(out.get(), key));
+  return out;
+}
+
+// The same value, for whoever reads the name? Numbers and texts may be other objects.
+bool same_value(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  PyTypeObject* type = Py_TYPE(a);
+  if (type == &PyFloat_Type) {
+    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (type != &PyLong_Type && type != &PyUnicode_Type && type != &PyBytes_Type) return false;
+  return equal(a, b);
+}
+
+// Does the binding have the value that was read?
+bool holds(const Read& b) {
+  if (b.is_gone()) return false;
+  if (is_of_names(b)) return b.value && equal(names_now(b).get(), b.value);
+  PyObject* now = value_now(b);
+  if (!b.guard || !b.value || !PyWeakref_CheckRefExact(b.value)) return same_value(now, b.value);
+  Owned was = weak_target(b.value);
+  return was && was.get() == now;
+}
+
+// Defaults that are equal count as the same ones from now on.
+bool function_holds(FunctionRead& f) {
+  PyObject* defaults = PyFunction_GET_DEFAULTS(f.function);
+  if (defaults != f.defaults) {
+    Py_ssize_t count = defaults && f.defaults ? PyTuple_GET_SIZE(defaults) : -1;
+    if (count < 0 || count != PyTuple_GET_SIZE(f.defaults)) return false;
+    for (Py_ssize_t i = 0; i < count; ++i)
+      if (!same_value(PyTuple_GET_ITEM(defaults, i), PyTuple_GET_ITEM(f.defaults, i))) return false;
+    Py_XSETREF(f.defaults, Py_NewRef(defaults));
+  }
+  return PyFunction_GET_CODE(f.function) == f.code && PyFunction_GET_KW_DEFAULTS(f.function) == f.keywords;
+}
+
+// That of a class, in which nothing has changed while it is the same; 0 where it has none.
+unsigned version_of(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type)->tp_version_tag; }
+
+// What is under the name now, kept alive or not as `guard` says.
+void note_value(Read& b) {
+  if (is_of_names(b)) {
+    b.value = names_now(b).release();
+    return;
+  }
+  PyObject* now = value_now(b);
+  if (b.guard && now && PyType_SUPPORTS_WEAKREFS(Py_TYPE(now))) b.value = check(PyWeakref_NewRef(now, nullptr));
+  else b.value = Py_XNewRef(now);
+}
+
+void let_go(Reads& r) {
+  auto bindings = std::move(r.bindings);
+  auto functions = std::move(r.functions);
+  auto cells = std::move(r.cells), contents = std::move(r.contents);
+  r.bindings.clear();
+  r.functions.clear();
+  r.cells.clear();
+  r.contents.clear();
+  r.versions.clear();
+  r.stamp = 0;
+  for (const Read& b : bindings) {
+    unwatch(b);
+    if (!b.guard) Py_DECREF(b.holder);
+    Py_XDECREF(b.guard);
+    Py_DECREF(b.name);
+    Py_XDECREF(b.value);
+  }
+  for (const FunctionRead& f : functions) {
+    unwatch_function(f.function);
+    Py_DECREF(f.function);
+    Py_DECREF(f.code);
+    Py_XDECREF(f.defaults);
+    Py_XDECREF(f.keywords);
+  }
+  for (PyObject* c : cells) Py_DECREF(c);
+  for (PyObject* c : contents) Py_XDECREF(c);
+}
+
+int reads_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  auto* r = nb::inst_ptr<Reads>(self);
+  for (const Read& b : r->bindings) {
+    if (!b.guard) Py_VISIT(b.holder);
+    Py_VISIT(b.guard);
+    Py_VISIT(b.name);
+    Py_VISIT(b.value);
+  }
+  for (const FunctionRead& f : r->functions) {
+    Py_VISIT(f.function);
+    Py_VISIT(f.code);
+    Py_VISIT(f.defaults);
+    Py_VISIT(f.keywords);
+  }
+  for (PyObject* c : r->cells) Py_VISIT(c);
+  for (PyObject* c : r->contents) Py_VISIT(c);
+  return 0;
+}
+
+int reads_clear(PyObject* self) {
+  if (nb::inst_ready(self)) let_go(*nb::inst_ptr<Reads>(self));
+  return 0;
+}
+
+// Of (a dict, a class, or a weak reference to a function for its globals, name).
+Read read_of(const nb::tuple& given) {
+  PyObject *holder = nb::object(given[0]).ptr(), *name = nb::object(given[1]).ptr();
+  Read b{holder, name, nullptr};
+  if (PyWeakref_CheckRefExact(holder)) {
+    Owned function = weak_target(holder);
+    if (!function || !PyFunction_Check(function.get()))
+      raise_error(PyExc_TypeError, "expected a weak reference to a function");
+    b.guard = holder;
+    b.holder = PyFunction_GET_GLOBALS(function.get());
+  }
+  if ((!PyDict_Check(b.holder) && !PyType_Check(b.holder)) || !PyUnicode_CheckExact(name))
+    raise_error(PyExc_TypeError, "expected a dict or a class, and a name");
+  Py_INCREF(b.name);
+  PyUnicode_InternInPlace(&b.name);
+  note_value(b);
+  if (b.guard) Py_INCREF(b.guard);
+  else Py_INCREF(b.holder);
+  return b;
+}
+
+PyType_Slot reads_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(reads_traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(reads_clear)},
+                             {0, nullptr}};
+
+}  // namespace
+
+Reads::~Reads() { let_go(*this); }
+
+bool reads_hold(Reads& r) {
+  if (unchanged(r)) return r.held;
+  bool held = true, is_told = true;
+  uint64_t now = epoch;
+  for (size_t i = 0; i < r.bindings.size(); ++i) {
+    const Read b = r.bindings[i];
+    if (!b.is_gone() && !arm(b)) is_told = false;
+    unsigned version = is_of_names(b) && PyType_Check(b.holder) ? version_of(b.holder) : 0;
+    if (version != 0 && version == b.version) continue;
+    held = held && holds(b);
+    if (held && i < r.bindings.size()) r.bindings[i].version = version;
+  }
+  for (FunctionRead& f : r.functions) held = function_holds(f) && held;
+  for (size_t i = 0; i < r.cells.size(); ++i) {
+    Owned content = Owned::borrow(PyCell_GET(r.cells[i]));
+    if (content.get() == r.contents[i]) continue;
+    if (!same_value(content.get(), r.contents[i])) now = 0, held = false;  // no epoch tells when it is back
+    else Py_DECREF(std::exchange(r.contents[i], content.release()));
+  }
+  note_versions(r);
+  r.stamp = now;
+  r.is_told = is_told;
+  return r.held = held;
+}
+
+void NameWatch::begin(PyObject* dict, PyObject* names) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+    if (!PyUnicode_CHECK_INTERNED(PyTuple_GET_ITEM(names, i))) return;
+  dict_ = dict;
+  names_ = names;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) watch({dict, PyTuple_GET_ITEM(names, i), nullptr});
+}
+
+void NameWatch::end() {
+  PyObject *dict = std::exchange(dict_, nullptr), *names = std::exchange(names_, nullptr);
+  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i)
+    unwatch({dict, PyTuple_GET_ITEM(names, i), nullptr});
+}
+
+uint64_t NameWatch::now() const { return dict_ ? names_epoch(dict_) : 0; }
+
+void bind_watch(nb::module_& m) {
+  init_watchers();
+  m.attr("has_watchers") = has_watchers;
+  nb::class_<Reads>(m, "Reads", nb::type_slots(reads_slots), nb::is_weak_referenceable(),
+                    "Bindings that the code of a trace has read, and the values they had.")
+      .def(
+          "__init__",
+          [](Reads* self, nb::list bindings, nb::list functions, nb::list cells) {
+            new (self) Reads();
+            for (nb::handle h : bindings) {
+              self->bindings.push_back(read_of(nb::cast<nb::tuple>(h)));
+              watch(self->bindings.back());
+            }
+            for (nb::handle f : functions) {
+              if (!PyFunction_Check(f.ptr())) raise_error(PyExc_TypeError, "expected a function");
+              self->functions.push_back({Py_NewRef(f.ptr()), Py_NewRef(PyFunction_GET_CODE(f.ptr())),
+                                         Py_XNewRef(PyFunction_GET_DEFAULTS(f.ptr())),
+                                         Py_XNewRef(PyFunction_GET_KW_DEFAULTS(f.ptr()))});
+              watch_function(f.ptr());
+            }
+            for (nb::handle c : cells) {
+              if (!PyCell_Check(c.ptr())) raise_error(PyExc_TypeError, "expected a cell");
+              self->cells.push_back(Py_NewRef(c.ptr()));
+              self->contents.push_back(Py_XNewRef(PyCell_GET(c.ptr())));
+            }
+            reads_hold(*self);
+          },
+          nb::arg("bindings"), nb::arg("functions"), nb::arg("cells"),
+          nb::sig(
+              "def __init__(self, bindings: list[tuple[Any, str]], functions: list[Any], cells: list[Any]) -> None"))
+      .def(
+          "changed_cells",
+          [](Reads& r) {
+            nb::list out;
+            for (size_t i = 0; i < r.cells.size(); ++i)
+              if (!same_value(PyCell_GET(r.cells[i]), r.contents[i])) out.append(nb::borrow(r.cells[i]));
+            return out;
+          },
+          nb::sig("def changed_cells(self) -> list[Any]"), "The cells that hold something else by now.")
+      .def(
+          "holds", [](Reads& r) { return reads_hold(r); }, "Do all bindings still have the values that were read?")
+      .def(
+          "changed",
+          [](Reads& r) {
+            nb::list out;
+            for (const Read& b : r.bindings)
+              if (!b.is_gone() && !holds(b)) out.append(nb::make_tuple(nb::borrow(b.holder), nb::borrow(b.name)));
+            return out;
+          },
+          nb::sig("def changed(self) -> list[tuple[Any, str]]"),
+          "(holder, name) of each binding that has another value.");
+}
+
+}  // namespace graftax

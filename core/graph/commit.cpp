@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/commit.h"
+
+#include "graph/rebuild.h"
+
+namespace graftax {
+
+namespace {
+
+PyObject* field_name(const Program& p, const Instr& n, uint32_t i) {
+  return p.statics[p.keys[n.node->keys + p.item_keys(n) + i]].obj;
+}
+
+bool has_name(PyObject* names, PyObject* name) {
+  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i)
+    if (PyTuple_GET_ITEM(names, i) == name) return true;
+  return false;
+}
+
+void set_item(PyObject* dict, PyObject* key, PyObject* value, bool ordered) {
+  check(ordered ? PyODict_SetItem(dict, key, value) : PyDict_SetItem(dict, key, value));
+}
+
+void delete_item(PyObject* dict, PyObject* key, bool ordered) {
+  check(ordered ? PyODict_DelItem(dict, key) : PyDict_DelItem(dict, key));
+}
+
+}  // namespace
+
+bool is_simple_key(PyObject* key) {
+  return PyUnicode_CheckExact(key) || PyLong_CheckExact(key) || PyBytes_CheckExact(key) || PyFloat_CheckExact(key) ||
+         PyBool_Check(key) || key == Py_None;
+}
+
+void Commit::exchange(const NodeKind& kind, PyObject* node, Owned fresh) {
+  exchanges_.push_back({&kind, Owned::borrow(node), std::move(fresh)});
+}
+
+void Commit::list_item(PyObject* list, Py_ssize_t index, PyObject* value) {
+  items_.push_back({Owned::borrow(list), index, Owned::borrow(value)});
+}
+
+void Commit::slot(PyObject* obj, Py_ssize_t offset, PyObject* value) {
+  slots_.push_back({Owned::borrow(obj), offset, Owned::borrow(value)});
+}
+
+void Commit::step(std::function<void()> go, std::function<void()> back) {
+  steps_.push_back({std::move(go), std::move(back)});
+}
+
+void Commit::assign(PyObject* dict, PyObject* key, PyObject* value, bool ordered) {
+  assignments_.push_back({Owned::borrow(dict), Owned::borrow(key), Owned::borrow(value), ordered, {}});
+}
+
+void Commit::field(PyObject* obj, const Kind& kind, PyObject* name, PyObject* value) {
+  for (const Slot& slot : kind.slots)
+    if (slot.name == name) return this->slot(obj, slot.offset, value);
+  assign(instance_dict(obj).get(), name, value);
+}
+
+void Commit::move_fields(PyObject* from, PyObject* to, const Kind& kind) {
+  if (kind.has_dict) {
+    Owned dict = instance_dict(from), into = instance_dict(to);
+    PyObject *name, *value;
+    for (Py_ssize_t pos = 0; PyDict_Next(dict.get(), &pos, &name, &value);) assign(into.get(), name, value);
+  }
+  for (const Slot& slot : kind.slots) this->slot(to, slot.offset, slot_value(from, slot));
+}
+
+void Commit::content(const Program& p, uint32_t pc, PyObject* node, PyObject* const* values, PyObject* const* inputs,
+                     const Touched* given) {
+  static const Touched whole;
+  const Touched& touched = given ? *given : whole;
+  const Instr& n = p.code[pc];
+  const Kind& kind = *n.node->kind;
+  kind.node->write(*this, {p, n, values, inputs}, node, touched);
+  if (kind.node->is_registered) return;
+  PyObject* const* of_fields = values + n.node->has_extra + n.node->items;
+  if (kind.node->is_function) {
+    if (reinterpret_cast<PyFunctionObject*>(node)->func_dict || n.node->fields)
+      fields(p, n, instance_dict(node).get(), of_fields, touched);
+  } else if (kind.has_dict && !(n.flags & OWN_DICT)) {
+    fields(p, n, instance_dict(node).get(), of_fields, touched);
+  }
+  if (!kind.slots.empty()) slots(p, n, node, of_fields + n.node->fields, touched);
+}
+
+void Commit::parts(const Instr& n, PyObject* node, PyObject* const* items) {
+  auto after = std::make_shared<OwnedList>(), before = std::make_shared<OwnedList>();
+  for (uint32_t i = 0; i < n.node->items; ++i) after->push(items[i]);
+  Cursor cursor(node, *n.node->kind);
+  PyObject *child, *key;
+  while (cursor.next(child, key) && cursor.stage() == Cursor::Stage::items) before->push(child);
+  if (before->size() != n.node->items)
+    raise_error(PyExc_RuntimeError, "a function or an exception has other parts than were recorded");
+  auto put = [node = Owned::borrow(node), kind = n.node->kind->node](const std::shared_ptr<OwnedList>& values) {
+    kind->set_parts(node.get(), values->data(), static_cast<Py_ssize_t>(values->size()));
+  };
+  step([put, after] { put(after); }, [put, before] { put(before); });
+}
+
+void Commit::fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values, const Touched& touched) {
+  if (touched.fields) return all_fields(p, n, dict, values);
+  uint32_t first = n.node->has_extra + n.node->items;
+  for (uint32_t i : touched.children)
+    if (i >= first && i < first + n.node->fields) assign(dict, field_name(p, n, i - first), values[i - first]);
+  for (Py_ssize_t i = 0; touched.deleted && i < PyTuple_GET_SIZE(touched.deleted); ++i)
+    assign(dict, PyTuple_GET_ITEM(touched.deleted, i), nullptr);
+}
+
+// Names that are there stay where they are, others go or are added at the end. Where that would not give the order that
+// was recorded, the whole content is exchanged.
+void Commit::all_fields(const Program& p, const Instr& n, PyObject* dict, PyObject* const* values) {
+  Owned wanted = own(PyDict_New());
+  for (uint32_t i = 0; i < n.node->fields; ++i) check(PyDict_SetItem(wanted.get(), field_name(p, n, i), values[i]));
+  OwnedList gone;
+  PyObject *name, *value;
+  uint32_t next = 0;
+  bool in_order = true;
+  for (Py_ssize_t pos = 0; in_order && PyDict_Next(dict, &pos, &name, &value);) {
+    if (name == runtime.tables) continue;  // what is compiled for a function is no attribute of the user's
+    if (next < n.node->fields && equal(field_name(p, n, next), name)) ++next;
+    else if (!dict_get(wanted.get(), name)) gone.push(name);
+    else in_order = n.node->kind->by_name;
+  }
+  if (!in_order) {
+    if (PyObject* tables = dict_get(dict, runtime.tables)) check(PyDict_SetItem(wanted.get(), runtime.tables, tables));
+    exchange(dict_node, dict, std::move(wanted));
+    return;
+  }
+  for (uint32_t i = 0; i < n.node->fields; ++i)
+    if (dict_get(dict, field_name(p, n, i)) != values[i]) assign(dict, field_name(p, n, i), values[i]);
+  for (size_t i = 0; i < gone.size(); ++i) assign(dict, gone[i], nullptr);
+}
+
+void Commit::slots(const Program& p, const Instr& n, PyObject* node, PyObject* const* values, const Touched& touched) {
+  uint32_t filled = 0, first = n.node->has_extra + n.node->items + n.node->fields;
+  for (const Slot& slot : n.node->kind->slots) {
+    PyObject* next = filled < n.node->slots ? field_name(p, n, n.node->fields + filled) : nullptr;
+    bool present = next && (next == slot.name || PyUnicode_Compare(next, slot.name) == 0);
+    bool asked = touched.fields || (present ? touched.has(first + filled) : has_name(touched.deleted, slot.name));
+    PyObject* value = present ? values[filled++] : nullptr;
+    if (asked && slot_value(node, slot) != value) this->slot(node, slot.offset, value);
+  }
+}
+
+// Keys that are new need memory: they are added first. Deleting them again needs none.
+void Commit::insert_keys() {
+  size_t at = 0;
+  std::vector<Assignment*> inserted;
+  inserted.reserve(assignments_.size());
+  try {
+    for (; at < assignments_.size(); ++at) {
+      Assignment& a = assignments_[at];
+      if (!a.value || dict_get(a.dict.get(), a.key.get())) continue;
+      set_item(a.dict.get(), a.key.get(), a.value.get(), a.ordered);
+      inserted.push_back(&a);
+    }
+  } catch (...) {
+    for (Assignment* a : inserted) delete_item(a->dict.get(), a->key.get(), a->ordered);
+    throw;
+  }
+}
+
+void Commit::run() {
+  size_t done = 0;
+  try {
+    for (; done < steps_.size(); ++done) steps_[done].go();
+    for (Exchange& e : exchanges_) e.by_api = !e.kind->can_exchange(e.node.get());
+    for (Exchange& e : exchanges_) {
+      if (!e.by_api) continue;
+      step([] {}, [node = e.node, before = e.kind->copy_items(e.node.get()),
+                   kind = e.kind] { kind->replace_items(node.get(), before.get()); });
+      ++done;
+      e.kind->replace_items(e.node.get(), e.fresh.get());
+    }
+    for (const Item& i : items_)
+      if (i.index >= PyList_GET_SIZE(i.list.get()))
+        raise_graftax("ConcurrentChangeError", "a list became shorter while its items were written");
+    insert_keys();
+  } catch (...) {
+    while (done-- > 0) steps_[done].back();
+    throw;
+  }
+  // From here on nothing can fail.
+  for (Exchange& e : exchanges_)
+    if (!e.by_api) e.kind->exchange(e.node.get(), e.fresh.get());
+  for (Assignment& a : assignments_) {
+    a.old = Owned::borrow(dict_get(a.dict.get(), a.key.get()));
+    if (a.value) set_item(a.dict.get(), a.key.get(), a.value.get(), a.ordered);
+    else if (a.old) delete_item(a.dict.get(), a.key.get(), a.ordered);
+  }
+  for (Item& i : items_) {
+    PyObject* old = PyList_GET_ITEM(i.list.get(), i.index);
+    PyList_SET_ITEM(i.list.get(), i.index, i.value.release());
+    i.value = Owned::steal(old);
+  }
+  for (SlotWrite& s : slots_) {
+    auto** place = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(s.obj.get()) + s.offset);
+    s.value = Owned::steal(std::exchange(*place, s.value.release()));
+  }
+}
+
+}  // namespace graftax

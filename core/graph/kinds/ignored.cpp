@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `ignore=` means: how it is recorded, and the kind of the node that it is.
+#include "graph/key_path.h"
+#include "graph/record.h"
+#include "python/hooks.h"
+
+namespace graftax {
+
+namespace {
+
+// Where the caller has what no call looks at, a trace has a stand-in without children.
+struct IgnoredKind final : NodeKind {
+  IgnoredKind() : NodeKind("ignored", Items::none) { is_whole = is_leaf_for_jax = is_ignored = true; }
+
+  bool is_opened_by_jax(const Kind&, PyTypeObject*) const override { return false; }
+  Owned make(const Content&) const override { return hooks::ignored(Py_None); }
+};
+
+const IgnoredKind ignored_kind;
+
+}  // namespace
+
+// None is looked at: `is None` is the one question that a stand-in would answer wrongly. A cell is what is in it.
+bool Recorder::is_ignored(PyObject* obj) {
+  if (!options_.ignored || obj == Py_None || PyCell_Check(obj)) return false;
+  if (root_ >= PyTuple_GET_SIZE(options_.root_names)) return false;  // of a key
+  std::vector<Step> steps = open_steps();
+  Owned place = place_of_steps(root_, steps);
+  Owned answer = own(PyObject_CallFunctionObjArgs(options_.ignored, place.get(), obj, nullptr));
+  return answer.get() == Py_True;
+}
+
+// A tracked node that replay takes whatever it finds for, so that an Outcome can name it.
+void Recorder::add_ignored(PyObject* obj) {
+  Program& p = out_.program;
+  auto* type = reinterpret_cast<PyTypeObject*>(hooks::ignored.get());
+  const Kind& kind = kind_of_type(type);
+  Instr n;
+  n.op = Op::node;
+  n.node = p.nodes.add({});
+  n.node->kind = &kind;
+  n.node->type = p.keep_type(type);
+  n.node->track = static_cast<uint32_t>(p.track_pc.size());
+  n.node->next = position() + 1;
+  p.keep_kind(kind);
+  p.track_pc.push_back(position());
+  p.code.push_back(n);
+  out_.live.push(obj);
+  if (!stack_.empty()) stack_.back().closed = false;
+}
+
+}  // namespace graftax

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Program as plain tuples for pickle, and back: every index of a state is checked, so that a damaged one raises.
+#include "graph/graphdef.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
+#include "graph/kinds/function.h"
+#include "graph/static_equality.h"
+#include "python/hooks.h"
+
+namespace graftax {
+
+namespace {
+
+nb::object borrowed(PyObject* p) { return p ? nb::borrow(p) : nb::none(); }
+
+[[noreturn]] void malformed(const char* what) {
+  raise_error(PyExc_ValueError, std::string("malformed state: ") + what);
+}
+
+template <class T>
+T field(const nb::tuple& t, size_t i) {
+  if (i >= t.size()) malformed("a record is too short");
+  T out{};
+  if (!read_as(t[i], out)) malformed("a field has the wrong type");
+  return out;
+}
+
+nb::tuple as_tuple(nb::handle h) {
+  if (!nb::isinstance<nb::tuple>(h)) malformed("a tuple was expected");
+  return nb::borrow<nb::tuple>(h);
+}
+
+uint32_t as_number(nb::handle h) {
+  uint32_t out = 0;
+  if (!read_as(h, out)) malformed("a number was expected");
+  return out;
+}
+
+// Every index in range and every subtree nested, so that no walk can leave the arrays. In an Outcome there are inputs,
+// and a root may be the content of a mutable node without being that node.
+void validate(Program& p, bool is_outcome) {
+  auto key_ok = [&](uint32_t id) {
+    if (id >= p.statics.size()) malformed("static id");
+  };
+  for (uint32_t id : p.keys) key_ok(id);
+  for (uint32_t i = 0; i < p.statics.size(); ++i) {
+    const Static& s = p.statics[i];
+    if (s.how == How::tuple && (s.first > p.elements.size() || s.count > p.elements.size() - s.first))
+      malformed("tuple");
+    for (uint32_t j = 0; s.how == How::tuple && j < s.count; ++j)
+      if (p.elements[s.first + j] >= i) malformed("tuple element");
+  }
+  uint32_t leaf = 0, n = static_cast<uint32_t>(p.code.size());
+  for (const Instr& in : p.code)
+    if (in.op == Op::node && in.node->track != NONE) p.track_pc.push_back(NONE);
+  struct Open {
+    uint32_t end, left;
+  };
+  std::vector<Open> open;
+  uint32_t roots = 0;
+  for (uint32_t pc = 0; pc < n; ++pc) {
+    while (!open.empty() && open.back().left == 0) {
+      if (open.back().end != pc) malformed("subtree end");
+      open.pop_back();
+    }
+    bool is_root = open.empty();
+    if (is_root) ++roots;
+    else --open.back().left;
+    const Instr& in = p.code[pc];
+    switch (in.op) {
+      case Op::leaf:
+        if (in.flags & ALIAS ? in.arg >= leaf : in.arg != leaf++) malformed("leaf order");
+        break;
+      case Op::stat: key_ok(in.arg); break;
+      case Op::ref:
+        if (in.arg >= p.track_pc.size() || p.track_pc[in.arg] == NONE) malformed("reference");
+        break;
+      case Op::same:
+        if (in.arg >= pc || p.code[in.arg].op != Op::node || !(p.code[in.arg].flags & CLOSED) ||
+            p.code[in.arg].node->next > pc)
+          malformed("shared subtree");
+        p.code[in.arg].flags |= TARGET;
+        break;
+      case Op::node: {
+        if (in.node->track != NONE) {
+          if (in.node->track >= p.track_pc.size() || p.track_pc[in.node->track] != NONE) malformed("tracked index");
+          p.track_pc[in.node->track] = pc;
+        }
+        uint64_t keys = uint64_t{p.item_keys(in)} + in.node->fields + in.node->slots;
+        if (keys && (in.node->keys > p.keys.size() || keys > p.keys.size() - in.node->keys)) malformed("keys");
+        for (uint64_t k = p.item_keys(in); k < keys; ++k)
+          if (p.statics[p.keys[in.node->keys + k]].how != How::string) malformed("field name");
+        if (in.node->payload != NONE) key_ok(in.node->payload);
+        if (in.node->own != NONE) key_ok(in.node->own);
+        if ((in.flags & OWN_DICT) &&
+            !(in.node->kind->has_dict && in.node->kind->node->keys == Keys::items && in.node->fields == 0))
+          malformed("fields");
+        if (!in.node->kind->node->is_valid(p, in)) malformed("the parts of a node");
+        if (is_shell_kind(*in.node->kind) && in.node->track == NONE && !(is_outcome && is_root))
+          malformed("a node without an identity");
+        if (in.node->has_extra != (in.node->kind->node->extra != nullptr)) malformed("extra child");
+        uint64_t children = uint64_t{in.node->has_extra} + in.node->items + in.node->fields + in.node->slots;
+        if (in.node->next <= pc || in.node->next > n || children > n) malformed("subtree end");
+        open.push_back({in.node->next, static_cast<uint32_t>(children)});
+        break;
+      }
+      case Op::input:
+      case Op::forward:
+        if (!is_outcome || in.arg == NONE) malformed("operation");
+        break;
+    }
+  }
+  while (!open.empty() && open.back().left == 0) {
+    if (open.back().end != n) malformed("subtree end");
+    open.pop_back();
+  }
+  if (!open.empty() || roots != p.roots || leaf != p.leaves) malformed("counts");
+}
+
+}  // namespace
+
+namespace {
+
+nb::object type_state(PyTypeObject* type) {
+  if (type && nameless_type(type->tp_name) == type) return text_of(type->tp_name);
+  return borrowed(reinterpret_cast<PyObject*>(type));
+}
+
+PyTypeObject* type_from_state(nb::handle state) {
+  if (PyType_Check(state.ptr())) return reinterpret_cast<PyTypeObject*>(state.ptr());
+  if (nb::isinstance<nb::str>(state))
+    if (PyTypeObject* type = nameless_type(utf8(state.ptr()))) return type;
+  malformed("type");
+}
+
+}  // namespace
+
+// An instruction without content, by the names of its fields, in the order of a state.
+Owned instruction_fields() {
+  Instr n;
+  Node node;
+  nb::dict out;
+  out["op"] = static_cast<int>(n.op);
+  out["flags"] = n.flags;
+  out["arg"] = n.arg;
+  out["next"] = node.next;
+  out["track"] = node.track;
+  out["items"] = node.items;
+  out["fields"] = node.fields;
+  out["slots"] = node.slots;
+  out["has_extra"] = node.has_extra;
+  out["keys"] = node.keys;
+  out["payload"] = node.payload;
+  out["type"] = nb::none();
+  out["treedef"] = nb::none();
+  out["own"] = node.own;
+  return Owned::steal(out.release().ptr());
+}
+
+constexpr uint16_t stored_flags = 255;
+
+namespace {
+
+// A table larger than this is none that Python makes.
+bool is_sized(const SetTable& t) { return static_cast<size_t>(t.mask) < 16 * (t.slots.size() + t.removed.size() + 1); }
+
+nb::list state_of_tables(const Program& p, uint32_t end) {
+  nb::list out;
+  for (const auto& [pc, t] : p.set_tables)
+    if (pc < end && is_sized(t))
+      out.append(nb::make_tuple(pc, t.mask, t.finger, nb::tuple(nb::cast(t.slots)), nb::tuple(nb::cast(t.hashes)),
+                                nb::tuple(nb::cast(t.removed)), nb::cast(t.is_changed)));
+  return out;
+}
+
+bool ascends(const std::vector<uint32_t>& slots, Py_ssize_t mask) {
+  return std::is_sorted(slots.begin(), slots.end(), std::less_equal<>()) && (slots.empty() || slots.back() <= mask);
+}
+
+bool may_be_of(const Instr& n, const SetTable& t) {
+  bool is_power = t.mask >= PySet_MINSIZE - 1 && (t.mask & (t.mask + 1)) == 0;
+  if (!is_power || !is_sized(t) || !ascends(t.slots, t.mask) || !ascends(t.removed, t.mask)) return false;
+  std::vector<uint32_t> taken;
+  std::set_union(t.slots.begin(), t.slots.end(), t.removed.begin(), t.removed.end(), std::back_inserter(taken));
+  return t.slots.size() == n.arg && t.hashes.size() == n.arg && taken.size() == t.slots.size() + t.removed.size() &&
+         taken.size() <= static_cast<size_t>(t.mask);  // a search ends at a free slot
+}
+
+// The set that a table tells of; empty where it finds its elements otherwise, or they hash otherwise in this process.
+Owned made_of_state(const Program& p, const Instr& n, const SetTable& table) {
+  OwnedList elements;
+  for (uint32_t i = 0; i < n.arg; ++i) {
+    elements.push_stolen(static_object(p.statics[p.keys[n.node->keys + i]]));
+    if (!elements.back()) return {};
+  }
+  Owned made = table.make(elements.data()), apart = own(PySet_New(list_of(elements.data(), n.arg).get()));
+  if (!made || PySet_GET_SIZE(apart.get()) != static_cast<Py_ssize_t>(n.arg)) return {};
+  for (uint32_t i = 0; i < n.arg; ++i)
+    if (!PySet_Contains(made.get(), elements[i])) return {};
+  if (PyErr_Occurred()) raise_python();
+  return made;
+}
+
+void read_tables(Program& p, nb::handle state) {
+  for (nb::handle h : as_tuple(state)) {
+    nb::tuple t = as_tuple(h);
+    auto pc = field<uint32_t>(t, 0);
+    SetTable table;
+    table.mask = field<Py_ssize_t>(t, 1);
+    table.finger = field<Py_ssize_t>(t, 2);
+    table.slots = field<std::vector<uint32_t>>(t, 3);
+    table.hashes = field<std::vector<Py_hash_t>>(t, 4);
+    table.removed = field<std::vector<uint32_t>>(t, 5);
+    table.is_changed = field<bool>(t, 6);
+    if (pc >= p.code.size() || p.code[pc].op != Op::node || p.code[pc].node->kind->node->keys != Keys::elements ||
+        (!p.set_tables.empty() && p.set_tables.back().first >= pc) || !may_be_of(p.code[pc], table))
+      malformed("a set's table");
+    Owned made;
+    try {
+      made = made_of_state(p, p.code[pc], table);
+    } catch (nb::python_error& e) {
+      if (!e.matches(PyExc_Exception)) throw;
+    }
+    if (!made) continue;
+    SetTable& read = p.set_tables.emplace_back(pc, SetTable::of(made.get())).second;
+    read.is_frozen = p.code[pc].node->kind->solid == &PyFrozenSet_Type;
+    read.is_changed = table.is_changed;
+  }
+}
+
+}  // namespace
+
+Owned program_state(const Program& p) {
+  nb::list code, statics, keys, elements;
+  uint32_t end = 0;  // keys by identity are not what they were in another process: what they are made of stays here
+  for (uint32_t r = 0; r < p.roots; ++r) end = p.after(end);
+  for (uint32_t pc = 0; pc < end; ++pc) {
+    const Instr& n = p.code[pc];
+    code.append(nb::make_tuple(static_cast<int>(n.op), n.flags & stored_flags, n.arg, p.after(pc), n.node->track,
+                               n.flags & PLAIN_VALUE ? 1u : n.node->items, n.node->fields, n.node->slots,
+                               n.node->has_extra, n.node->keys, n.node->payload, type_state(n.node->type),
+                               borrowed(n.node->treedef), n.node->own));
+  }
+  for (const Static& s : p.statics) {
+    Owned value = s.how == How::input ? Owned::borrow(Py_None) : static_object(s);
+    if (!value) raise_error(PyExc_ReferenceError, "a static of this GraphDef no longer exists");
+    if (s.how == How::function) {  // pickled by name, where its name leads to it
+      if (s.snapshot && !s.weak) value = Owned::borrow(s.snapshot);
+      Owned named = hooks::named_function(value.get());
+      if (named.get() != Py_None) value = std::move(named);
+    }
+    statics.append(nb::make_tuple(static_cast<int>(s.how), borrowed(value.get()), s.first, s.count));
+  }
+  for (uint32_t k : p.keys) keys.append(k);
+  for (uint32_t e : p.elements) elements.append(e);
+  nb::tuple out = nb::make_tuple(1, p.roots, p.leaves, borrowed(p.layout), nb::tuple(code), nb::tuple(statics),
+                                 nb::tuple(keys), nb::tuple(elements));
+  nb::list tables = state_of_tables(p, end);
+  if (nb::len(tables) == 0) return Owned::steal(out.release().ptr());
+  return own(PySequence_Concat(out.ptr(), nb::make_tuple(nb::tuple(tables)).ptr()));
+}
+
+static Program read_program(PyObject* state_obj, bool is_outcome) {
+  nb::tuple state = as_tuple(state_obj);
+  if ((state.size() != 8 && state.size() != 9) || field<int>(state, 0) != 1) malformed("unknown version");
+  Program p;
+  p.roots = field<uint32_t>(state, 1);
+  p.leaves = field<uint32_t>(state, 2);
+  if (!nb::object(state[3]).is_none()) {
+    if (!nb::isinstance<nb::tuple>(state[3])) malformed("layout");
+    p.layout = p.keep(Owned::borrow(nb::object(state[3]).ptr()));
+  }
+  for (nb::handle h : as_tuple(state[7])) p.elements.push_back(as_number(h));
+  for (nb::handle h : as_tuple(state[5])) {
+    nb::tuple t = as_tuple(h);
+    int how = field<int>(t, 0);
+    nb::object value = field<nb::object>(t, 1);
+    if (how < 0 || how > static_cast<int>(How::context)) malformed("static");
+    if (static_cast<How>(how) == How::input) {
+      if (!is_outcome) malformed("static");
+      Static s;
+      s.how = How::input;
+      s.type = Py_TYPE(Py_None);
+      s.first = field<uint32_t>(t, 2);
+      s.hash = static_cast<Py_hash_t>(s.first);
+      p.statics.push_back(s);
+      continue;
+    }
+    if (static_cast<How>(how) == How::function) {
+      if (!PyFunction_Check(value.ptr())) malformed("function");
+      p.statics[add_function(p, value.ptr())].snapshot = p.keep(Owned::borrow(value.ptr()));
+    } else if (static_cast<How>(how) == How::tuple) {
+      Static s;
+      s.how = How::tuple;
+      s.type = &PyTuple_Type;
+      if (!PyTuple_CheckExact(value.ptr())) malformed("tuple key");
+      s.obj = p.keep(Owned::borrow(value.ptr()));
+      s.first = field<uint32_t>(t, 2);
+      s.count = field<uint32_t>(t, 3);
+      if (uint64_t{s.first} + s.count > p.elements.size() || s.count != PyTuple_GET_SIZE(value.ptr()))
+        malformed("tuple key");
+      s.hash = 17;
+      for (uint32_t i = 0; i < s.count; ++i) {
+        uint32_t e = p.elements[s.first + i];
+        if (e >= p.statics.size()) malformed("tuple key");
+        s.hash = static_cast<Py_hash_t>(static_cast<size_t>(s.hash) * 31 + static_cast<size_t>(p.statics[e].hash));
+      }
+      p.statics.push_back(s);
+    } else {
+      const Kind& kind = kind_of(value.ptr());
+      if (static_cast<How>(how) == How::copied) {
+        if (!is_outcome || kind.leaf != Leaf::numpy) malformed("static");
+        add_static(p, value.ptr(), kind, true);
+      } else if (kind.leaf == Leaf::statics || kind.leaf == Leaf::numpy) add_static(p, value.ptr(), kind);
+      else if (static_cast<How>(how) == How::identity) add_identity(p, value.ptr());
+      else add_key(p, value.ptr());
+    }
+  }
+  for (nb::handle h : as_tuple(state[6])) p.keys.push_back(as_number(h));
+  for (nb::handle h : as_tuple(state[4])) {
+    nb::tuple t = as_tuple(h);
+    Instr n;
+    int op = field<int>(t, 0);
+    if (op < 0 || op > static_cast<int>(Op::forward)) malformed("operation");
+    n.op = static_cast<Op>(op);
+    n.flags = static_cast<uint16_t>(field<int>(t, 1) & (HANDED_OVER | CLOSED | ALIAS | NUMBER | AUX | OWN_DICT));
+    n.arg = field<uint32_t>(t, 2);
+    Node node;
+    node.next = field<uint32_t>(t, 3);
+    node.track = field<uint32_t>(t, 4);
+    node.items = field<uint32_t>(t, 5);
+    node.fields = field<uint32_t>(t, 6);
+    node.slots = field<uint32_t>(t, 7);
+    node.has_extra = field<uint32_t>(t, 8);
+    node.keys = field<uint32_t>(t, 9);
+    node.payload = field<uint32_t>(t, 10);
+    if (n.op == Op::leaf && node.items) n.flags |= PLAIN_VALUE;
+    if (n.op == Op::node) {
+      nb::object type = field<nb::object>(t, 11), treedef = field<nb::object>(t, 12);
+      node.type = p.keep_type(type_from_state(type));
+      node.kind = node.type == runtime.ndarray_type ? &text_array_kind() : &kind_of_type(node.type);
+      p.keep_kind(*node.kind);
+      if (!node.kind->is_node()) malformed("a type is not a node any more");
+      node.own = field<uint32_t>(t, 13);
+      if (!treedef.is_none()) node.treedef = p.keep(Owned::borrow(treedef.ptr()));
+      n.node = p.nodes.add(node);
+    }
+    if (n.op == Op::same) p.has_same = true;
+    p.code.push_back(n);
+  }
+  validate(p, is_outcome);
+  if (state.size() == 9) read_tables(p, state[8]);
+  for (uint32_t pc = 0; pc < p.code.size(); ++pc) {
+    const Instr& n = p.code[pc];
+    if (n.op == Op::ref && p.track_pc[n.arg] < pc && pc < p.code[p.track_pc[n.arg]].node->next) p.cyclic = true;
+  }
+  for (Instr& n : p.code)  // a function that is code and nothing else stays itself
+    if (n.op == Op::node && n.node->kind->node->is_function && n.node->items == 2 && n.node->fields == 0 &&
+        is_plain_function(p.statics[n.node->payload].snapshot) &&
+        !PyFunction_GET_DEFAULTS(p.statics[n.node->payload].snapshot))
+      n.flags |= SELF_CONTAINED;
+  p.finish();
+  return p;
+}
+
+Program program_from_state(PyObject* state, bool is_outcome) {
+  try {
+    return read_program(state, is_outcome);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_RecursionError)) throw;
+  }
+  malformed("nested too deeply");
+}
+
+}  // namespace graftax

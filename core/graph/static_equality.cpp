@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/static_equality.h"
+
+#include <cmath>
+#include <cstring>
+#include <unordered_map>
+
+#include "graph/kinds/function.h"
+#include "graph/record.h"
+
+namespace graftax {
+
+namespace {
+
+constexpr int max_key_depth = 200;
+
+bool same_bits(double a, double b) {
+  if (std::isnan(a) && std::isnan(b)) return true;
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+Py_hash_t hash_double(double x) {
+  if (std::isnan(x)) return 7;
+  Py_hash_t h;
+  static_assert(sizeof h == sizeof x);
+  std::memcpy(&h, &x, sizeof h);
+  return h;
+}
+
+bool is_value(How how) { return how != How::identity && how != How::equal && how != How::copied; }
+
+// Exact equality of plain values (what a reduce function returns): tuples, lists and dicts of numbers and strings.
+bool plain_equal(PyObject* a, PyObject* b, int depth) {
+  if (a == b) return true;
+  PyTypeObject* type = Py_TYPE(a);
+  if (type != Py_TYPE(b)) return false;
+  if (type == &PyFloat_Type) return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (type == &PyComplex_Type) {
+    Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+    return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
+  }
+  if (type == &PyTuple_Type) {
+    if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+    if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i)
+      if (!plain_equal(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i), depth + 1)) return false;
+    return true;
+  }
+  if (type == &PyDict_Type) {  // in any order
+    if (PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return false;
+    if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a static value is nested too deeply");
+    PyObject *key, *value;
+    for (Py_ssize_t pos = 0; PyDict_Next(a, &pos, &key, &value);) {
+      Owned hold = Owned::borrow(value), other = Owned::borrow(dict_get(b, key));
+      if (!other || !plain_equal(value, other.get(), depth + 1)) return false;
+    }
+    return true;
+  }
+  return equal(a, b);
+}
+
+Py_hash_t combined(Py_hash_t a, Py_hash_t b) {
+  return static_cast<Py_hash_t>(static_cast<size_t>(a) * 31 + static_cast<size_t>(b));
+}
+
+Py_hash_t hash_complex(PyObject* obj) {
+  Py_complex z = PyComplex_AsCComplex(obj);
+  return combined(hash_double(z.real), hash_double(z.imag));
+}
+
+// Of values that are plain_equal it is the same: Python's own differs for two nan objects.
+Py_hash_t plain_hash(PyObject* a, int depth) {
+  if (PyFloat_CheckExact(a)) return hash_double(PyFloat_AS_DOUBLE(a));
+  if (PyComplex_CheckExact(a)) return hash_complex(a);
+  if (PyTuple_CheckExact(a)) {
+    Py_hash_t h = 17;
+    for (Py_ssize_t i = 0; depth < max_key_depth && i < PyTuple_GET_SIZE(a); ++i)
+      h = combined(h, plain_hash(PyTuple_GET_ITEM(a, i), depth + 1));
+    return h;
+  }
+  Py_hash_t h = PyObject_Hash(a);
+  if (h == -1) PyErr_Clear();
+  return h;
+}
+
+// The type's own ==, guarded: only the answer True counts.
+bool own_equal(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  Owned answer = own(PyObject_RichCompare(a, b, Py_EQ));
+  return answer.get() == Py_True;
+}
+
+bool values_equal(How how, PyObject* a, PyObject* b) {
+  switch (how) {
+    case How::floating: return same_bits(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+    case How::complex: {
+      Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+      return same_bits(x.real, y.real) && same_bits(x.imag, y.imag);
+    }
+    case How::integer:
+    case How::string:
+    case How::bytes: {
+      return equal(a, b);
+    }
+    case How::equal: return own_equal(a, b);
+    default: return a == b;
+  }
+}
+
+// One object as a key: weak references are one where their referent is.
+bool same_key(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!PyWeakref_CheckRef(a) || !PyWeakref_CheckRef(b)) return false;
+  Owned x = contents_root(a), y = contents_root(b);
+  return x && x.get() == y.get();
+}
+
+// What a key object is made of. It is compared, never traced, so it must hold no array.
+// Keys inside a key's own contents count by pointer.
+std::shared_ptr<Program> contents_of(PyObject* key) {
+  static thread_local bool inside = false;
+  if (inside) return nullptr;
+  struct Guard {
+    Guard() { inside = true; }
+    ~Guard() { inside = false; }
+  } guard;
+  Owned root = contents_root(key);
+  if (!root) return nullptr;
+  Recorder recorder({});
+  recorder.root(root.get());
+  if (recorder.leaf_count() > 0) refuse_key_with_arrays(key);
+  return std::make_shared<Program>(std::move(recorder.finish(nullptr).program));
+}
+
+Owned reduced(const Kind& kind, PyObject* obj) { return own(PyObject_CallOneArg(kind.reduce, obj)); }
+
+}  // namespace
+
+bool defines_eq(PyTypeObject* type) {
+  // Weak references compare their referents; as keys they count by identity.
+  return type->tp_richcompare != PyBaseObject_Type.tp_richcompare && !PyType_IsSubtype(type, &_PyWeakref_RefType);
+}
+
+// As a key a weak reference is its referent. Its callback often leads back to the container, and does not count.
+Owned contents_root(PyObject* key) { return PyWeakref_CheckRef(key) ? weak_target(key) : Owned::borrow(key); }
+
+bool is_identity_key(const Static& s) { return s.how == How::contents && !defines_eq(s.type); }
+
+void refuse_key_with_arrays(PyObject* key, const std::string& path) {
+  raise_graftax("UnsupportedValueError",
+                path + (path.empty() ? "" : ": ") + "a " + Py_TYPE(key)->tp_name +
+                    " that is a dict key or a set element has arrays below. Keep the arrays in the values.");
+}
+
+Owned static_object(const Static& s) {
+  if (s.how == How::context) return own(PyObject_CallNoArgs(Owned::borrow(s.obj).get()));
+  return s.weak ? weak_target(s.obj) : Owned::borrow(s.obj);
+}
+
+uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy) {
+  Static s;
+  s.how = copy ? How::copied : kind.how;
+  s.type = program.keep_type(Py_TYPE(obj));
+  s.obj = program.keep(Owned::borrow(s.how == How::context ? kind.reduce : obj));
+  switch (s.how) {
+    case How::context: break;
+    case How::identity:
+    case How::copied: s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4); break;
+    case How::floating: s.hash = hash_double(PyFloat_AS_DOUBLE(obj)); break;
+    case How::complex: s.hash = hash_complex(obj); break;
+    case How::reduce:
+      s.snapshot = program.keep(reduced(kind, obj));
+      s.hash = plain_hash(s.snapshot, 0);
+      break;
+    default:
+      s.hash = PyObject_Hash(obj);
+      if (s.hash == -1) raise_python();
+  }
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+static Owned value_of_symbol(PyObject* symbol) { return own(PyObject_CallMethod(symbol, "pinned", nullptr)); }
+
+// A key without symbols: it leaves the trace with its dict or its set.
+static Owned plain_key(PyObject* key, int depth) {
+  if (!PyTuple_CheckExact(key)) return kind_of(key).symbolic ? value_of_symbol(key) : Owned::borrow(key);
+  if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a dict key is nested too deeply");
+  Owned out = Owned::borrow(key);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+    Owned element = plain_key(PyTuple_GET_ITEM(key, i), depth + 1);
+    if (element.get() == PyTuple_GET_ITEM(key, i)) continue;
+    if (out.get() == key) out = own(PySequence_Tuple(own(PySequence_List(key)).get()));
+    PyTuple_SetItem(out.get(), i, element.release());
+  }
+  return out;
+}
+
+uint32_t add_key(Program& program, PyObject* given, int depth) {
+  Owned plain = depth || PyUnicode_CheckExact(given) ? Owned::borrow(given) : plain_key(given, 0);
+  PyObject* key = plain.get();
+  if (PyTuple_CheckExact(key)) {
+    if (depth > max_key_depth) raise_error(PyExc_RecursionError, "a dict key is nested too deeply");
+    std::vector<uint32_t> ids;
+    Py_hash_t hash = 17;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+      ids.push_back(add_key(program, PyTuple_GET_ITEM(key, i), depth + 1));
+      hash = combined(hash, program.statics[ids.back()].hash);
+    }
+    Static s;
+    s.how = How::tuple;
+    s.type = &PyTuple_Type;
+    s.obj = program.keep(Owned::borrow(key));
+    s.first = static_cast<uint32_t>(program.elements.size());
+    s.count = static_cast<uint32_t>(ids.size());
+    s.hash = hash;
+    program.elements.insert(program.elements.end(), ids.begin(), ids.end());
+    program.statics.push_back(s);
+    return static_cast<uint32_t>(program.statics.size() - 1);
+  }
+  const Kind& kind = kind_of(key);
+  if (kind.leaf == Leaf::statics || kind.how == How::reduce) return add_static(program, key, kind);
+  if (kind.leaf == Leaf::array)
+    raise_graftax("StructureError", "a jax.Array or tracer cannot be a dict key or a set element");
+  if (!kind.is_node())
+    raise_graftax("UnsupportedValueError", std::string(Py_TYPE(key)->tp_name) + " as a dict key: " + kind.reason);
+  Static s;
+  s.how = How::contents;
+  s.type = program.keep_type(Py_TYPE(key));
+  s.obj = program.keep(Owned::borrow(key));
+  s.contents = kind.handed && !defines_eq(s.type) ? nullptr : contents_of(key);  // by identity: recorded as a node
+  if (s.contents)
+    for (const Static& below : s.contents->statics)
+      if (below.how == How::identity && !below.weak && kind_of(below.obj).symbolic)
+        raise_graftax("UnsupportedValueError", "a number that may change, in an object that is a key");
+  s.hash = s.contents ? s.contents->hash : static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(key) >> 4);
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+uint32_t add_identity(Program& program, PyObject* obj) {
+  Static s;
+  s.type = program.keep_type(Py_TYPE(obj));
+  s.obj = program.keep(Owned::borrow(obj));
+  s.hash = static_cast<Py_hash_t>(reinterpret_cast<uintptr_t>(obj) >> 4);
+  program.statics.push_back(s);
+  return static_cast<uint32_t>(program.statics.size() - 1);
+}
+
+bool static_matches(const Program& program, uint32_t id, PyObject* obj) {
+  const Static& s = program.statics[id];
+  if (matches_at_once(s, obj)) return true;
+  if (s.how == How::function) return PyFunction_Check(obj) && function_matches(s, obj);
+  if (s.weak) return static_object(s).get() == obj;
+  if (s.how == How::reduce && s.obj == obj && kind_of(obj).immortal_value) return true;
+  if (s.how == How::identity || Py_TYPE(obj) != s.type) return false;
+  if (s.how == How::tuple) {
+    if (PyTuple_GET_SIZE(obj) != static_cast<Py_ssize_t>(s.count)) return false;
+    Owned tuple = Owned::borrow(obj);
+    for (uint32_t i = 0, n = s.count, first = s.first; i < n; ++i)
+      if (!static_matches(program, program.elements[first + i], PyTuple_GET_ITEM(obj, i))) return false;
+    return true;
+  }
+  if (s.how == How::contents) {
+    if (!same_key(s.obj, obj) && !defines_eq(s.type)) return false;
+    if (!s.contents) return s.obj == obj;
+    Owned key = Owned::borrow(obj);
+    std::shared_ptr<Program> contents = s.contents;
+    Walk walk;
+    walk.order = Order::in_a_trace;  // a frozenset is a key, or is in one
+    Owned root = contents_root(obj);
+    PyObject* given = root.get();
+    return given && replay(*contents, &given, 1, walk);
+  }
+  if (s.how == How::reduce) {
+    Owned snapshot = Owned::borrow(s.snapshot);
+    Owned hold = Owned::borrow(obj);
+    return plain_equal(snapshot.get(), reduced(kind_of(obj), obj).get(), 0);
+  }
+  Owned value = Owned::borrow(s.obj);
+  return values_equal(s.how, value.get(), obj);
+}
+
+bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib) {
+  const Static& x = a.statics[ia];
+  const Static& y = b.statics[ib];
+  if (x.how != y.how || x.type != y.type || x.hash != y.hash) return false;
+  if (x.how == How::identity || x.how == How::copied) {
+    Owned ox = static_object(x), oy = static_object(y);
+    return ox && ox.get() == oy.get();
+  }
+  if (x.how == How::function) return functions_equal(x, y);
+  if (x.how == How::input) return x.first == y.first;
+  if (x.how == How::tuple) {
+    if (x.count != y.count) return false;
+    for (uint32_t i = 0; i < x.count; ++i)
+      if (!statics_equal(a, a.elements[x.first + i], b, b.elements[y.first + i])) return false;
+    return true;
+  }
+  if (x.how == How::reduce) return plain_equal(x.snapshot, y.snapshot, 0);
+  if (x.how == How::contents) {
+    if (!same_key(x.obj, y.obj) && !defines_eq(x.type)) return false;
+    return x.contents && y.contents ? *x.contents == *y.contents : x.obj == y.obj;
+  }
+  if (x.obj == y.obj && is_value(x.how)) return true;
+  return values_equal(x.how, x.obj, y.obj);
+}
+
+bool hash_apart(const Program& program, uint32_t first, PyObject* const* others, uint32_t count) {
+  std::vector<Py_hash_t> hashes, theirs;
+  for (uint32_t i = 0; i < count; ++i) {
+    Owned element = static_object(program.statics[program.keys[first + i]]);
+    if (!element) return false;
+    for (auto [to, from] : {std::pair{&hashes, element.get()}, std::pair{&theirs, others[i]}}) {
+      to->push_back(PyObject_Hash(from));
+      if (to->back() == -1) raise_python();
+    }
+  }
+  std::sort(hashes.begin(), hashes.end());
+  std::sort(theirs.begin(), theirs.end());
+  return hashes != theirs;
+}
+
+bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObject* set) {
+  if (PySet_GET_SIZE(set) != static_cast<Py_ssize_t>(count)) return false;
+  if (count == 0) return true;
+  std::unordered_multimap<Py_hash_t, uint32_t> by_hash;
+  for (uint32_t i = 0; i < count; ++i) {
+    Owned element = static_object(program.statics[program.keys[first + i]]);
+    if (!element) return false;
+    Py_hash_t h = PyObject_Hash(element.get());
+    if (h == -1) raise_python();
+    by_hash.emplace(h, program.keys[first + i]);
+  }
+  Owned elements = own(PySequence_List(own(PySet_Type.tp_iter(set)).get()));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(elements.get()); ++i) {
+    PyObject* element = PyList_GET_ITEM(elements.get(), i);
+    Py_hash_t h = PyObject_Hash(element);
+    if (h == -1) raise_python();
+    auto [it, end] = by_hash.equal_range(h);
+    while (it != end && !static_matches(program, it->second, element)) ++it;
+    if (it == end) {  // equal keys may hash apart: two nan objects do
+      for (it = by_hash.begin(); it != by_hash.end() && !static_matches(program, it->second, element);) ++it;
+      if (it == by_hash.end()) return false;
+    }
+    by_hash.erase(it);
+  }
+  return true;
+}
+
+}  // namespace graftax

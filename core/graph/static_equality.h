@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Equality and hash of static leaves: the same type and an equal value, at every depth.
+#pragma once
+
+#include "graph/graphdef.h"
+
+namespace graftax {
+
+// Adds `obj` to the program's pool and returns its id. Dict keys and set elements go this way too, where a tuple is
+// compared element by element. `copy` is set for the NumPy constants of an Outcome.
+uint32_t add_static(Program& program, PyObject* obj, const Kind& kind, bool copy = false);
+// Does the class compare its instances by value? Those of other classes count by identity as keys.
+bool defines_eq(PyTypeObject* type);
+// What a key is compared by: the referent of a weak reference (empty when it is gone), else the key itself.
+Owned contents_root(PyObject* key);
+// Is this a key that counts by identity: an object or a function whose class defines no ==?
+bool is_identity_key(const Static& s);
+[[noreturn]] void refuse_key_with_arrays(PyObject* key, const std::string& path = {});
+uint32_t add_identity(Program& program, PyObject* obj);
+uint32_t add_key(Program& program, PyObject* given, int depth = 0);
+
+// Does `obj` equal static `id`? May run a registry function or an extension type's own ==.
+bool static_matches(const Program& program, uint32_t id, PyObject* obj);
+
+// The same where no more than a look at the pointer tells; false may mean that it has to be asked.
+inline bool matches_at_once(const Static& s, PyObject* obj) {
+  if (s.weak || s.how == How::function) return false;
+  if (s.how == How::context) return Py_TYPE(obj) == s.type;
+  return s.obj == obj && s.how != How::reduce && s.how != How::contents && s.how != How::tuple;
+}
+
+// The same for two pools.
+bool statics_equal(const Program& a, uint32_t ia, const Program& b, uint32_t ib);
+
+// Has one of these elements another hash than its equal among the others? Then they stand in an order by identity (two
+// nan objects do), which says nothing.
+bool hash_apart(const Program& program, uint32_t first, PyObject* const* others, uint32_t count);
+// Do the elements of a set equal the `count` keys that start at `first`?
+bool set_matches(const Program& program, uint32_t first, uint32_t count, PyObject* set);
+
+}  // namespace graftax

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/jax_settings.h"
+
+namespace graftax {
+
+namespace {
+
+// What Python has said of JAX's settings. Lives as long as the process.
+struct Asked {
+  Question disable_jit, prng_impl;
+  std::vector<Question> others;  // with `prng_impl` what decides how random keys are made: each is a bool
+  std::vector<Question> off;     // each has its one answer where an executable may be run by itself
+  std::vector<Question> in_jits_key;
+} asked;
+
+// The answers of one thread. The interpreter's lock guards them.
+struct Kept {
+  uint64_t thread = 0;
+  uint64_t version = 0;
+  Shared<SettingsNow> now;
+};
+
+bool told_of_changes = false;  // does JAX tell of each?
+uint64_t version = 1;          // one more with each change
+
+Kept& kept() {
+  static Kept* const out = new Kept;  // never destroyed: at the end of the process there is no interpreter
+  return *out;
+}
+
+// The usual case builds nothing.
+Owned context() {
+  Owned prng_impl = asked.prng_impl.now();
+  long long set = 0;
+  for (size_t i = 0; i < asked.others.size(); ++i)
+    if (asked.others[i].now().get() == Py_True) set |= 1LL << i;
+  if (set == 0) return prng_impl;
+  return own(Py_BuildValue("(OL)", prng_impl.get(), set));
+}
+
+Shared<SettingsNow> ask() {
+  auto out = Shared<SettingsNow>::make();
+  out->context = context();
+  out->as_plain = asked.disable_jit.now().get() == Py_True;
+  out->direct = answered(asked.off);
+  for (const Question& q : asked.in_jits_key) out->in_jits_key.push_stolen(q.now());
+  return out;
+}
+
+std::vector<Question> questions(const nb::list& parts) {
+  std::vector<Question> out;
+  for (nb::handle h : parts) out.push_back(Question::of_parts(h));
+  return out;
+}
+
+}  // namespace
+
+Question Question::of_parts(nb::handle given) {
+  auto parts = nb::cast<nb::tuple>(given);
+  auto keep = [](nb::handle h) { return nb::borrow(h).release().ptr(); };
+  Question out;
+  out.ask = keep(parts[0]);
+  out.of = parts[1].is_none() ? nullptr : keep(parts[1]);
+  out.answer = parts.size() > 2 ? keep(parts[2]) : nullptr;
+  return out;
+}
+
+bool answered(const std::vector<Question>& questions) {
+  for (const Question& q : questions)
+    if (q.now().get() != q.answer) return false;
+  return true;
+}
+
+Shared<SettingsNow> settings_now() {
+  if (!told_of_changes) return ask();
+  Kept& last = kept();
+  uint64_t thread = PyThreadState_GetID(PyThreadState_Get());  // never used again, as an address may be
+  if (last.thread == thread && last.version == version) return last.now;
+  uint64_t before = version;
+  Shared<SettingsNow> now = ask();
+  // Let go of after the assignment: what is released may run anything.
+  Shared<SettingsNow> released = std::exchange(last.now, now);
+  last.thread = thread;
+  last.version = before;
+  return now;
+}
+
+void bind_settings(nb::module_& m) {
+  m.def(
+      "use_settings",
+      [](nb::tuple disable_jit, nb::tuple prng_impl, nb::list others) {
+        asked.disable_jit = Question::of_parts(disable_jit);
+        asked.prng_impl = Question::of_parts(prng_impl);
+        asked.others = questions(others);
+        ++version;
+      },
+      nb::arg("disable_jit"), nb::arg("prng_impl"), nb::arg("others"),
+      nb::sig("def use_settings(disable_jit: tuple[Any, Any], prng_impl: tuple[Any, Any], others: list[tuple[Any, "
+              "Any]]) -> None"),
+      "How to ask for JAX's settings: a function and its one argument. The others are booleans.");
+  m.def(
+      "use_direct_settings",
+      [](nb::list off, nb::list in_jits_key) {
+        asked.off = questions(off);
+        asked.in_jits_key = questions(in_jits_key);
+        ++version;
+      },
+      nb::arg("off"), nb::arg("in_jits_key"),
+      nb::sig("def use_direct_settings(off: list[tuple[Any, Any, Any]], in_jits_key: list[tuple[Any, Any]]) -> None"),
+      "The settings that direct calls depend on: those with one answer that lets them through, those of jax.jit's "
+      "key.");
+  m.def(
+      "settings_changed", [](nb::args) { return ++version; }, nb::sig("def settings_changed(*args: object) -> int"),
+      "One of the settings may have changed: all are asked again.");
+  m.def(
+      "use_told_settings", [](bool told) { told_of_changes = told; }, nb::arg("told"),
+      nb::sig("def use_told_settings(told: bool) -> None"),
+      "Whether each change of a setting is followed by `settings_changed`.");
+  m.def(
+      "settings_now",
+      [] {
+        Shared<SettingsNow> now = settings_now();
+        return nb::make_tuple(nb::borrow(now->context.get()), now->direct,
+                              nb::steal(tuple_of(now->in_jits_key).release()));
+      },
+      nb::sig("def settings_now() -> tuple[Any, bool, tuple[Any, ...]]"),
+      "What JAX's settings are in this thread: what a trace depends on and JAX's own key does not show, whether an "
+      "executable may be run by itself, and what jax.jit has in its key.");
+}
+
+}  // namespace graftax

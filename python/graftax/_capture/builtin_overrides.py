@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builtins that code under a trace finds other functions for: `id`, `vars`, and those that read a number in C."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from graftax._capture.bytecode import Names, attributes_passed_on, is_never_asked, names_of, passed_on
+from graftax._capture.numbers.math_overrides import SCALAR_TYPES, TYPE, power, stand_ins
+from graftax._capture.retrace_signals import Signals
+
+_SERIALIZERS = frozenset({"json", "orjson", "ujson", "simplejson", "msgpack", "marshal"})
+_OPERATORS = ["add", "sub", "mul", "truediv", "floordiv", "mod", "divmod"] + [
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]
+# A number has no `__array__`, and its `__add__` answers NotImplemented where that of a symbol computes.
+_OTHERWISE = frozenset(
+    ["__array__", "__array_ufunc__", "__array_function__", "__array_priority__", "__jax_array__", "__complex__"]
+    + [f"__{side}{name}__" for name in _OPERATORS for side in ("", "r")]
+)
+_FOR_SYMBOLS = frozenset({"float", "int", "pow", "sum", "type"})
+
+Scopes = dict[int, dict[str, Any]]  # globals, by id
+
+
+class _Now(threading.local):
+    """The trace that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.originals: Scopes = {}  # by what its code sees of them
+        self.symbolic = False  # does it have symbols?
+
+
+class StoodIn:
+    """In which globals they are, of the code that ran under the traces of one function."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self.of_ids: Scopes = {}  # of code that calls id()
+        self.of_vars: Scopes = {}  # of code that calls vars()
+        self.now = _Now()
+        self._of_types: Scopes = {}  # of code that names type()
+        self._of_powers: Scopes = {}  # of code that names pow(), which asks its third operand for nothing
+        self._of_numbers: Scopes = {}  # of code that calls float(), int() or math on a symbol
+        self._asks_in_c = False  # a serializer, or code that names a method that a symbol has otherwise than a number
+        self._passed: dict[int, set[str]] = {}  # builtin classes that code does more with than to call them
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of what a trace has to begin anew for when it grows."""
+        kinds = len(self._of_types), len(self._of_powers), sum(map(len, self._passed.values())), self._asks_in_c
+        symbolic = kinds if self.now.symbolic else ()
+        return len(self.of_ids), len(self.of_vars), *symbolic
+
+    def note(
+        self, code: types.CodeType, scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
+    ) -> None:
+        """Notes what code names. `id` and `vars` count in the user's own."""
+        if users and ("id",) in names.chains and "id" not in scope and "id" not in cells:
+            self.of_ids.setdefault(id(scope), scope)
+        if users and "vars" in names.loaded and "vars" not in scope:
+            self.of_vars.setdefault(id(scope), scope)
+        if users and not self._asks_in_c:
+            firsts = {chain[0] for chain in names.chains}
+            modules = [sys.modules.get(module) for module in names.imports.values()]
+            serializes = any(map(_is_of_a_serializer, [*map(scope.get, firsts), *modules]))
+            self._asks_in_c = serializes or not _OTHERWISE.isdisjoint(_names_and_texts(code))
+        if "type" in names.loaded and "type" not in scope:
+            self._of_types.setdefault(id(scope), scope)
+        if "pow" in names.loaded and "pow" not in scope:
+            self._of_powers.setdefault(id(scope), scope)
+        if classes := _FOR_SYMBOLS.intersection(names.loaded):
+            self._passed.setdefault(id(scope), set()).update(classes & passed_on(code))
+        for name in names.loaded:
+            if scope.get(name) is np:
+                more = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
+                self._passed.setdefault(id(scope), set()).update(more)
+
+    def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        """Code asks a symbol for its value in C, as `float(x)` does.
+
+        Raises:
+            NewReads: where it is to find a function there that takes symbols.
+        """
+        scope = self.now.originals.get(id(scope), scope)
+        if is_never_asked(code.co_filename) or id(scope) in self._of_numbers:
+            return
+        builtins = _FOR_SYMBOLS.intersection(names_of(code).loaded)
+        if stand_ins(scope, builtins, self._passed.get(id(scope), frozenset())):
+            self._of_numbers[id(scope)] = scope
+            raise self._signals.give()
+
+    @property
+    def tells_types(self) -> bool:
+        """Can what code asks with `type(x)` be answered for symbols?
+
+        Not where it keeps `type` for something else, gives numbers to C code that asks by itself, or asks for what a
+        number has not.
+        """
+        return not self._asks_in_c and not any("type" in self._passed.get(i, ()) for i in list(self._of_types))
+
+    def seen_by_symbols(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """(globals, what stands in them for builtins) of code that a trace with symbols runs."""
+        for scope in list(self._of_types.values()):
+            yield scope, {"type": TYPE}
+        for i, scope in list(self._of_powers.items()):
+            if "pow" not in self._passed.get(i, ()):
+                yield scope, {"pow": power}
+        for i, scope in list(self._of_numbers.items()):
+            yield scope, stand_ins(scope, {"float", "int", "sum"}, self._passed.get(i, frozenset()))
+
+
+def _names_and_texts(code: types.CodeType) -> list[str]:
+    return [*code.co_names, *(const for const in code.co_consts if type(const) is str)]
+
+
+def _is_of_a_serializer(value: Any) -> bool:
+    of = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return isinstance(of, str) and of.partition(".")[0] in _SERIALIZERS

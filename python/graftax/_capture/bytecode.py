@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code, as the read set sees it: whose it is, what it names, and which values behind names can change by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import dis
+import enum
+import functools
+import site
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graftax import _core
+from graftax._base.missing import MISSING
+from graftax._graph.types.describe import LAZY_IMPORT
+
+# ---- whose code is it?
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+def _library_folders() -> tuple[str, ...]:
+    paths = [sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    paths += [path for path in sys.path if path.rstrip("/").endswith("-packages")]  # of another environment
+    return tuple(sorted({path.rstrip("/") + "/" for path in paths}))
+
+
+_LIBRARIES = _library_folders()
+_NEVER = ("jax", "jaxlib", "numpy", "graftax", "ml_dtypes", "scipy", "opt_einsum")
+
+
+@functools.cache
+def is_users(filename: str) -> bool:
+    """Is this file the user's own, rather than the standard library's or an installed package's?"""
+    return not filename.startswith(("<frozen", *_LIBRARIES))
+
+
+@functools.cache
+def is_never_asked(filename: str) -> bool:
+    """Code of JAX and the standard library: what it reads is not the user's to change."""
+    if not filename.startswith(("<frozen", *_LIBRARIES)):
+        return False
+    installed = any("-packages/" in folder and filename.startswith(folder) for folder in _LIBRARIES)
+    return not installed or is_in_package(filename, *_NEVER)
+
+
+def is_in_package(filename: str, *names: str) -> bool:
+    """Is this a file of one of these installed packages?"""
+    own = str(Path(__file__).parents[1])
+    if "graftax" in names and filename.startswith(own):
+        return True
+    return filename.startswith(tuple(f"{f}{name}/" for f in _LIBRARIES if "-packages" in f for name in names))
+
+
+def is_users_scope(scope: dict[str, Any]) -> bool:
+    filename = scope.get("__file__")
+    if not isinstance(filename, str):
+        return scope.get("__name__") not in sys.builtin_module_names
+    return is_users(filename)
+
+
+def is_open_scope(scope: dict[str, Any]) -> bool:
+    """May code of the user's set names in this module? Not in one of JAX's or of the standard library."""
+    filename = scope.get("__file__")
+    if not isinstance(filename, str):
+        return scope.get("__name__") not in sys.builtin_module_names
+    return not is_never_asked(filename)
+
+
+def is_users_code(code: types.CodeType, scope: dict[str, Any]) -> bool:
+    """Code that has no file of its own (made from a text) is whose its globals are."""
+    filename = code.co_filename
+    if filename.startswith("<"):
+        written = filename.startswith(("<string>", "<stdin>", "<ipython", "<doctest"))  # else a library made it
+        of_module = "__name__" in scope and not filename.startswith("<@")
+        return (written or of_module) and is_users_scope(scope)
+    return is_users(filename)
+
+
+def is_generated(code: types.CodeType) -> bool:
+    """A method that `dataclasses` wrote: its state is the class's."""
+    return code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__")
+
+
+# Asked by containers of keys at moments of their own, by graftax too: what they read counts as a binding.
+ASKED_ANY_TIME = ("__hash__", "__eq__", "__annotate__")
+
+
+def is_users_class(cls: type) -> bool:
+    if not cls.__flags__ & _HEAP_TYPE:  # not made by a class statement
+        return False
+    module = sys.modules.get(getattr(cls, "__module__", ""))
+    return module is None or is_users_scope(vars(module))
+
+
+# ---- what code names
+
+
+class Names(NamedTuple):
+    """What one code object names; nothing of the code of functions inside of it."""
+
+    chains: tuple[tuple[str, ...], ...]  # (global or free variable or imported module, attribute, attribute, ...)
+    imports: dict[str, str]  # local variable -> module
+    loaded: tuple[str, ...]  # globals
+    stored: tuple[str, ...]  # globals that it assigns or deletes
+    variables: frozenset[str]  # globals and variables of an enclosing call, read, assigned or deleted
+    assigned: frozenset[str]  # variables of an enclosing call that it assigns
+    attributes: frozenset[str]
+    stored_attributes: frozenset[str]
+    of_super: frozenset[str]  # attributes that it may ask `super()` for
+    texts: frozenset[str]  # attributes that it may name by a text, as `getattr` does
+    computes: bool  # does it ask for attributes by names that it computes, or for all names?
+    matches: bool  # does it match classes, by the names in their `__match_args__`?
+
+
+_NAMES: weakref.WeakKeyDictionary[types.CodeType, Names] = weakref.WeakKeyDictionary()
+_ALL: weakref.WeakKeyDictionary[types.CodeType, tuple[tuple[str, ...], tuple[str, ...]]] = weakref.WeakKeyDictionary()
+_WHERE = ("DEREF", "CLASSDEREF", "GLOBAL", "NAME")
+_LOADS = frozenset(f"LOAD_{where}" for where in _WHERE)
+_CHANGES = frozenset(f"{what}_{where}" for what in ("STORE", "DELETE") for where in _WHERE)
+_FROM_CLASS_BODY = ("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS")
+_BY_TEXT = frozenset(("getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "methodcaller"))
+_OF_ALL_NAMES = frozenset(("dir", "getmembers", "attrgetter", "methodcaller", "format", "format_map", "getattr_static"))
+_NO_PART = frozenset(("PRECALL", "EXTENDED_ARG", "NOP", "RESUME"))
+_SETS_BY_TEXT = frozenset(("setattr", "delattr"))
+
+
+def names_of(code: types.CodeType) -> Names:
+    found = _NAMES.get(code)
+    if found is None:
+        found = _NAMES[code] = _Scan(code).names()
+    return found
+
+
+class _Scan:
+    """Reads the instructions of one code object, once."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        self.chains: dict[tuple[str, ...], None] = {}
+        self.imports: dict[str, str] = {}
+        self.loaded: dict[str, None] = {}
+        self.stored: dict[str, None] = {}
+        self.variables: set[str] = set()
+        self.assigned: set[str] = set()
+        self.attributes: set[str] = set()
+        self.stored_attributes: set[str] = set()
+        self._chain: tuple[str, ...] = ()
+        self._module = ""
+
+    def names(self) -> Names:
+        instructions = [at for at in dis.get_instructions(self.code) if at.opname != "CACHE"]
+        for at in instructions:
+            if at.opname != "COPY":  # a copy is what was named last
+                self._read(at.opname, at.argval)
+        texts: set[str] = set()
+        matches = any(at.opname == "MATCH_CLASS" for at in instructions)
+        if matches or not _BY_TEXT.isdisjoint({*self.loaded, *self.attributes}):
+            texts = {text for text in _texts_in(self.code.co_consts) if text.isidentifier()}
+            self.attributes |= texts
+            self.stored_attributes |= texts if not _SETS_BY_TEXT.isdisjoint(self.loaded) else set()
+        found = self.chains
+        longest = [c for c in found if len(c) > 1 or not any(d[: len(c)] == c for d in found if len(d) > len(c))]
+        return Names(
+            tuple(longest),
+            self.imports,
+            tuple(self.loaded),
+            tuple(self.stored),
+            frozenset(self.variables),
+            frozenset(self.assigned),
+            frozenset(self.attributes),
+            frozenset(self.stored_attributes),
+            frozenset(self.attributes if "super" in self.loaded else ()),
+            frozenset(texts),
+            not _OF_ALL_NAMES.isdisjoint({*self.loaded, *self.attributes}) or self._computes_names(instructions),
+            matches,
+        )
+
+    def _computes_names(self, instructions: list[dis.Instruction]) -> bool:
+        if self.loaded.keys().isdisjoint(("getattr", "hasattr")):  # most code: nothing to look for
+            return False
+        return _computes_names([at for at in instructions if at.opname not in _NO_PART])
+
+    def _read(self, op: str, name: Any) -> None:
+        if op in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"):
+            self._attribute(name, op in ("STORE_ATTR", "DELETE_ATTR"))
+            return
+        chain: tuple[str, ...] = ()
+        if op.startswith("LOAD_SUPER"):
+            self.attributes.add(name)
+        elif op in _LOADS:
+            chain = (name,)
+            self.chains[chain] = None
+            self.variables.add(name)
+            if op in ("LOAD_GLOBAL", "LOAD_NAME"):
+                self.loaded[name] = None
+        elif op in _CHANGES or op in _FROM_CLASS_BODY:
+            self.variables.add(name)
+            if op.endswith("_GLOBAL"):
+                self.stored[name] = None
+            elif op == "STORE_DEREF":
+                self.assigned.add(name)
+        elif "LOAD_FAST" in op:  # one instruction may load or store two
+            names = name if isinstance(name, tuple) else (name,)
+            if op.startswith("STORE_FAST"):
+                self._imported(names[0])
+            chain = (names[-1],) if names[-1] in self.imports else ()
+        elif op == "IMPORT_NAME":
+            self._module = name
+        elif op == "IMPORT_FROM":
+            self.imports.setdefault(f"from {self._module}", self._module)
+            self.chains[f"from {self._module}", name] = None
+        elif op == "STORE_FAST":
+            self._imported(name)
+        self._chain = chain
+
+    def _attribute(self, name: str, is_stored: bool) -> None:
+        self.attributes.add(name)
+        if is_stored:
+            self.stored_attributes.add(name)
+        self._chain = (*self._chain, name) if self._chain else ()
+        if self._chain:
+            self.chains[self._chain] = None
+        if is_stored:
+            self._chain = ()
+
+    def _imported(self, variable: str) -> None:
+        if self._module:
+            inside = self._module.startswith(f"{variable}.")
+            self.imports[variable] = self._module.partition(".")[0] if inside else self._module
+            self._module = ""
+
+
+def _texts_in(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple | frozenset):
+            yield from _texts_in(tuple(value))
+
+
+def _computes_names(instructions: list[dis.Instruction]) -> bool:
+    """Is there a `getattr(x, name)` or `hasattr(x, name)` whose name is no text in the code?"""
+    for i, at in enumerate(instructions):
+        if at.opname in ("LOAD_GLOBAL", "LOAD_NAME") and at.argval in ("getattr", "hasattr"):
+            depth = 0  # values on the stack since: the first is the object, the second the name
+            for part in instructions[i + 1 :]:
+                if part.opname == "PUSH_NULL":
+                    continue
+                before, depth = depth, depth + dis.stack_effect(part.opcode, part.arg if part.arg is not None else None)
+                if part.opname in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW") and depth >= 2 > before:
+                    return True
+                if before == 1 and depth == 2 and part.opname != "LOAD_CONST":
+                    return True
+                if before >= 2 >= depth:  # the call, or the name is a part of what is computed
+                    if not (part.opname.startswith("CALL") and part.arg in (2, 3)):
+                        return True
+                    break
+                if depth < 0 or "JUMP" in part.opname:
+                    return True
+    return False
+
+
+def nested_codes(code: types.CodeType) -> list[types.CodeType]:
+    """The code, and that of the functions inside of it."""
+    out = [code]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            out += nested_codes(constant)
+    return out
+
+
+def globals_in(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that the code, and code nested in it, loads and assigns."""
+    found = _ALL.get(code)
+    if found is None:
+        parts = [names_of(part) for part in nested_codes(code)]
+        loaded = dict.fromkeys(name for part in parts for name in part.loaded)
+        stored = dict.fromkeys(name for part in parts for name in part.stored)
+        found = _ALL[code] = tuple(loaded), tuple(stored)
+    return found
+
+
+def passed_on(code: types.CodeType) -> set[str]:
+    """The globals that code does more with than to call them, and to give them to `isinstance` or `issubclass`."""
+    instructions = [at for at in dis.get_instructions(code) if at.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    loaded = [(i, at) for i, at in enumerate(instructions) if at.opname == "LOAD_GLOBAL" and not (at.arg or 0) & 1]
+    return {at.argval for i, at in loaded if not _is_class_asked_for(instructions, i)}
+
+
+def attributes_passed_on(code: types.CodeType, module: str) -> set[str]:
+    """The attributes of this global that code does more with than to call them; the module's name where that is the
+    module itself."""
+    instructions = [at for at in dis.get_instructions(code) if at.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    names = [at.opname for at in instructions]
+    found: set[str] = set()
+    for i, at in enumerate(instructions):
+        if at.argval != module or at.opname != "LOAD_GLOBAL":
+            continue
+        after = instructions[i + 1]
+        is_call = "PUSH_NULL" in (*names[max(i - 1, 0) : i], names[i + 2]) or (at.arg or 0) & 1
+        if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.add(module)
+        elif after.opname == "LOAD_ATTR" and not is_call:
+            is_method = sys.version_info >= (3, 12) and (after.arg or 0) & 1
+            found |= set() if is_method else {after.argval}
+    return found
+
+
+def _is_class_asked_for(instructions: list[dis.Instruction], i: int) -> bool:
+    """Is this load of a global in the second argument of `isinstance(x, (a, b))`?"""
+    for at in instructions[i + 1 :]:
+        if at.opname.startswith("CALL"):
+            break
+        if at.opname not in ("LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE"):
+            return False
+    for at in reversed(instructions[:i]):
+        if at.opname == "LOAD_GLOBAL" and (at.arg or 0) & 1:
+            return at.argval in ("isinstance", "issubclass")
+        if not at.opname.startswith(("LOAD_", "BINARY_SUBSCR")):
+            return False
+    return False
+
+
+def resolve_lazy_imports(scope: dict[str, Any], names: Iterable[str]) -> None:
+    """Imports what `lazy import` has left under these names: it is what code that reads them finds there.
+
+    One that cannot be imported stays: the code that reads it raises the error.
+    """
+    if LAZY_IMPORT is None:
+        return
+    for name in names:
+        value: Any = scope.get(name)
+        if type(value) is LAZY_IMPORT:
+            with contextlib.suppress(Exception):
+                scope[name] = value.resolve()
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range, slice)
+_PLAIN_TYPES = frozenset(_PLAIN)
+_BOUND = (
+    types.ModuleType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    enum.Enum,
+    np.dtype,
+    np.ufunc,
+    property,
+    staticmethod,
+    classmethod,
+    functools.cached_property,
+    type,
+    *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),
+)
+
+
+def is_constant(value: Any) -> bool:
+    """Can this value not change by itself? Then its binding is watched, and it is no root."""
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, _BOUND) or value is MISSING:
+        return True
+    if cls in (tuple, frozenset):
+        items = tuple(value)
+        return _core.holds_only(items, _PLAIN_TYPES) or all(map(is_constant, items))
+    if cls is types.MethodType:
+        return is_constant(value.__self__)
+    if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+        owner = value.__self__
+        return owner is None or _is_name_of_module(value, owner) or is_constant(owner)
+    if cls is types.FunctionType or isinstance(value, _core.Caller):
+        return True  # what it holds is met when it runs
+    return _core.is_opaque(value) or _is_sentinel(value) or _is_frozen(value)
+
+
+def _is_name_of_module(method: Any, owner: object) -> bool:
+    """Is this a function of a library, which happens to be a method of an object of its own? (`random.random`)"""
+    module = sys.modules.get(type(owner).__module__)
+    return module is not None and getattr(module, method.__name__, None) is method
+
+
+def can_be_equal(value: Any) -> bool:
+    """Is this a constant that is compared by what it holds, so that another one may be the same?"""
+    return isinstance(value, tuple | frozenset) or _is_frozen(value)
+
+
+def _is_frozen(value: Any) -> bool:
+    """A frozen dataclass of constants: a config."""
+    cls: Any = type(value)
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen or not hasattr(value, "__dict__"):
+        return False
+    names = {field.name for field in dataclasses.fields(value)}
+    return names == vars(value).keys() and all(map(is_constant, vars(value).values()))
+
+
+def _is_sentinel(value: Any) -> bool:
+    """An instance of a library's class that holds nothing."""
+    cls = type(value)
+    holds = cls.__basicsize__ > object.__basicsize__ + 16 or cls.__itemsize__ or getattr(value, "__dict__", None)
+    hidden = _core.kind_info(cls)[0] == "refused"
+    return not holds and not hidden and not is_users_class(cls) and bool(cls.__flags__ & _HEAP_TYPE)
+
+
+def has_state(function: types.FunctionType) -> bool:
+    """Does a function hold what can change by itself, or change its variables of an enclosing call?"""
+    contents = [cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell)]
+    return (
+        has_defaults(function)
+        or not all(map(is_constant, contents))
+        or bool(contents and not names_of(function.__code__).assigned.isdisjoint(function.__code__.co_freevars))
+    )
+
+
+def has_defaults(function: types.FunctionType) -> bool:
+    """Has it defaults that can change by themselves?"""
+    return not all(map(is_constant, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())))
+
+
+def is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+def content(cell: types.CellType) -> Any:
+    return MISSING if is_empty(cell) else cell.cell_contents
+
+
+def fill(cell: types.CellType, value: Any) -> None:
+    """Puts a value into a cell; MISSING empties it."""
+    if value is not MISSING:
+        cell.cell_contents = value
+    elif not is_empty(cell):
+        del cell.cell_contents
+
+
+def cells_of(function: Any) -> dict[str, Any]:
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return {}
+    pairs = zip(function.__code__.co_freevars, function.__closure__, strict=False)
+    return {name: cell.cell_contents for name, cell in pairs if not is_empty(cell)}
+
+
+class Shown:
+    """What a trace puts into a class in the place of an attribute, for as long as it runs. Others keep the original."""
+
+    original: Any
+
+
+def own_value(cls: type, name: str) -> Any:
+    """What stands in a class itself, whatever traces of other threads show there."""
+    value = vars(cls).get(name, MISSING)
+    return value.original if isinstance(value, Shown) else value
+
+
+_OF_PYTHON = frozenset(
+    ["__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__", "__annotate__"]
+    + ["__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__orig_bases__"]
+    + ["__abstractmethods__", "__parameters__", "__type_params__", "__slotnames__", "__signature__", "__hash__"]
+)
+OF_NAMES = "__dict__"  # as a binding of a class: which names it has
+OF_KEYS = "*"  # as a binding of a dict: which keys it has
+PARTS = frozenset(("__defaults__", "__kwdefaults__", "__closure__"))  # of a function alone, which may change
+
+
+def in_class(cls: type, name: str) -> tuple[type | None, Any]:
+    if name == OF_NAMES:
+        return None, tuple(sorted(own for own in vars(cls) if not own.startswith("__")))
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base, own_value(base, name)
+    return None, MISSING
+
+
+def is_special(name: str) -> bool:
+    """Is it the name of a method, or a table, that Python itself looks up in a class?"""
+    return name.startswith("__") and name.endswith("__") and name not in _OF_PYTHON
+
+
+def is_protocol(cls: type) -> bool:
+    return bool(getattr(cls, "_is_protocol", False))
+
+
+def is_bound_by(value: Any) -> bool:
+    """Is this a descriptor of the interpreter's or a library's, of which the binding counts?"""
+    return hasattr(type(value), "__get__") and not is_users_class(type(value))
+
+
+def is_of_module(scope: dict[str, Any]) -> bool:
+    """Is this the dict of a module? Another one goes with its functions."""
+    return "__name__" in scope

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions that the code of a trace catches, although what raised was told of a tracer or a symbol.
+
+Plain Python raises nothing there, or something else: the branch that the handler takes is not the one of the program.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from graftax._base.errors import ImpureCallWarning
+from graftax._capture.bytecode import is_in_package, is_users
+from graftax._capture.numbers.symbols import operation
+
+ERROR_CAUGHT = (
+    "{name} catches {error} at {place}: an array has no value while it is traced, and the handler is what is compiled. "
+    "Plain Python has a value there, and raises nothing. Use jnp.where or graftax.cond in place of a "
+    "decision on an array, and arrays in place of float(), int(), bool() or .tolist(). A handler that is meant for a "
+    "trace names jax.errors.{error}."
+)
+
+# What C code raises of a value that it was told by a method of the symbol, which is a guard; or not of a number.
+_OF_KNOWN_VALUES = (
+    *(LookupError, StopIteration, StopAsyncIteration, GeneratorExit, OSError, ImportError, NameError, AssertionError),
+    *(KeyboardInterrupt, EOFError, MemoryError, RecursionError),
+)
+_RAISES = dis.opmap["RAISE_VARARGS"]
+_LOADS_ATTRIBUTE = frozenset(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
+ERRORS_OF_TRACERS = (
+    *(jax.errors.ConcretizationTypeError, jax.errors.TracerBoolConversionError, jax.errors.TracerArrayConversionError),
+    *(jax.errors.TracerIntegerConversionError, jax.errors.NonConcreteBooleanIndexError),
+)
+
+
+@functools.cache
+def _handles(filename: str) -> bool:
+    """Do handlers in this file count? JAX, NumPy and graftax ask a symbol by its methods."""
+    return not is_in_package(filename, "jax", "jaxlib", "numpy", "graftax") and not filename.startswith(
+        "<frozen importlib"
+    )
+
+
+def may_be_of_a_symbol(error: BaseException, trace: types.TracebackType | None) -> bool:
+    """May it have been raised because a number was a symbol, or its value another one?
+
+    Not where the user's own code decided to raise it: what it asks of a symbol is a guard. C code and libraries look at
+    the type of what they are given.
+    """
+    if isinstance(error, _OF_KNOWN_VALUES):
+        return False
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    code = trace.tb_frame.f_code
+    if code is operation.__code__ or code.co_name == "__getattr__":  # the guards stand already; of an attribute
+        return False
+    at = code.co_code[trace.tb_lasti]
+    if at == _RAISES:
+        return not is_users(code.co_filename)
+    return not (isinstance(error, AttributeError) and at in _LOADS_ATTRIBUTE)
+
+
+class Caught:
+    """What the code of one trace with symbols has caught."""
+
+    def __init__(self) -> None:
+        self._suspects: dict[int, BaseException] = {}
+        self._others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+
+    @property
+    def is_suspect(self) -> bool:
+        """May a handler have run because of a symbol?"""
+        return bool(self._suspects)
+
+    def at_handler(
+        self, code: types.CodeType, error: BaseException, trace: types.TracebackType | None
+    ) -> None:  # unmeasured: in an event
+        """A handler of this code begins; one that cleans up raises the exception again. `trace` is its traceback."""
+        if threading.get_ident() in self._others:
+            return
+        self._suspects.pop(id(error), None)
+        if _handles(code.co_filename) and may_be_of_a_symbol(error, trace):
+            self._suspects[id(error)] = error
+
+    def hears_nothing(self) -> None:
+        """Anything may have been caught."""
+        error = TypeError()
+        self._suspects[id(error)] = error
+
+    def passes(self, error: BaseException) -> None:  # unmeasured: in an event
+        """A frame ends with it."""
+        self._suspects.pop(id(error), None)
+
+
+class FrameEvents:
+    """The trace function of a thread on Python 3.11, where there can be one alone: another may stand beside it."""
+
+    def __init__(self, caught: Caught) -> None:
+        self._caught = caught
+        self.beside: Callable[[types.FrameType, str, Any], Any] | None = None
+
+    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> Any:  # unmeasured: in an event
+        local = self.beside(frame, event, arg) if self.beside is not None and event == "call" else None
+        frame.f_trace_lines = False
+
+        def on_event(frame: types.FrameType, event: str, arg: Any) -> Any:
+            if event == "exception" and isinstance(arg[1], BaseException):
+                self._caught.at_handler(frame.f_code, arg[1], arg[2])  # which the exception has not got yet
+            elif local is not None and self.beside is not None:
+                local(frame, event, arg)
+            return on_event
+
+        return on_event
+
+
+if sys.version_info >= (3, 12):
+    _monitoring = sys.monitoring
+    _IDS = (3, 4, 1)  # those that have no use of their own come first
+    _LOCK = threading.Lock()
+    _running: list[Caught] = []
+    _tool: int | None = None
+
+    def _on_handled(code: types.CodeType, offset: int, error: BaseException) -> None:  # unmeasured: in an event
+        for caught in list(_running):
+            caught.at_handler(code, error, error.__traceback__)
+
+    def _on_unwind(code: types.CodeType, offset: int, error: BaseException) -> None:  # unmeasured: in an event
+        for caught in list(_running):
+            caught.passes(error)
+
+    def _begin(caught: Caught) -> bool:
+        global _tool
+        with _LOCK:
+            if _tool is None:
+                _tool = next((i for i in _IDS if _monitoring.get_tool(i) is None), None)
+                if _tool is None:
+                    return False
+                _monitoring.use_tool_id(_tool, "graftax: what is caught")
+                _monitoring.register_callback(_tool, _monitoring.events.EXCEPTION_HANDLED, _on_handled)
+                _monitoring.register_callback(_tool, _monitoring.events.PY_UNWIND, _on_unwind)
+                _monitoring.set_events(_tool, _monitoring.events.EXCEPTION_HANDLED | _monitoring.events.PY_UNWIND)
+            _running.append(caught)
+            return True
+
+    def _end(caught: Caught) -> None:
+        global _tool
+        with _LOCK:
+            _running.remove(caught)
+            if not _running and _tool is not None:
+                _monitoring.set_events(_tool, 0)
+                _monitoring.register_callback(_tool, _monitoring.events.EXCEPTION_HANDLED, None)
+                _monitoring.register_callback(_tool, _monitoring.events.PY_UNWIND, None)
+                _monitoring.free_tool_id(_tool)
+                _tool = None
+
+else:  # unmeasured: on Python 3.11 what measures is the trace function
+
+    def _begin(caught: Caught) -> bool:
+        """The last frame that is told of an exception is the one that catches it."""
+        if sys.gettrace() is not None:
+            return False
+        events = FrameEvents(caught)
+        sys.settrace(events)
+        threading.settrace(events)
+        return True
+
+    def _end(caught: Caught) -> None:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def catching() -> Generator[Caught]:
+    """While entered, notes what is caught in this thread, and in those that begin meanwhile."""
+    caught = Caught()
+    hears = _begin(caught)
+    try:
+        yield caught
+    finally:
+        if hears:
+            _end(caught)
+        else:  # it is not known
+            caught.hears_nothing()
+
+
+# ---- errors of JAX about a tracer
+
+
+def tell_of_caught(name: str, raised: list[BaseException]) -> None:
+    """Warns of errors about a tracer that were raised in a trace of the function `name`, and caught by its code."""
+    for error in raised:
+        at, kind = error.__traceback__, type(error).__name__
+        if at is None or not _handles(at.tb_frame.f_code.co_filename):  # JAX itself has tried it
+            continue
+        code = at.tb_frame.f_code
+        if not any(hasattr(jax.errors, known) for known in code.co_names):  # else it knows that it runs under a trace
+            place = f"{code.co_filename}:{at.tb_lineno}"
+            message = ERROR_CAUGHT.format(name=name, error=kind, place=place)
+            warnings.warn_explicit(message, ImpureCallWarning, code.co_filename, at.tb_lineno)
+    raised.clear()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host functions that JAX's own callbacks call: what they capture may be a copy, which a running trace has made."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.extend.core
+
+from graftax import _core
+from graftax._base.errors import GraftaxError, LostChangeWarning
+from graftax._capture.namespaces import Rebuilt
+from graftax._capture.signature import global_names, resolve
+from graftax._jax.compat import called_by, equations, inner_frames
+from graftax._jax.tracebacks import caller_level
+
+COPY_CHANGED = (
+    "{name}: its host function {host} seems to change {paths}, which is a copy made for the trace, because {name} "
+    "reaches it too: the change would be lost. Let only the host function name the object: write it as a function of "
+    "its own, outside of {name}. With graftax.io_callback in place of JAX's callbacks a change of a copy is an error."
+)
+
+_Traces = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of each running one: the caller's roots, the rebuilt ones
+
+_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_ATTR"})
+_METHODS = frozenset(
+    name
+    for cls in (list, dict, set, bytearray)
+    for name in ("append", "extend", "insert", "pop", "popitem", "remove", "clear", "sort", "reverse", "update", "add")
+    if hasattr(cls, name)
+) | {"discard", "setdefault", "appendleft", "popleft", "extendleft", "rotate", "__setitem__", "__setattr__"}
+_OWN = __name__.partition(".")[0] + "."
+
+
+def calls_host(since: int) -> bool:
+    """Do `equations()[since:]` call a function on the host that is not JAX's own, as that of a print is?"""
+    return any(
+        not (getattr(host, "__module__", None) or "").startswith("jax.") for host in _called(equations()[since:], True)
+    )
+
+
+def host_functions(since: int, pure: bool = False) -> list[Any]:
+    """The functions with side effects that `equations()[since:]` call on the host; with `pure`, the others too."""
+    return list(_called([at for at in equations()[since:] if pure or type(at) is not weakref.ref], pure))
+
+
+def _called(noted: list[Any], pure: bool) -> Iterator[Any]:
+    """What these equations call on the host, and those of the jaxprs within them."""
+    todo, seen = _core.outside(noted, inner_frames()), set[Any]()
+    while todo:
+        equation = todo.pop()
+        if not (pure or equation.effects):
+            continue
+        host = equation.params.get("callback")
+        if host is not None:
+            yield called_by(host)
+            continue
+        for value in equation.params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):  # branches are several
+                jaxpr: Any = getattr(part, "jaxpr", part)  # of a closed one; JAX 0.12 has no other
+                if isinstance(jaxpr, jax.extend.core.Jaxpr) and jaxpr not in seen:
+                    seen.add(jaxpr)
+                    todo += jaxpr.eqns
+
+
+def copied(callback: Callable[..., Any], traces: _Traces) -> tuple[tuple[Any, ...], tuple[str, ...]] | None:
+    """What a host function captures (roots, their names), where that holds objects which a running trace rebuilt.
+
+    The trace ends before the host function runs, and what it rebuilt is forgotten then.
+    """
+    copies: set[int] = set()
+    for roots, values in traces:
+        copies |= _nodes(tuple(values)) - _nodes(tuple(roots))
+    held = [(name, value) for name, value in _captured(callback) if _nodes((value,)) & copies] if copies else []
+    return (tuple(value for _, value in held), tuple(name for name, _ in held)) if held else None
+
+
+def warn_of_copies(name: str, traces: _Traces, since: int) -> None:
+    """Warns of host functions that seem to change a copy: nothing checks them.
+
+    A host function of `graftax.io_callback` is checked when it runs.
+
+    Args:
+        name: what is traced.
+        traces: those that are running.
+        since: how many equations there were before the last of these.
+    """
+    for host in host_functions(since):
+        if (getattr(host, "__module__", None) or "").startswith(_OWN) or not _writes(host):
+            continue
+        held = copied(host, traces)
+        if held is not None:
+            called = getattr(host, "__qualname__", type(host).__qualname__)
+            message = COPY_CHANGED.format(name=name, host=called, paths=", ".join(held[1]))
+            warnings.warn(message, LostChangeWarning, caller_level())
+
+
+def give_own(since: int, graph: Rebuilt, written: set[int]) -> None:
+    """Host functions run after the trace: what they capture becomes the caller's own again, where nothing changes it.
+
+    Args:
+        since: how many equations there were before the trace.
+        graph: knows the rebuilt variables and globals of the traced function, and the caller's.
+        written: the roots that the function changes. What these hold when the host function runs is not known.
+    """
+    for host in _functions(since):
+        if _writes(host):
+            continue
+        pairs = [(cell, graph.cells.get(id(cell))) for cell in host.__closure__ or ()]
+        closure = tuple(own[1] if own is not None and own[0] not in written else cell for cell, own in pairs)
+        scope = graph.scopes.get(id(host.__globals__))
+        known = scope is not None and not any(scope[1].get(name) in written for name in global_names(host)[0])
+        if known or any(cell is not other for cell, other in zip(closure, host.__closure__ or (), strict=True)):
+            _core.give_parts(host, scope[0] if scope is not None and known else host.__globals__, closure or None)
+
+
+def codes(since: int) -> set[types.CodeType]:
+    """The code of the functions that `equations()[since:]` call on the host."""
+    return {host.__code__ for host in _functions(since)}
+
+
+def _functions(since: int) -> Iterator[types.FunctionType]:
+    for host in host_functions(since, pure=True):
+        host = getattr(getattr(host, "__self__", None), "host_function", host)
+        while isinstance(host, functools.partial):
+            host = host.func
+        if isinstance(host, types.FunctionType):
+            yield host
+
+
+def _captured(callback: Callable[..., Any]) -> list[tuple[str, Any]]:
+    plain, prefix, _ = resolve(callback)
+    bound = (callback.__self__,) if isinstance(callback, types.BuiltinMethodType) else prefix
+    captured = [(f"what {getattr(callback, '__name__', 'it')} is bound to", value) for value in bound]
+    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
+    captured += [(f"closure {name}", cell) for name, cell in cells]
+    known = plain.__globals__
+    return captured + [(f"global {name}", known[name]) for name in global_names(plain)[0] if name in known]
+
+
+def _nodes(roots: tuple[Any, ...]) -> set[int]:
+    """The identities of the mutable nodes that are reached from `roots`."""
+    try:
+        walked = _core.walk(_core.record(roots)[1], roots)
+    except GraftaxError:  # a file, a lock, a generator: nothing that a trace rebuilds
+        return set()
+    return set() if walked is None else set(map(id, walked[1]))
+
+
+def _writes(host: Any) -> bool:
+    """Does the code of a host function look as if it changes an object?"""
+    if isinstance(host, types.BuiltinFunctionType):
+        return host.__name__ in _METHODS
+    return any(
+        instruction.opname in _STORES
+        or (instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _METHODS)
+        or (instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars)
+        for code in _codes(host)
+        for instruction in dis.get_instructions(code)
+    )
+
+
+def _codes(host: Any) -> Iterator[types.CodeType]:
+    """The code of a function, of those that it captures, and of methods of its instance that it names."""
+    todo, seen = [host], set[int]()
+    while todo:
+        function = todo.pop()
+        if isinstance(function, types.CodeType):
+            yield function
+            todo += [constant for constant in function.co_consts if isinstance(constant, types.CodeType)]
+        elif callable(function) and id(function) not in seen:
+            seen.add(id(function))
+            plain, prefix, _ = resolve(function)
+            for value in prefix:
+                todo += [value] if callable(value) else []
+                todo += [x for n in plain.__code__.co_names if callable(x := vars(type(value)).get(n))]
+            values = [_content(value) for _, value in _captured(function)]
+            todo += [value for value in values if isinstance(value, types.FunctionType)]
+            todo.append(plain.__code__)
+
+
+def _content(value: Any) -> Any:
+    try:
+        return value.cell_contents if isinstance(value, types.CellType) else value
+    except ValueError:  # an empty cell
+        return None

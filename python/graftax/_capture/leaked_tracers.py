@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tracers of a transform that has ended: where one stands, which transform it was, and what to write instead."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from graftax import _core
+from graftax._base.errors import MutationError
+from graftax._graph.structure import place_name
+from graftax._jax.tracers import is_ended, live_traces, trace_of, transform_of
+
+CHANGED_INSIDE = (
+    "{name}: {path} was given a value of a transform inside (a loop, a branch, a derivative), which has ended. A "
+    "function that the transform calls changes an object that it captures, or finds under a global name, and the "
+    "transform does not know of it. Give that object to the function that is transformed as an argument, or name it "
+    "there."
+)
+HOLDS_TRACER = (
+    "{name}: {path} holds a tracer of {transform}, which has ended: a function that it transforms changes an object, "
+    "and JAX does not bring the change out. {remedy}"
+)
+REMEDY = "Use graftax.{ours} in its place, or return the new value from that function."
+UNKNOWN_REMEDY = "Return the new value from that function, and assign it outside of the transform."
+
+
+class EndedTracerError(MutationError, jax.errors.UnexpectedTracerError):
+    """JAX's own error, where the place and the transform are known."""
+
+
+def is_of_steps(error: BaseException) -> bool:
+    """Is it about a value of a step, kept by a function that the transform does not know of, as a memo keeps it?"""
+    return isinstance(error, jax.errors.UnexpectedTracerError) or getattr(error, "of_steps", False)
+
+
+def ended_error(name: str, path: str, leaf: Any, inner: Sequence[weakref.ref[Any]] = ()) -> MutationError:
+    """Of a leaf that holds a tracer of a trace that has ended. `inner` are those of this package's own transforms."""
+    trace = trace_of(leaf)
+    if any(one() is trace for one in inner):
+        error = MutationError(CHANGED_INSIDE.format(name=name, path=path))
+        error.of_steps = True  # type: ignore[attr-defined]
+        return error
+    transform, ours = transform_of(leaf)
+    remedy = REMEDY.format(ours=ours) if ours else UNKNOWN_REMEDY
+    transform = transform or "a transform of JAX's"
+    return EndedTracerError(HOLDS_TRACER.format(name=name, path=path, transform=transform, remedy=remedy))
+
+
+def refuse_ended(
+    name: str, outcome: _core.Outcome, out: Sequence[Any], path: Callable[[int], str], inner: Sequence[weakref.ref[Any]]
+) -> None:
+    """Raises MutationError for a leaf that a trace leaves behind and that means nothing any more.
+
+    What was changed is told first: the result often holds it, too.
+    """
+    live, results = live_traces(), outcome.result_leaves
+    for i in (*range(results, len(out)), *range(results)):
+        if is_ended(out[i], live):
+            raise ended_error(name, path(i), out[i], inner)
+
+
+def ended_among(name: str, roots: Sequence[Any], names: tuple[str, ...]) -> MutationError | None:
+    """The error of what the roots hold, where JAX has met such a tracer and does not say where it is from."""
+    live = live_traces()
+    leaves, graphdef = _core.record(tuple(roots), names)
+    found = ((leaf, at) for leaf, at in zip(leaves, graphdef.leaf_places(), strict=True) if is_ended(leaf, live))
+    leaf, at = next(found, (None, None))
+    return None if at is None else ended_error(name, place_name(at, names), leaf)
+
+
+def is_unexpected(error: BaseException) -> bool:
+    """Is it JAX's word on a tracer that has outlived its transform?"""
+    return isinstance(error, jax.errors.UnexpectedTracerError)

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the code under a trace sees: rebuilt values, in the places where it looks for them, in this thread alone."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jax.core import Tracer
+
+from graftax import _core
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import Shown, content, fill
+from graftax._capture.caught_errors import ERRORS_OF_TRACERS
+from graftax._capture.function_attributes import function_in, in_place_of
+from graftax._capture.origin import Origin
+from graftax._capture.read_set import ReadSet
+from graftax._capture.retrace_signals import NewReads
+from graftax._jax.compat import inner_frames
+
+
+class _SeenAttribute(Shown):
+    """Stands in a class for a rebuilt attribute: the thread that traces sees the rebuilt one, others their own."""
+
+    def __init__(self, origin: Origin, value: Any) -> None:
+        self.origin, self.value, self.original, self.thread = origin, value, origin.value(), threading.get_ident()
+
+    def uncover(self) -> None:
+        """The class has its own value again."""
+        if self.original is not MISSING:
+            type.__setattr__(self.origin.holder, self.origin.name or "", self.original)
+        elif (self.origin.name or "") in vars(self.origin.holder):
+            type.__delattr__(self.origin.holder, self.origin.name or "")
+
+    def get(self) -> Any:
+        return self.value if threading.get_ident() == self.thread else self.original
+
+    def __get__(self, obj: Any, cls: Any = None) -> Any:
+        value = self.get()
+        if value is MISSING:
+            return getattr(super(self.origin.holder, cls if obj is None else obj), self.origin.name or "")
+        get = getattr(type(value), "__get__", None)
+        return value if get is None else get(value, obj, cls)
+
+
+class _SeenData(_SeenAttribute):
+    """The same for a descriptor that takes what is assigned to an attribute of an instance."""
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        self.get().__set__(obj, value)
+
+    def __delete__(self, obj: Any) -> None:
+        self.get().__delete__(obj)
+
+
+class _SeenName:
+    """Stands in the class of a module for a name that is rebuilt, while a trace runs."""
+
+    def __init__(self, scope: dict[str, Any], seen: dict[str, Any], name: str) -> None:
+        self.scope, self.seen, self.name, self.thread = scope, seen, name, threading.get_ident()
+
+    def _of_thread(self) -> dict[str, Any]:
+        return self.seen if threading.get_ident() == self.thread else self.scope
+
+    def __get__(self, module: Any, cls: Any = None) -> Any:
+        try:
+            return self._of_thread()[self.name]
+        except KeyError:
+            raise AttributeError(f"module has no attribute {self.name!r}") from None
+
+    def __set__(self, module: Any, value: Any) -> None:
+        self._of_thread()[self.name] = value
+
+    def __delete__(self, module: Any) -> None:
+        del self._of_thread()[self.name]
+
+
+def _get_attribute(module: Any, cls: Any, name: str) -> Any:
+    return cls.__getattribute__(module, name)
+
+
+def with_parts(
+    function: types.FunctionType, scope: dict[str, Any], closure: tuple[types.CellType, ...] | None
+) -> types.FunctionType:
+    out = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    out.__kwdefaults__ = function.__kwdefaults__
+    out.__qualname__ = function.__qualname__
+    out.__module__ = function.__module__
+    out.__doc__ = function.__doc__
+    return out
+
+
+def seen(function: types.FunctionType) -> types.FunctionType:
+    """The function as the code of this thread's trace sees it: with rebuilt state and globals."""
+    twin = _core.seen_function(function)
+    scope = _core.seen_globals(twin.__globals__)
+    if scope is not twin.__globals__:
+        twin = with_parts(twin, scope, twin.__closure__)
+        _core.stands_for(twin, function)
+    return twin
+
+
+_PATCHING = threading.RLock()  # one trace at a time puts what it sees into classes and modules
+
+
+class Rebuilt:
+    """What code under a trace may ask of the rebuilt graph: which functions are in it, and whose copy an object is."""
+
+    def __init__(self, symbolic: bool = False) -> None:
+        self.symbolic = symbolic  # are there symbols in it?
+        self.functions: set[int] = set()  # their ids
+        # Of the traced function, by id: rebuilt cell -> (root, the caller's); globals that frames see -> (the caller's,
+        # name -> root).
+        self.cells: dict[int, tuple[int, types.CellType]] = {}
+        self.scopes: dict[int, tuple[dict[str, Any], dict[str, int]]] = {}
+        self.asked: dict[int, int] = {}  # of the caller's objects whose id() was asked for: tracked index -> id
+        self.raised: list[BaseException] = []  # errors about a tracer
+        self._trace: _core.Trace | None = None
+        self._ids: dict[int, tuple[int, int]] = {}
+
+    def begin(self, trace: _core.Trace) -> None:
+        self.functions.update(map(id, trace.functions()))
+        self._trace = trace
+
+    def end(self) -> None:
+        self._trace = None
+        self._ids = {}
+        self.raised.clear()
+
+    def id(self, obj: object, /) -> int:
+        """What `id` is for code under the trace: of a copy, that of the caller's object."""
+        if self._trace is not None:
+            self._ids, self._trace = self._trace.identities(), None
+        found = self._ids.get(builtins.id(obj))
+        if found is None:
+            return builtins.id(obj)
+        self.asked[found[0]] = found[1]
+        return found[1]
+
+
+class Views:
+    """The rebuilt values of origins, where the code under the trace looks for them.
+
+    Args:
+        reads: what the code reads; None where the trace is a part of one around it, which sees to all that.
+        changed: origins, and the rebuilt values.
+        assigned: origins that the code assigns, and the cells with their values.
+        rebuilt: what is asked about rebuilt objects.
+    """
+
+    def __init__(
+        self,
+        reads: ReadSet | None,
+        changed: list[tuple[Origin, Any]],
+        assigned: list[tuple[Origin, types.CellType]],
+        rebuilt: Rebuilt | None,
+    ) -> None:
+        self._reads, self._rebuilt = reads, rebuilt or Rebuilt()
+        self._modules: list[tuple[types.ModuleType, type, type]] = []
+        self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._classes: dict[tuple[int, str | None], _SeenAttribute] = {}
+        self.functions: list[tuple[Any, Any]] = []
+        self._assigned = assigned
+        self._shown = [*changed, *((origin, content(cell)) for origin, cell in assigned)]
+        for origin, value in self._shown:
+            if origin.name is None:
+                self.functions.append((origin.holder, value))
+            elif isinstance(origin.holder, type):
+                data = hasattr(type(value), "__set__")
+                self._classes[origin.key] = (_SeenData if data else _SeenAttribute)(origin, value)
+            else:
+                Origin(self.scope(origin.holder), origin.name).put(value)
+        if reads is not None:
+            named = self._see_functions(reads, {origin.key for origin, _ in self._shown})
+            shown = [origin for origin, _ in self._shown if isinstance(origin.holder, dict)]
+            self._see_modules(reads, [*shown, *named])
+            for scope in list(reads.builtins.of_ids.values()):
+                self.scope(scope)["id"] = self._rebuilt.id
+            for scope in list(reads.builtins.of_vars.values()):
+                self.scope(scope)["vars"] = self.vars
+            for scope, names in reads.builtins.seen_by_symbols() if self._rebuilt.symbolic else ():
+                self.scope(scope).update(names)
+
+    def _see_functions(self, reads: ReadSet, shown: set[tuple[int, str | None]]) -> list[Origin]:
+        """Puts rebuilt functions under the names by which code asks for their parts; gives those in modules."""
+        twins = {id(held): twin for held, twin in self.functions if twin is not held}
+        out = list[Origin]()
+        for origin in reads.named.places() if twins else ():
+            value = origin.value()
+            twin = twins.get(id(function_in(value)))
+            if twin is None or origin.key in shown:
+                continue
+            twin = in_place_of(value, twin)
+            if isinstance(origin.holder, type):
+                self._classes[origin.key] = _SeenAttribute(origin, twin)
+            else:
+                Origin(self.scope(origin.holder), origin.name).put(twin)
+                out.append(origin)
+        return out
+
+    def _see_modules(self, reads: ReadSet, origins: list[Origin]) -> None:
+        names: dict[int, dict[str, Any]] = {}
+        for holder, name, _ in origins:
+            if id(holder) in reads.modules and name is not None:
+                names.setdefault(id(holder), {})[name] = _SeenName(holder, self.scope(holder), name)
+        for i, seen in names.items():
+            module = reads.modules[i]
+            cls = type(module)
+            # Python 3.15 reads from the module's dict, past its class, unless that has a `__getattribute__` of its own.
+            own = {"__getattribute__": functools.partialmethod(_get_attribute, cls)}
+            self._modules.append((module, cls, type(cls.__name__, (cls,), seen | own)))
+
+    def scope(self, scope: dict[str, Any]) -> dict[str, Any]:
+        """What frames of these globals see."""
+        return self._scopes.setdefault(id(scope), (scope, dict(scope)))[1]
+
+    def vars(self, *given: Any) -> Any:
+        """What `vars` is for code under the trace: of a class or a module, with the rebuilt values."""
+        if not given:
+            return sys._getframe(1).f_locals
+        shown = builtins.vars(*given)
+        if isinstance(given[0], types.ModuleType):
+            return self.seen(shown)
+        if not isinstance(given[0], type) or not any(isinstance(value, _SeenAttribute) for value in shown.values()):
+            return shown
+        values = {name: value.get() if isinstance(value, _SeenAttribute) else value for name, value in shown.items()}
+        return types.MappingProxyType({name: value for name, value in values.items() if value is not MISSING})
+
+    def seen(self, scope: dict[str, Any]) -> dict[str, Any]:
+        """The same, where they see anything else than the globals themselves."""
+        return self._scopes[id(scope)][1] if id(scope) in self._scopes else scope
+
+    def tell(self, roots: dict[tuple[int, str | None], int]) -> None:
+        """Tells the rebuilt graph which globals stand for which. `roots` are the numbers of origins."""
+        for i, (scope, seen) in self._scopes.items():
+            numbers = {name: root for (holder, name), root in roots.items() if holder == i and name is not None}
+            self._rebuilt.scopes[id(seen)] = scope, numbers
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Calls it while its code, and what it calls, sees the rebuilt values.
+
+        Raises:
+            NewReads: where it has set attributes of classes and modules that are no roots yet.
+        """
+        if self._reads is None:  # part of the trace around it, if there is one
+            for original, copy in (*self._scopes.values(), *self.functions):
+                _core.stands_for(copy, original)
+            return function()
+        with _PATCHING if self._classes or self._modules else contextlib.nullcontext():
+            return self._run(function, self._reads)
+
+    def _run(self, function: Callable[[], Any], reads: ReadSet) -> Any:
+        enter = functools.partial(reads.enter, self._rebuilt.functions)
+        reads.begin({origin.key for origin, _ in self._shown})
+        begun = {i: dict(seen) for i, (_, seen) in self._scopes.items()}
+        self._patch()
+        try:
+            scopes = list(self._scopes.values())
+            reads.builtins.now.originals = {id(seen): scope for scope, seen in scopes}
+            heard = enter, reads.known, scopes, self.functions, inner_frames()
+            result = _core.run_watched(function, *heard, telling=ERRORS_OF_TRACERS, raised=self._rebuilt.raised)
+        finally:
+            replaced = [*self._unpatch(reads), *self._set_by_computed_names(begun, reads)]
+            for origin in replaced:
+                reads.assign(origin)
+            is_new = reads.end()
+        if replaced or is_new:
+            raise NewReads
+        for origin, cell in self._assigned:
+            fill(cell, self._now(origin))
+        for i, name in reads.left:  # what counts traces is real
+            if i in self._scopes and name is not None:
+                scope, seen = self._scopes[i]
+                if seen.get(name, MISSING) is not scope.get(name, MISSING):
+                    Origin(scope, name).put(seen.get(name, MISSING))
+        return result
+
+    def _set_by_computed_names(self, begun: dict[int, dict[str, Any]], reads: ReadSet) -> list[Origin]:
+        """The globals that the trace has set in what its frames see of them, as `globals()[name] = value` does."""
+        known = {origin.key for origin, _ in self._shown} | reads.left
+        return [
+            Origin(scope, name, True)
+            for i, (scope, seen) in self._scopes.items()
+            if i in begun
+            for name in seen.keys() | begun[i].keys()
+            if seen.get(name, MISSING) is not begun[i].get(name, MISSING)
+            if (i, name) not in known and name != "__builtins__"
+        ]
+
+    def _now(self, origin: Origin) -> Any:
+        if isinstance(origin.holder, type):
+            return self._classes[origin.key].value
+        return self.scope(origin.holder).get(origin.name or "", MISSING)
+
+    def _patch(self) -> None:
+        for seen in self._classes.values():
+            seen.original = seen.origin.value()
+            type.__setattr__(seen.origin.holder, seen.origin.name or "", seen)
+        for module, _, seen_class in self._modules:
+            module.__class__ = seen_class
+
+    def _unpatch(self, reads: ReadSet) -> list[Origin]:
+        """Everything as it was. Gives the origins that the trace has assigned, although that was not known of them."""
+        for module, own_class, _ in self._modules:
+            module.__class__ = own_class
+        for seen in self._classes.values():
+            now = vars(seen.origin.holder).get(seen.origin.name or "", MISSING)
+            if now is not seen:
+                ours = seen.origin.assigned or reads.sets(seen.origin.name) or isinstance(now, Tracer)
+                if not ours:  # another thread has assigned it
+                    continue
+                seen.value = now
+            seen.uncover()
+        return [
+            origin._replace(assigned=True)
+            for origin, value in self._shown
+            if origin.name is not None and not origin.assigned and self._now(origin) is not value
+        ]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code of a trace with symbols finds under the names of Python's own functions of numbers.
+
+`float(x)`, `int(x)` and `math.cos(x)` ask a number for its value, in C; `type(x)` looks at its class. For the time of a
+trace with symbols the globals of code that calls them on one lead to these, which keep it a symbol.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterable, Set
+from typing import Any
+
+import numpy as np
+
+from graftax._capture.numbers.host_program import total
+from graftax._capture.numbers.symbols import OF_INTEGERS, is_symbol, operation
+
+_FUNCTIONS = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "degrees"),
+    *("erf", "erfc", "exp", "exp2", "expm1", "fabs", "floor", "fmod", "gamma", "hypot", "isfinite", "isinf", "isnan"),
+    *("ldexp", "lgamma", "log", "log10", "log1p", "log2", "pow", "radians", "remainder", "sin", "sinh", "sqrt", "tan"),
+    *("nextafter", "tanh", "trunc", "ulp", *OF_INTEGERS),
+)
+
+
+def _on_symbols(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not any(map(is_symbol, args)):
+            return f(*args, **kwargs)
+        found = operation(name, f, *args)
+        return f(*args) if found is NotImplemented else found
+
+    function.__name__ = function.__qualname__ = f.__name__
+    function.__doc__ = f.__doc__
+    return function
+
+
+class _ClassStandIn:
+    """Stands for a builtin class. Whatever is asked of it but a call is answered by that class."""
+
+    def __init__(self, cls: Any, call: Callable[..., Any]) -> None:
+        self.__dict__.update({"_cls": cls, "_call": call})
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._cls)
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._cls)
+
+    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+        return (self._cls,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dtype" and self._cls is not type:  # NumPy reads it, where a class is given as a dtype
+            return np.dtype(self._cls)
+        return getattr(self._cls, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._cls[item]
+
+    def __or__(self, other: Any) -> Any:
+        return self._cls | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._cls
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._cls
+
+    def __hash__(self) -> int:
+        return hash(self._cls)
+
+    def __repr__(self) -> str:
+        return repr(self._cls)
+
+
+class _Math(types.ModuleType):
+    """The module `math` for symbols."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(math, name)
+
+
+def _class_of(*args: Any, **kwargs: Any) -> Any:
+    return args[0].__class__ if len(args) == 1 and is_symbol(args[0]) and not kwargs else type(*args, **kwargs)
+
+
+def power(base: Any, exp: Any, mod: Any = None) -> Any:
+    """`pow`, which asks neither its second nor its third operand where there are three."""
+    if mod is None or not any(map(is_symbol, (base, exp, mod))):
+        return pow(base, exp, mod)
+    found = operation("pow", pow, base, exp, mod)
+    return pow(base, exp, mod) if found is NotImplemented else found
+
+
+def _sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
+    items = [start, *iterable]
+    if not any(map(is_symbol, items)):
+        return sum(items[1:], start)
+    rest = next(
+        (i for i, item in enumerate(items) if not is_symbol(item) and type(item) not in (int, float, bool)), None
+    )
+    out = operation("total", total, *items[:rest]) if rest != 0 else items[0]
+    for item in items[max(rest, 1) :] if rest is not None else ():
+        out = out + item
+    return out
+
+
+class _Numpy(types.ModuleType):
+    """The module `numpy` for symbols: some of its classes are called otherwise."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def numpy_for(passed: Set[str]) -> Any:
+    """`numpy` for code that does more with these names of it than to call them."""
+    out = _Numpy("numpy")
+    vars(out).update({name: stand_in for name, stand_in in _SCALARS.items() if name not in passed})
+    return out
+
+
+_MATH = _Math("math", math.__doc__)
+_IN_MATH = {name: _on_symbols(f"math.{name}", getattr(math, name)) for name in _FUNCTIONS if hasattr(math, name)}
+vars(_MATH).update(_IN_MATH)
+TYPE = _ClassStandIn(type, _class_of)
+_BUILTINS: dict[str, Any] = {cls.__name__: _ClassStandIn(cls, _on_symbols(cls.__name__, cls)) for cls in (float, int)}
+_BUILTINS["sum"] = _sum
+_BITS = {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8, 16, 32, 64)}
+SCALAR_TYPES = frozenset(f"{kind}{width}" for kind, widths in _BITS.items() for width in widths)
+_SCALARS: dict[str, Any] = {
+    name: _ClassStandIn(getattr(np, name), _on_symbols(f"np.{name}", getattr(np, name))) for name in SCALAR_TYPES
+}
+_VALUES: dict[int, Any] = {id(getattr(math, name)): f for name, f in _IN_MATH.items()} | {id(math): _MATH}
+
+
+def stand_ins(scope: dict[str, Any], builtins: Set[str], passed: Set[str]) -> dict[str, Any]:
+    """What stands in these globals for `math`, its functions, `numpy`, and for these builtins among `float`, `int` and
+    `sum`.
+
+    Args:
+        passed: what code does more with than to call it: globals, and attributes of `numpy`.
+    """
+    out = {name: _VALUES[id(value)] for name, value in scope.items() if id(value) in _VALUES}
+    out.update({name: _BUILTINS[name] for name in builtins & _BUILTINS.keys() - passed if name not in scope})
+    of_numpy = [name for name, value in scope.items() if value is np]
+    if of_numpy and passed.isdisjoint(of_numpy) and not passed >= SCALAR_TYPES:
+        out.update(dict.fromkeys(of_numpy, numpy_for(passed)))
+    return out

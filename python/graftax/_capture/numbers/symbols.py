@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for Python numbers in a trace: they compute on the host, and are inputs where they meet arrays."""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import gc
+import math
+import numbers
+import operator
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from graftax._capture.numbers import ufuncs
+from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item, narrow
+from graftax._graph.types.describe import register_symbol
+from graftax._jax.compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
+from graftax._jax.tracebacks import call_site
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+}
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_OF_INT = tuple(  # its arithmetic and comparisons
+    name
+    for name, method in vars(int).items()
+    if isinstance(method, types.WrapperDescriptorType) and name not in ("__repr__", "__hash__", "__getattribute__")
+)
+_BINARY_OP = dis.opmap["BINARY_OP"]
+_ALIKE = frozenset({"shape", "ndim", "size", "itemsize", "nbytes"})  # of all NumPy scalars of a type
+OF_INTEGERS = frozenset({"comb", "factorial", "gcd", "isqrt", "lcm", "perm"})  # of `math`
+_OF_SCALARS: dict[Any, Any] = {np.shape: (), np.ndim: 0, np.size: 1}  # the same for every number
+
+
+class SymbolTrace:
+    """The symbolic numbers of one trace.
+
+    Args:
+        program: of the entry that is traced.
+        values: the numbers of this call.
+        vectors: by type, the tracer of its inputs.
+        arrays: by type, what this call gives for that tracer once it runs: it is filled in here.
+        reads: a ReadSet, which may find another way for code that asks for a value.
+    """
+
+    def __init__(
+        self,
+        program: HostProgram,
+        values: Sequence[int | float],
+        vectors: dict[type, Any],
+        arrays: dict[type, np.ndarray[Any, Any]] | None,
+        reads: Any = None,
+    ) -> None:
+        self.program = program
+        self.is_open = True
+        self.lacks: set[type] = set()  # types that have more inputs than the executable
+        self._vectors, self._arrays, self._reads = vectors, arrays, reads
+        self._errors = np.geterr()
+        self._pinned: set[int] = set()
+        self._alive: list[weakref.ref[Symbol]] = []
+        self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
+
+    def symbol(self, node: int, value: Any) -> Any:
+        """The number, as a symbol where something can still be different in another call."""
+        if node in self._pinned or not self.is_open:
+            return value
+        out = _class_for(value)(self, node, value)
+        self._alive.append(weakref.ref(out))
+        return out
+
+    def value(self, symbol: Symbol) -> Any:
+        """Its value: from now on the entry is for this one alone."""
+        if self.is_open and symbol._node not in self._pinned:
+            self._pinned.add(symbol._node)
+            file, line = call_site()
+            self.program.guard(symbol._node, "value", symbol._value, f"{os.path.basename(file)}:{line}")
+        return symbol._value
+
+    def value_for(self, symbol: Symbol, frame: types.FrameType) -> Any:
+        """The same for a function in C that this frame calls.
+
+        Raises:
+            NewReads: where the code is to find one that takes symbols.
+        """
+        if not self.is_pinned(symbol) and self._reads is not None:
+            self._reads.builtins.look_at_call(frame.f_code, frame.f_globals)
+        return self.value(symbol)
+
+    def look_at_sum(self, frame: types.FrameType) -> None:
+        """`sum` adds floats more exactly than `+` does: code that calls it is to find one that takes symbols."""
+        code = frame.f_code
+        in_c = self.is_open and "sum" in code.co_names and code.co_code[frame.f_lasti] != _BINARY_OP
+        if in_c and self._reads is not None:
+            self._reads.builtins.look_at_call(code, frame.f_globals)
+
+    def is_pinned(self, symbol: Symbol) -> bool:
+        return not self.is_open or symbol._node in self._pinned
+
+    def node(self, operand: Any) -> int:
+        return operand._node if is_symbol(operand) else self.program.constant(operand)
+
+    def array(self, symbol: Symbol) -> Any:
+        """What an array meets: an input of the program, with the weak type of a Python number."""
+        value: Any = symbol._value
+        is_scalar = isinstance(value, np.generic)
+        kind = int if isinstance(value, int | np.integer) else float
+        if kind is int and not fits(int(value)):  # of a scalar JAX takes some of the bits, or makes a float of it
+            raise OverflowError(f"Python int {value} too large to convert to {_widest()}")
+        if self.is_pinned(symbol):
+            return jax.numpy.asarray(value)
+        at = self.program.input(symbol._node, kind)
+        if at >= len(self._vectors[kind]):
+            self.lacks.add(kind)
+            at = 0
+        elif self._arrays is not None:
+            self._arrays[kind][at] = value if kind is int else as_jax(float(value))
+        if is_scalar:
+            dtype: Any = jax.dtypes.canonicalize_dtype(value.dtype)
+            return jax.lax.convert_element_type(jax.lax.index_in_dim(self._vectors[kind], at, keepdims=False), dtype)
+        return weak_scalar(self._vectors[kind], at)
+
+    def has_its_errors(self) -> bool:
+        """Would a call compute with the settings of NumPy that the code has now (`np.errstate`)?"""
+        return np.geterr() == self._errors
+
+    def close(self) -> None:
+        """Ends the trace. A symbol that something still holds is its value from now on, in this entry alone."""
+        if any(ref() is not None for ref in self._alive):
+            gc.collect()  # of objects in circles
+        for ref in self._alive:
+            left = ref()
+            if left is not None:
+                self.value(left)
+        self.is_open = False
+        self._vectors, self._arrays, self._alive = {}, None, []
+
+
+def _widest() -> str:
+    return "int64" if jax.config.jax_enable_x64 else "int32"
+
+
+def is_symbol(value: Any) -> bool:
+    return type(value) in _SYMBOLS
+
+
+def _operand(value: Any) -> Any:
+    """What Python's arithmetic sees: a symbol as it is or, where it is pinned, its value. NotImplemented for
+    what is no plain number."""
+    if is_symbol(value):
+        return value._value if value._trace.is_pinned(value) else value
+    is_plain = type(value) in (int, float, bool, ufuncs.Points) or ufuncs.is_scalar(value)
+    if is_plain:
+        return value
+    return int(value) if _computes_as_int(type(value)) else NotImplemented
+
+
+@functools.cache
+def _computes_as_int(cls: type) -> bool:
+    """Is it an `IntEnum`, with the arithmetic of its numbers?"""
+    return issubclass(cls, enum.IntEnum) and all(getattr(cls, name) is getattr(int, name) for name in _OF_INT)
+
+
+def _plain(value: Any) -> Any:
+    return value._value if is_symbol(value) else value
+
+
+def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
+    """An operation of Python numbers, one of them a symbol. NotImplemented where something else is among them."""
+    operands = [_operand(value) for value in given]
+    if any(operand is NotImplemented for operand in operands):
+        if all(isinstance(value, numbers.Number) for value in given):  # a Decimal, a member of an IntFlag
+            return f(*map(_asked, given))
+        return NotImplemented
+    symbols = [operand for operand in operands if is_symbol(operand)]
+    plain = [_plain(operand) for operand in operands]
+    if not symbols:
+        return f(*plain)
+    trace = symbols[0]._trace
+    try:
+        value = f(*plain)
+    except Exception:
+        for symbol in symbols:  # another value may not raise
+            trace.value(symbol)
+        raise
+    is_plain = type(value) in (int, float, bool)
+    if not is_plain and not (ufuncs.is_scalar(value) and trace.has_its_errors()):
+        return f(*[trace.value(operand) if is_symbol(operand) else operand for operand in operands])
+    node = trace.program.operation(name, *map(trace.node, operands))
+    if type(value) is bool or type(value) is np.bool_:
+        trace.program.guard(node, "is", value)
+        return value
+    if name == "**":  # an integer or not, by the sign of the exponent
+        trace.program.guard(trace.program.operation("type", node), "is", type(value))
+    elif not is_plain:
+        trace.program.scalars.add(node)
+        if ufuncs.type_may_change(plain, value):
+            trace.program.guard(trace.program.operation("type", node), "is", type(value))
+    return trace.symbol(node, value)
+
+
+def _binary(name: str, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    f = _BINARY.get(name) or _COMPARED[name]
+
+    def method(self: Any, other: Any) -> Any:
+        return operation(name, f, other, self) if reflected else operation(name, f, self, other)
+
+    return method
+
+
+def _unary(name: str, f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        return operation(name, f, self)
+
+    return method
+
+
+class Symbol:
+    """A number of the caller's while a function is traced. It is an `int` or a `float` for `isinstance`.
+
+    With numbers it computes on the host. Where it meets an array, it is an input of the program. What asks for its
+    value gets it, and is a guard of the entry.
+    """
+
+    __slots__ = ("__weakref__", "_node", "_trace", "_value")
+    __array_priority__ = -1000
+
+    def __init__(self, trace: SymbolTrace, node: int, value: Any) -> None:
+        self._trace, self._node, self._value = trace, node, value
+
+    # ---- arithmetic on the host
+
+    __sub__, __rsub__ = _binary("-"), _binary("-", True)
+    __mul__, __rmul__ = _binary("*"), _binary("*", True)
+    __truediv__, __rtruediv__ = _binary("/"), _binary("/", True)
+    __floordiv__, __rfloordiv__ = _binary("//"), _binary("//", True)
+    __mod__, __rmod__ = _binary("%"), _binary("%", True)
+    __lshift__, __rlshift__ = _binary("<<"), _binary("<<", True)
+    __rshift__, __rrshift__ = _binary(">>"), _binary(">>", True)
+    __and__, __rand__ = _binary("&"), _binary("&", True)
+    __or__, __ror__ = _binary("|"), _binary("|", True)
+    __xor__, __rxor__ = _binary("^"), _binary("^", True)
+    __lt__, __le__, __gt__, __ge__ = _binary("<"), _binary("<="), _binary(">"), _binary(">=")
+    __eq__, __ne__ = _binary("=="), _binary("!=")
+    __neg__, __pos__ = _unary("neg", operator.neg), _unary("pos", operator.pos)
+    __invert__, __abs__ = _unary("invert", operator.invert), _unary("abs", operator.abs)
+    __floor__, __ceil__, __trunc__ = (_unary(f"math.{f.__name__}", f) for f in (math.floor, math.ceil, math.trunc))
+
+    def __add__(self, other: Any) -> Any:
+        self._trace.look_at_sum(sys._getframe(1))
+        return operation("+", operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        self._trace.look_at_sum(sys._getframe(1))
+        return operation("+", operator.add, other, self)
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None:
+            return operation("pow", pow, self, other, modulus)
+        return operation("**", operator.pow, self, other)
+
+    def __rpow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None:
+            return operation("pow", pow, other, self, modulus)
+        if _operand(other) is not NotImplemented:
+            return operation("**", operator.pow, other, self)
+        return other ** self._asked()  # an array: JAX makes another program for each exponent
+
+    def __divmod__(self, other: Any) -> Any:
+        first, second = self // other, self % other
+        return NotImplemented if first is NotImplemented else (first, second)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __round__(self, digits: Any = None) -> Any:
+        if digits is None:
+            return operation("round", round, self)
+        return operation("round", round, self, digits)
+
+    def __bool__(self) -> bool:
+        return not operation("not", operator.not_, self)
+
+    # ---- what asks for the value
+
+    def _asked(self) -> Any:
+        return self._trace.value(self)
+
+    pinned = _asked  # for the core
+
+    def __hash__(self) -> int:
+        if type(self._value) is int and sys._getframe(1).f_globals.get("__name__") == "random":
+            raise TypeError("a seed is its bits where it is an int, and its hash where it only says so")
+        return hash(self._asked())
+
+    def __int__(self) -> int:
+        return int(self._trace.value_for(self, sys._getframe(1)))
+
+    def __float__(self) -> float:
+        return float(self._trace.value_for(self, sys._getframe(1)))
+
+    def __complex__(self) -> complex:
+        return complex(self._asked())
+
+    def __str__(self) -> str:
+        return str(self._asked())
+
+    def __repr__(self) -> str:
+        return repr(self._asked())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._asked(), spec)
+
+    def __reduce__(self) -> Any:
+        value = self._asked()
+        return (type(value), (value,))
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(type(self._value), name):
+            raise AttributeError(
+                f"{type(self._value).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        return getattr(self._asked(), name)
+
+    # ---- with arrays
+
+    def __jax_array__(self) -> Any:
+        is_whole = isinstance(self._value, int | np.integer)
+        return self._asked() if is_whole and wants_exponent(sys._getframe(1)) else self._trace.array(self)
+
+    def dimension_as_value(self) -> Any:
+        """JAX asks this of what stands for a number in its own traces."""
+        return self._trace.array(self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        if dtype is not None and only_tries(sys._getframe(1)):
+            if np.issubdtype(dtype, np.integer):
+                limits = np.iinfo(dtype)
+                whole: Any = math.trunc(self)  # each comparison is a guard
+                fits_in = int(limits.min) <= whole <= int(limits.max)
+                if fits_in and type(self._value) is float and whole != math.trunc(operation("narrow", narrow, self)):
+                    raise TypeError("the executable would make another integer of it")
+            return np.asarray(self._value, dtype)
+        return np.asarray(self._trace.value_for(self, sys._getframe(1)), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        name = ufuncs.name_of_ufunc(ufunc, method, options, sys._getframe(1))
+        if name is not None:
+            f: Callable[..., Any] = _BINARY.get(name) or _COMPARED.get(name) or ufunc
+            out = operation(name, f, *inputs)
+            if out is not NotImplemented:
+                return out
+        return getattr(ufunc, method)(*map(_asked, inputs), **{k: _asked(v) for k, v in options.items()})
+
+    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if f in _OF_SCALARS and len(args) == 1 and args[0] is self and not kwargs:
+            return _OF_SCALARS[f]
+        if (name := ufuncs.name_of_function(f, kwargs)) is not None:
+            out = operation(name, f, *map(ufuncs.as_points, args))
+            if out is not NotImplemented:
+                return out
+        return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
+
+
+def _asked(value: Any) -> Any:
+    return value._trace.value(value) if is_symbol(value) else value
+
+
+class IntSymbol(Symbol):
+    """A symbolic `int`."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return IntSymbol if makes_seed(sys._getframe(1)) else int
+
+    def __index__(self) -> int:
+        if not self._trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
+            raise TypeError("an index that may be another one in the next call")
+        frame = sys._getframe(1)
+        return self._asked() if OF_INTEGERS.isdisjoint(frame.f_code.co_names) else self._trace.value_for(self, frame)
+
+
+class FloatSymbol(Symbol):
+    """A symbolic `float`."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return float
+
+
+class ScalarSymbol(Symbol):
+    """A symbolic NumPy scalar: what NumPy has made of a symbolic number."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._value)
+
+    @property
+    def dtype(self) -> Any:
+        return self._value.dtype
+
+    def item(self, *at: Any) -> Any:
+        return self._asked().item(*at) if at else operation("item", item, self)
+
+    def astype(self, dtype: Any, **options: Any) -> Any:
+        cls = np.dtype(dtype).type
+        if options or not issubclass(cls, np.floating):
+            return self._asked().astype(dtype, **options)
+        return operation(f"np.{cls.__name__}", cls, self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ALIKE:
+            return getattr(self._value, name)
+        if name in ("__array_interface__", "__array_struct__"):  # NumPy asks for these before it asks `__array__`
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+register_symbol(ScalarSymbol, "scalar symbol")
+register_symbol(Symbol, "symbol")
+
+
+class IntScalarSymbol(ScalarSymbol):
+    """A symbolic NumPy integer."""
+
+    __slots__ = ()
+
+    def __index__(self) -> int:
+        return int(self._asked())
+
+
+IntSymbol.__name__, FloatSymbol.__name__ = "int", "float"  # messages of Python name the class of an operand
+
+_SYMBOLS = frozenset({IntSymbol, FloatSymbol, ScalarSymbol, IntScalarSymbol})
+NUMBERS = (bool, int, float, complex, IntSymbol, FloatSymbol)  # types of what is a number, in a trace too
+
+
+def _class_for(value: Any) -> type[Symbol]:
+    if isinstance(value, np.generic):
+        return IntScalarSymbol if isinstance(value, np.integer) else ScalarSymbol
+    return IntSymbol if type(value) is int else FloatSymbol
+
+
+know_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)

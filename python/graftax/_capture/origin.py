@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a root is found that is no argument."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import Shown, own_value
+
+
+class Origin(NamedTuple):
+    """A name of a module's dict or of a class; without one, a function.
+
+    One that the code assigns has a cell with the value as its root: the binding itself is what changes.
+    """
+
+    holder: Any
+    name: str | None
+    assigned: bool = False
+
+    @property
+    def key(self) -> tuple[int, str | None]:
+        return id(self.holder), self.name
+
+    @property
+    def what(self) -> tuple[int, str | None, bool]:
+        """Equal for equal origins, whose holders are not compared by what they hold."""
+        return id(self.holder), self.name, self.assigned
+
+    def text(self) -> str:
+        """How messages call it."""
+        if self.name is None:
+            return f"function {self.holder.__qualname__}"
+        if isinstance(self.holder, type):
+            return f"class attribute {self.holder.__qualname__}.{self.name}"
+        return f"global {self.holder.get('__name__', '?')}.{self.name}"
+
+    def value(self) -> Any:
+        if self.name is None:
+            return self.holder
+        if isinstance(self.holder, type):
+            return own_value(self.holder, self.name)
+        return self.holder.get(self.name, MISSING)
+
+    def put(self, value: Any) -> None:
+        """Gives the name another value, whatever a metaclass says; MISSING deletes it."""
+        if isinstance(self.holder, type):
+            shown = vars(self.holder).get(self.name or "")
+            if isinstance(shown, Shown) and value is not shown.original and not isinstance(value, Shown):
+                shown.original = value  # a trace of another thread shows something here
+            elif value is not MISSING:
+                type.__setattr__(self.holder, self.name or "", value)
+            elif self.name in vars(self.holder):
+                type.__delattr__(self.holder, self.name or "")
+        elif value is not MISSING:
+            self.holder[self.name] = value
+        else:
+            self.holder.pop(self.name, None)
+
+    def feeds(self, holder: Any) -> bool:
+        """Does a binding of its name, in this dict or class, have its value from here?"""
+        if isinstance(holder, weakref.ref):
+            function = holder()
+            return function is not None and function.__globals__ is self.holder
+        if isinstance(holder, type) and isinstance(self.holder, type):
+            return self.holder in holder.__mro__
+        return holder is self.holder

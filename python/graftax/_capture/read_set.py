@@ -1,0 +1,714 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The read set: what the code that runs under a trace names, outside of the arguments.
+
+A *binding* is a name of a module or a class whose value is a function, a class, a module or a constant: it is watched,
+and a change makes a new entry. A *origin* holds what can change by itself (arrays, containers, objects, functions with
+state): its value is one more root of every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._base.missing import MISSING
+from graftax._capture.builtin_overrides import StoodIn
+from graftax._capture.bytecode import (
+    ASKED_ANY_TIME,
+    OF_KEYS,
+    OF_NAMES,
+    PARTS,
+    Names,
+    can_be_equal,
+    cells_of,
+    content,
+    has_defaults,
+    has_state,
+    in_class,
+    is_bound_by,
+    is_constant,
+    is_empty,
+    is_generated,
+    is_never_asked,
+    is_of_module,
+    is_open_scope,
+    is_protocol,
+    is_special,
+    is_users_class,
+    is_users_code,
+    is_users_scope,
+    names_of,
+    nested_codes,
+    own_value,
+    resolve_lazy_imports,
+)
+from graftax._capture.function_attributes import NamedFunctions, function_in
+from graftax._capture.host_callback_names import only_in, passed_hosts, receivers
+from graftax._capture.impure_calls import ImpureCalls
+from graftax._capture.locks import LOCKS, Locks
+from graftax._capture.origin import Origin
+from graftax._capture.retrace_signals import Signals
+from graftax._capture.trace_local import Now, alone
+from graftax._capture.user_caches import note_cache
+from graftax._jax.nested_jit import is_inside_jit
+
+_MOST_BINDINGS = 50_000
+_MOST_LOOKED_AT = 100  # items of a constant, for the classes among them
+
+
+class ReadSet:
+    """What the code that ran under the traces of one function names."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # several threads may trace the function at once
+        self.origins: list[Origin] = []
+        self.assigned_own: set[str] = set()  # globals of the function itself that the code assigns
+        self.impure = ImpureCalls()
+        self.signals = Signals()
+        self.builtins = StoodIn(self.signals)
+        self.known: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+        self._seen: set[tuple[int, str | None]] = set()
+        self._bindings: list[tuple[Any, str]] = []
+        self._guards: dict[int, weakref.ref[Any]] = {}  # a function with these globals, which are not kept alive
+        self._functions: dict[int, types.FunctionType] = {}
+        self._cells: dict[int, tuple[types.CellType, types.FunctionType]] = {}  # with constants, and whose they are
+        self._reads_names = False  # is there code that may look at all names of a class?
+        self._laid_open: set[type] = set()  # classes whose __dict__ code reads: it would show what stands for a root
+        self.left: set[tuple[int, str | None]] = set()  # origins that are none: they count traces
+        self.changing: set[tuple[int, str | None]] = set()  # origins of numbers that were seen to change
+        self.hidden: set[str] = set()  # variables and globals of the function that only its host functions read
+        self._hosts: dict[int, tuple[types.CellType, str]] = {}  # variables with functions that run on the host alone
+        self._receivers: set[str] = set()  # those of `hidden` of which methods are given to callbacks
+        self._receiving: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # the code that gives them
+        self._scope: dict[str, Any] | None = None  # that of the function itself
+        self._itself: Callable[[], Any] = lambda: None  # the function, where its defaults may change
+        self._own_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # those that it had
+        self._own: set[tuple[int, str]] = set()  # globals of the function itself that are roots
+        self._shared: set[str] = set()  # those of them that other code reads in a trace
+        self._was_refused = False
+        self.has_inner_jit = False  # does JAX jit a function inside that reads a root?
+        self._now = Now()
+        self._rooted: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code that reads a root by its name
+        self._ran: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code with variables of an enclosing call
+        self._inner: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # code of functions that known code makes
+        self._scanned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that traces made
+        self._of_graph: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # of functions that were part of the roots
+        self.modules: dict[int, types.ModuleType] = {}  # by their dict: those that code names
+        self._attributes: set[str] = set()
+        self._stored_attributes: set[str] = set()
+        self._of_super: set[str] = set()
+        self._looked: dict[int, int] = {}  # how many attributes were looked up in it, by class or module dict
+        self._classes: dict[type, None] = {}
+        self._computes_names = False  # is there code that asks for attributes by names that it computes?
+        self._matches = False  # is there code that matches classes?
+        self._of_libraries: set[str] = set()  # attributes that the code of libraries asks for
+        self._locks: dict[int, Any] = {}  # that bindings lead to
+        self._texts: set[str] = set()  # attributes that code may name by texts
+        self._scopes: dict[int, dict[str, Any]] = {}  # of modules whose code has run
+        self.named = NamedFunctions()
+        self._keywords: dict[int, types.FunctionType] = {}  # by the dict of its keyword defaults
+        self._reads: tuple[tuple[int, ...], _core.Reads] | None = None
+
+    # ---- while a trace runs
+
+    @contextlib.contextmanager
+    def begun(self, locks: Locks) -> Generator[None]:
+        """While entered, a trace runs. What it knows of locks is noted in `locks`.
+
+        Raises:
+            NewReads: at its end, where it was told to begin anew.
+        """
+        around, self._now.locks = self._now.locks, locks
+        try:
+            for lock in list(self._locks.values()):
+                locks.note(lock)
+            with self.signals.heeded():
+                yield
+        finally:
+            self._now.locks = around
+
+    def enter(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+        """Notes what code names that begins to run. An exception where something of it is no root yet.
+
+        `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
+        """
+        if is_never_asked(code.co_filename):
+            return NotImplemented
+        if code.co_freevars:
+            self._ran.add(code)
+        if self._is_jitted_inside(code, function, present):
+            return self.signals.give()
+        hosts = {name: content(cell) for cell, name in list(self._hosts.values())}
+        run = {name for name, host in hosts.items() if getattr(host, "__code__", None) is code}
+        if code in self._inner:
+            run |= self.hidden.intersection(code.co_freevars) - hosts.keys()
+        if run & self.hidden:  # no host function alone
+            self.hidden -= run
+            return self.signals.give()
+        if code in self.known:
+            return False
+        if code in self._own_codes and function is self._itself():
+            return self._meet_itself(code, scope, function)
+        with self.lock:
+            return self._meet(present, code, scope, function, first)
+
+    def _meet(self, present: set[int], code: types.CodeType, scope: dict[str, Any], function: Any, first: Any) -> Any:
+        """Notes what code names that is not known, as `enter` says."""
+        made = function is None or bool(code.co_freevars and code in self._inner and not _core.has_watchers)
+        known_scope = is_of_module(scope) or id(scope) in self._guards
+        if not known_scope and (made or code.co_name == "<module>" or not _core.has_watchers):
+            return False  # globals that the trace itself has made, for `eval` or `exec`
+        if made and code.co_freevars:  # made in this trace; another one of this code may be older
+            if code in self._scanned:
+                return False
+            self._scanned.add(code)
+        if not made and (id(function) in present or self._functions.get(id(function)) is function):
+            return False
+        before = self._size
+        self.add(code, scope, function, not made)
+        for obj in (first, type(first)):
+            if isinstance(obj, type):
+                self._add_class(obj)
+        self._look_up()
+        # Another function of this code may hold other state.
+        each = bool(code.co_freevars) and is_users_code(code, scope) and not is_generated(code)
+        each = each or code in self._rooted
+        if not each:
+            self.known.add(code)
+        if self._is_jitted_inside(code, function, present) or self._size != before:
+            return self.signals.give()
+        return False if each else None
+
+    @alone
+    def _meet_itself(self, code: types.CodeType, scope: dict[str, Any], function: types.FunctionType) -> Any:
+        """The traced function begins. A call by its own code takes the defaults that it has, which are roots then."""
+        if not self._now.runs:
+            self._now.runs = True
+            return False
+        before = self._size
+        self.add(code, scope, function)
+        self.known.add(code)
+        return self.signals.give() if self._size != before else False
+
+    @alone
+    def note_itself(self, function: types.FunctionType) -> None:
+        """Notes what the traced function names. Where its defaults may change, each call of it is heard of."""
+        code, changes = function.__code__, has_defaults(function)
+        if code in self._own_codes or (code in self.known and not changes):
+            return
+        if changes:  # as they were made, or since they were replaced
+            self._itself = weakref.ref(function)
+            self._own_codes.add(code)
+            self.known.discard(code)
+        else:
+            self.known.add(code)
+        self.add(code, function.__globals__, function, False)
+
+    def _is_jitted_inside(self, code: types.CodeType, function: Any, present: set[int]) -> bool:
+        """Does JAX jit code that reads a root, for the first time? Its caches are to be ours alone then."""
+        reads_root = code in self._rooted or (code.co_freevars and id(function) in present)
+        if not reads_root and not any(origin.holder is function for origin in self.origins):
+            return False
+        known, inside = self.has_inner_jit, is_inside_jit(self._now.trace)
+        self.has_inner_jit = known or inside
+        return inside and not known
+
+    @property
+    def _size(self) -> tuple[int, ...]:
+        """Of what a trace has to begin anew for when it grows."""
+        assigned = sum(origin.assigned for origin in self.origins)
+        return len(self.origins), assigned, len(self.hidden), *self.builtins.size
+
+    def add(self, code: types.CodeType, scope: dict[str, Any], function: Any, stays: bool = True) -> None:
+        """Notes what one code object names; of a function that stays also its state, and which code it has."""
+        if is_never_asked(code.co_filename):
+            return
+        users = is_users_code(code, scope) and code.co_name not in ASKED_ANY_TIME and not is_generated(code)
+        names = names_of(code)
+        self._now.touched.clear()
+        self._inner.update(c for c in code.co_consts if isinstance(c, types.CodeType))
+        cells = cells_of(function)
+        for value in cells.values():
+            self._note_constant(value)
+        if not is_of_module(scope) and isinstance(function, types.FunctionType):
+            self._guards.setdefault(id(scope), weakref.ref(function))
+        self.builtins.note(code, scope, cells, names, users)
+        if users and not self._reads_names and ("vars" in names.loaded or OF_NAMES in names.attributes):
+            self._reads_names = True
+            self._looked.clear()
+        if users and names.computes and not self._computes_names:
+            self._reads_names = self._computes_names = True
+            self._looked.clear()
+        if users and names.matches and not self._matches:
+            self._matches = True
+            for cls in list(self._classes):
+                self._attributes |= {"__match_args__", *_match_args(cls)}
+        if users:
+            if is_of_module(scope):
+                self._scopes.setdefault(id(scope), scope)
+            self._texts |= names.texts
+            self.impure.note(code, scope, cells, names)
+            self._attributes |= names.attributes
+            self._of_super |= names.of_super
+            self._stored_attributes |= names.stored_attributes
+            for value in (*cells.values(), *_defaults_of(function)):
+                self._add_classes_in(value)
+            for name in names.stored:
+                self.assign(Origin(scope, name, True))
+        elif not is_users_code(code, scope):
+            self._of_libraries |= names.attributes
+        for chain in names.chains:
+            if chain[0] in self._receivers and code in self._receiving:
+                continue
+            if not users and chain[0] in names.stored:  # a library's own counter
+                continue
+            if chain[0] in code.co_freevars and chain[0] not in cells:  # the trace's own
+                continue
+            self._follow(chain, scope, cells, names, users)
+        if users and stays and isinstance(function, types.FunctionType) and self._is_older(code):
+            self._functions.setdefault(id(function), function)
+            self._note_keywords(function)
+            if has_state(function):
+                self._add_origin(Origin(function, None))
+            else:
+                self._cells.update({id(cell): (cell, function) for cell in function.__closure__ or ()})
+        touched = self._now.touched
+        if not touched.isdisjoint(self._own) or any(origin.key in touched for origin in self.origins):
+            self._rooted.add(code)
+
+    def _follow(
+        self, chain: tuple[str, ...], scope: dict[str, Any], cells: dict[str, Any], names: Names, users: bool
+    ) -> None:
+        name, *attributes = chain
+        imports, asked = names.imports, names.stored_attributes | PARTS | {OF_NAMES}
+        place: tuple[Any, str] | None = None if name in cells else (scope, name)
+        if name in imports:
+            value: Any = sys.modules.get(imports[name], MISSING)
+        elif name in cells:
+            value = cells[name]
+        else:
+            resolve_lazy_imports(scope, (name,))
+            value = scope.get(name, MISSING)
+            self._note(scope, name, value, users and is_users_scope(scope))
+        for attribute in attributes:
+            if isinstance(value, types.ModuleType):
+                holder = vars(value)
+                place = holder, attribute
+                self.modules.setdefault(id(holder), value)
+                resolve_lazy_imports(holder, (attribute,))
+                value = holder.get(attribute, MISSING)
+                self._note(holder, attribute, value, users and is_users_scope(holder))
+                if value is MISSING:
+                    self._note(holder, "__getattr__", holder.get("__getattr__", MISSING), False)
+            elif isinstance(value, type):
+                self._add_class(value)
+                if users and attribute == OF_NAMES:
+                    self._lay_open(value)
+                    return
+                owner, value = in_class(value, attribute)
+                place = owner, attribute
+            else:
+                function = function_in(value)
+                if users and function is not None and self.note_function(function, place) and attribute in asked:
+                    self._add_origin(Origin(function, None))
+                return
+        function = function_in(value) if users else None
+        if function is not None and self.note_function(function, place) and not PARTS.isdisjoint(names.attributes):
+            self._add_origin(Origin(function, None))  # asked under another name, perhaps
+        if isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, types.ModuleType):
+            self.modules.setdefault(id(vars(value)), value)
+        else:
+            note_cache(value)
+            if users:
+                self._add_classes_in(value)
+
+    def note_function(self, function: types.FunctionType, place: tuple[Any, str] | None = None) -> bool:
+        """Notes a function that code may ask for attributes. False where it is the trace's, a root's, a library's."""
+        at = function.__code__
+        if _core.made_in_trace(function) or not self._is_older(at) or not is_users_code(at, function.__globals__):
+            return False
+        if place is None and at in self._of_graph:  # what it holds is walked
+            return False
+        if place is not None:
+            self.named.note_place(*place, self._guards)
+        if self.named.note(function) and (id(function), None) not in self._seen:
+            self._seen.add((id(vars(function)), OF_KEYS))
+            self._bindings.append((vars(function), OF_KEYS))
+        return True
+
+    def _ask_functions(self) -> None:
+        """Makes roots of the functions that have an attribute that code asks for."""
+        for function in self.named.functions():
+            held = vars(function).keys()
+            if not self._attributes.isdisjoint(held) or (held and self._reads_names):
+                self._add_origin(Origin(function, None))
+        for cell, function in list(self._cells.values()):
+            if not is_empty(cell) and (id(cell.cell_contents), None) in self._seen:  # its copy holds the copy
+                self._add_origin(Origin(function, None))
+
+    def _note_keywords(self, function: types.FunctionType) -> None:
+        keywords = function.__kwdefaults__
+        if keywords and id(keywords) not in self._keywords:
+            self._keywords[id(keywords)] = function
+            self._bindings += [(keywords, name) for name in keywords]
+            self._reads = None
+
+    def _is_older(self, code: types.CodeType) -> bool:
+        """Was a function of this code made before the trace, as far as one can tell?"""
+        return _core.has_watchers or code not in self._inner
+
+    def _note(self, holder: Any, name: str, value: Any, can_be_root: bool) -> None:
+        self._now.touched.add((id(holder), name))
+        self._note_constant(value)
+        if (id(holder), name) in self._own:
+            self._shared.add(name)
+            self.hidden.discard(name)
+        if (id(holder), name) in self._seen:
+            return
+        if can_be_root and not is_constant(value):
+            self._add_origin(Origin(holder, name))
+        else:
+            self._seen.add((id(holder), name))
+            self._bindings.append((self._guards.get(id(holder), holder), name))
+
+    def _note_constant(self, value: Any) -> None:
+        if isinstance(value, operator.attrgetter | operator.methodcaller):
+            _, texts, *_ = value.__reduce__()
+            self._attributes |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
+        elif isinstance(value, LOCKS):
+            self._locks[id(value)] = value
+            self._now.locks.note(value)
+
+    def _add_origin(self, origin: Origin) -> None:
+        if origin.key not in self._seen:
+            self._seen.add(origin.key)
+            self.origins.append(origin)
+            if origin.name is None:
+                held = vars(origin.holder)
+                self._bindings = [b for b in self._bindings if b[1] != OF_KEYS or b[0] is not held]
+                self._reads = None
+
+    def assign(self, origin: Origin) -> None:
+        """Makes a root of a name that the code assigns: what it is given is given on each call."""
+        if origin.key in self.left or any(p.what == origin.what for p in self.origins):
+            return
+        if origin.key in self._own:
+            self._own.discard((id(origin.holder), origin.name or ""))
+            self.assigned_own.add(origin.name or "")
+        self.origins = [p for p in self.origins if p.key != origin.key]
+        self._bindings = [b for b in self._bindings if b[1] != origin.name or not origin.feeds(b[0])]
+        self._reads = None
+        self._seen.add(origin.key)
+        self.origins.append(origin)
+
+    def _add_class(self, cls: type) -> None:
+        if cls not in self._classes and is_users_class(cls):
+            self._classes[cls] = None
+            self._add_class(type(cls))
+            if self._matches:
+                self._attributes |= {"__match_args__", *_match_args(cls)}
+            if is_protocol(cls):
+                self._attributes |= {name for name in vars(cls) if not name.startswith("_")}
+            for base in cls.__mro__[1:]:
+                self._add_class(base)
+            self._note(cls, OF_NAMES, MISSING, False)
+            self._note_methods(cls)
+
+    def _note_methods(self, cls: type) -> None:
+        for base in cls.__mro__[:-1]:
+            for name, value in vars(base).items():
+                is_method = isinstance(value, (types.FunctionType, property, staticmethod, classmethod))
+                if is_method or (is_special(name) and is_users_class(base)):
+                    self._note(cls, name, value, False)
+
+    def _add_classes_in(self, value: Any, depth: int = 2) -> None:
+        """Notes the classes in a constant, and those of what it holds."""
+        if isinstance(value, type):
+            self._add_class(value)
+        elif type(value) in (tuple, list, set, frozenset, dict) and depth and len(value) <= _MOST_LOOKED_AT:
+            for item in list(value):
+                self._add_classes_in(item, depth - 1)
+            for item in list(value.values()) if type(value) is dict else ():
+                self._add_classes_in(item, depth - 1)
+        else:
+            self._add_class(type(value))
+
+    def _look_up(self) -> None:
+        """Notes the attributes that code asks for, in the classes and modules that it knows."""
+        count = len(self._attributes) + len(self._of_super) + len(self._texts) + len(self._of_libraries)
+        while new := [cls for cls in list(self._classes) if self._looked.get(id(cls)) != count]:
+            for cls in new:
+                self._looked[id(cls)] = count
+                self._look_up_in_class(cls)  # which may lead to classes that are not known yet
+        for i, module in list(self.modules.items()):
+            if self._looked.get(i) != count and is_users_scope(vars(module)):
+                self._looked[i] = count
+                for name in (self._attributes & vars(module).keys()) | self._texts:
+                    self._note(vars(module), name, vars(module).get(name, MISSING), True)
+        self._ask_functions()
+        if self._now.shown is not None:
+            self._note_before()
+
+    # ---- attributes of classes, modules and functions that the code sets: known only once it has done it
+
+    def begin(self, shown: set[tuple[int, str | None]]) -> None:
+        """A trace begins: notes what the names hold that code may set, and does not see rebuilt."""
+        self._now.begin(shown)
+        self._note_before()
+
+    def _note_before(self) -> None:
+        size = len(self._classes), len(self.modules), len(self._scopes), self.named.size
+        if size != self._now.noted:
+            self._now.noted = size
+            scopes = [vars(module) for module in list(self.modules.values()) if is_open_scope(vars(module))]
+            functions = [f for f in self.named.functions() if (id(f), None) not in self._seen]  # roots are put back
+            self._now.note([*self._classes, *scopes, *self._scopes.values()], functions)
+
+    def sets(self, name: str | None) -> bool:
+        """Has code of the trace set an attribute of this name?"""
+        return name in self._stored_attributes
+
+    def end(self) -> bool:
+        """The trace has ended: puts back what it has set, and makes roots of that. True where there is any."""
+        changed = self._now.end(self._stored_attributes, self.left)
+        for origin in changed:
+            if origin.name is None:
+                self._add_origin(origin)
+            else:
+                self.assign(origin)
+        return bool(changed)
+
+    def _look_up_in_class(self, cls: type) -> None:
+        if self._reads_names:
+            self._note_names(cls)
+        of_libraries = self._of_libraries.intersection(*[set().union(*map(vars, filter(is_users_class, cls.__mro__)))])
+        for name in self._attributes | of_libraries:
+            holder, value = in_class(cls, name)
+            note_cache(value)
+            self._add_classes_in(value)
+            if (function := function_in(value)) is not None:
+                self.note_function(function, (holder, name))
+            if holder is not None and is_users_class(holder) and not is_constant(value) and not is_bound_by(value):
+                self._note(holder, name, value, holder not in self._laid_open)
+            else:
+                self._note(cls, name, value, False)
+        for base in cls.__mro__[1:]:
+            if is_users_class(base):
+                for name in self._of_super & vars(base).keys():
+                    self._note(base, name, vars(base)[name], not is_bound_by(vars(base)[name]))
+
+    def _lay_open(self, cls: type) -> None:
+        """Code reads `cls.__dict__`: what is in it counts as a binding."""
+        if cls not in self._laid_open:
+            self._laid_open.update(cls.__mro__)
+            for origin in [p for p in self.origins if p.holder in cls.__mro__ and not p.assigned]:
+                self.origins.remove(origin)
+                self._seen.discard(origin.key)
+            self._looked.clear()
+
+    def _note_names(self, cls: type) -> None:
+        """All that a class has, and that it has no more. What may change by itself is a root where `vars` shows it."""
+        for base in cls.__mro__:
+            if not is_users_class(base):
+                continue
+            self._note(base, OF_NAMES, MISSING, False)
+            for name in in_class(base, OF_NAMES)[1]:
+                if name == "_abc_impl":  # the interpreter's own notes on an abstract class
+                    continue
+                value = own_value(base, name)
+                shows = (self._computes_names or bool(self.builtins.of_vars)) and base not in self._laid_open
+                is_root = shows and not is_bound_by(value) and not is_constant(value)
+                self._note(base, name, value, is_root and not _is_refused(Origin(base, name)))
+
+    @alone
+    def leave_out(self, origins: Iterable[Origin]) -> bool:
+        """These are no roots: what a trace changes there happens in it alone. True where that is new."""
+        new = {origin.key for origin in origins} - self.left
+        self.left |= new
+        self.origins = [origin for origin in self.origins if origin.key not in self.left]
+        return bool(new)
+
+    def hide_inner(self, code: types.CodeType) -> bool:
+        """Leaves out what only functions inside of this one read: they may be host functions, which take any value.
+
+        Asked once, where a root was refused. Where such a function runs in a trace, it is a root again.
+        """
+        if self._was_refused:
+            return False
+        self._was_refused = True
+        return self._hide(code, {constant for constant in code.co_consts if isinstance(constant, types.CodeType)})
+
+    @alone
+    def see_hosts(self, function: types.FunctionType, hosts: set[types.CodeType]) -> bool:
+        """Notes what only host functions read, which run after the trace: no root. True where that is new.
+
+        A function that ran in the trace itself is none.
+        """
+        hosts = {host for host in hosts if host not in self._ran and host not in self.known}
+        new = self._hide(function.__code__, hosts)
+        for cell, name in passed_hosts(function, hosts) if hosts else ():
+            if name not in self._shared and name not in self.hidden:
+                self._hosts[id(cell)] = cell, name
+                self.hidden.add(name)
+                new = True
+        return new
+
+    @alone
+    def see_receivers(self, function: types.FunctionType) -> bool:
+        """Hides what the function names only to give a method of it to a callback of JAX. True where that is new."""
+        new = False
+        for cell, name, value in receivers(function):
+            if name in self.hidden or name in self._shared or name in self.assigned_own:
+                continue
+            self.hidden.add(name)
+            self._receivers.add(name)
+            self._receiving.update(nested_codes(function.__code__))
+            self._add_class(type(value))
+            if cell is not None:
+                self._hosts[id(cell)] = cell, name
+            else:
+                self._bindings.append((self._guards.get(id(function.__globals__), function.__globals__), name))
+            self._reads, new = None, True
+        return new
+
+    def _hide(self, code: types.CodeType, inside: set[types.CodeType]) -> bool:
+        new = only_in(code, inside) - self._shared - self.hidden if inside else set[str]()
+        self.hidden |= new
+        self.assigned_own -= new
+        self.origins = [p for p in self.origins if not p.assigned or p.name not in new or p.holder is not self._scope]
+        return bool(new)
+
+    @alone
+    def see_named(self, named: Iterable[type | types.ModuleType]) -> bool:
+        """Notes the classes of the objects in a call's roots, classes and modules in them. True for new roots."""
+        before = self._size
+        for value in named:
+            if isinstance(value, type):
+                self._add_class(value)
+            else:
+                self.modules.setdefault(id(vars(value)), value)
+        self._look_up()
+        return self._size != before
+
+    # ---- between calls
+
+    @property
+    def is_large(self) -> bool:
+        """Has it met so much that it is worth beginning anew? Classes that are made for each call do that."""
+        return len(self._bindings) > _MOST_BINDINGS
+
+    @alone
+    def has(self, functions: Iterable[types.FunctionType]) -> None:
+        """The state of these functions is part of the roots already."""
+        for function in functions:
+            code = function.__code__
+            if code not in self.known and code not in self._of_graph:
+                self._of_graph.add(code)
+                self.add(code, function.__globals__, function, False)
+
+    @alone
+    def own(self, scope: dict[str, Any], names: Iterable[str], stored: Iterable[str]) -> None:
+        """These globals are roots of their own; those that the function stores are assigned ones."""
+        self._scope = scope
+        for name in set(stored) - self.hidden:
+            self.assigned_own.add(name)
+            self.assign(Origin(scope, name, True))
+        own = {(id(scope), name) for name in set(names) - self.assigned_own}
+        self._own |= own
+        self._seen |= own
+
+    @alone
+    def reads(self) -> _core.Reads:
+        """What an entry depends on, with the values of now."""
+        size = len(self._seen), len(self._functions), len(self._cells), len(self._hosts)
+        if self._reads is None or self._reads[0] != size or not self._reads[1].holds():
+            self._bindings = [b for b in self._bindings if type(b[0]) is not weakref.ref or b[0]() is not None]
+            self._reads = (
+                size,
+                _core.Reads(
+                    self._bindings,
+                    list(self._functions.values()),
+                    [cell for cell, _ in (*self._cells.values(), *self._hosts.values())],
+                ),
+            )
+        return self._reads[1]
+
+    @alone
+    def refresh(self) -> bool:
+        """Makes roots of bindings that hold something else by now. True where there are any."""
+        if self._reads is None or self._reads[1].holds():
+            return False
+        before = self._size
+        reads = self._reads[1]
+        for holder, name in reads.changed():
+            if id(holder) in self._keywords:
+                continue
+            if name == OF_KEYS:
+                continue
+            if name == OF_NAMES or (isinstance(holder, type) and holder in self._laid_open):
+                for cls in [cls for cls in list(self._classes) if holder in cls.__mro__]:
+                    self._looked.pop(id(cls), None)
+                    self._note_methods(cls)
+                self._reads = None
+                continue
+            if holder is self._scope and name in self._receivers & self.hidden:
+                continue
+            value = in_class(holder, name)[1] if isinstance(holder, type) else holder.get(name, MISSING)
+            users = is_users_class(holder) if isinstance(holder, type) else is_users_scope(holder)
+            changes = type(value) is int or type(value) is float  # by assignment, as a counter does
+            if users and (changes or not is_constant(value) or can_be_equal(value)) and not is_bound_by(value):
+                where = self._guards.get(id(holder), holder)
+                self._bindings = [b for b in self._bindings if b[0] is not where or b[1] != name]
+                self._seen.discard((id(holder), name))
+                owner = in_class(holder, name)[0] if isinstance(holder, type) else None
+                self._add_origin(Origin(owner or holder, name))
+                if changes:
+                    self.changing.add((id(owner or holder), name))
+        for cell in reads.changed_cells():
+            if id(cell) in self._hosts:
+                if self._hosts[id(cell)][1] not in self._receivers:  # another function: it may run elsewhere too
+                    self.hidden.discard(self._hosts.pop(id(cell))[1])
+                self._reads = None
+                return True
+            self._add_origin(Origin(self._cells.pop(id(cell))[1], None))
+        self._ask_functions()
+        for function in list(self._functions.values()):
+            self._note_keywords(function)
+            if has_state(function):
+                self._add_origin(Origin(function, None))
+            if function.__code__ not in self.known:
+                self.add(function.__code__, function.__globals__, function)
+                self.known.add(function.__code__)
+        if self._size == before:
+            return False
+        self._reads = None
+        return True
+
+
+def _defaults_of(function: Any) -> tuple[Any, ...]:
+    if not isinstance(function, types.FunctionType):
+        return ()
+    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+
+
+def _match_args(cls: type) -> tuple[str, ...]:
+    found = in_class(cls, "__match_args__")[1]
+    return found if isinstance(found, tuple) else ()
+
+
+def _is_refused(origin: Origin) -> bool:
+    try:
+        _core.record((origin.value(),), (origin.text(),))
+    except GraftaxError:
+        return True
+    return False

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a callable to the function that runs, and from its signature to the roots of a call."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from graftax import _core
+from graftax._base.handles import with_handles
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import content, fill, globals_in, resolve_lazy_imports
+from graftax._capture.namespaces import Rebuilt, Views, with_parts
+from graftax._capture.origin import Origin
+from graftax._capture.read_set import ReadSet
+from graftax._graph.patterns import of_arguments
+
+GENERATOR = (
+    "{name} is a {what}: its body runs after the call has returned, where nothing can be traced. Compile a plain "
+    "function and call it from the {what}."
+)
+NO_SUCH_NAME = "{option}={which!r}: {name} has no argument {which!r}; it takes {names}.{hint}"
+NO_SUCH_POSITION = "{option}={which}: {name} has no positional argument {which}; it takes {count}."
+NOT_FOR = (
+    "{option}={which!r}: {name} has no argument {root!r}, with which this pattern of key paths begins. It takes "
+    "{names}."
+)
+
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
+
+
+def call_partial(
+    function: Callable[..., Any], bound: tuple[Any, ...], keywords: dict[str, Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Runs a `functools.partial`, whose parts are arguments like any other."""
+    return function(*bound, *args, **{**keywords, **kwargs})
+
+
+def call_opaque(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Runs a callable that has no Python code of its own."""
+    return function(*args, **kwargs)
+
+
+def resolve(function: Any) -> tuple[types.FunctionType, tuple[Any, ...], bool]:
+    """Finds the Python function behind a callable.
+
+    Returns:
+        (function, arguments that come first, whether the table of entries may hang on the function).
+    """
+    if isinstance(function, types.FunctionType):
+        return function, (), True
+    if isinstance(function, _core.Caller):  # jit of a jitted function: one trace, not two
+        if function._method is not None:
+            return resolve(cast("Any", function).__wrapped__)
+        return function._function, function._prefix, not function._prefix or function._function is not call_partial
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+        return function.__func__, (function.__self__,), True
+    if type(function) is functools.partial:
+        return call_partial, (function.func, function.args, function.keywords), False  # type: ignore[return-value]
+    method = getattr(type(function), "__call__", None)  # noqa: B004  (the function itself is wanted)
+    takes_it = not isinstance(inspect.getattr_static(type(function), "__call__", None), (staticmethod, classmethod))
+    if isinstance(method, types.FunctionType) and takes_it and not isinstance(function, type):
+        return method, (function,), True
+    if not callable(function):
+        raise TypeError(f"graftax.jit expects a callable, got {type(function).__qualname__}: {function!r}")
+    return call_opaque, (function,), False  # type: ignore[return-value]
+
+
+def is_called_by_its_class(function: Any) -> bool:
+    """Is what runs the `__call__` of an object's class, which may get another one?"""
+    if isinstance(function, _core.Caller):
+        return function._method is not None
+    return not isinstance(
+        function, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type)
+    )
+
+
+def refuse_generators(function: types.FunctionType) -> None:
+    for test, what in (
+        (inspect.isasyncgenfunction, "async generator"),
+        (inspect.iscoroutinefunction, "coroutine function"),
+        (inspect.isgeneratorfunction, "generator function"),
+    ):
+        if test(function):
+            raise TypeError(GENERATOR.format(name=function.__qualname__, what=what))
+
+
+def global_names(function: types.FunctionType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The globals that the function's code, and code nested in it, loads, and those it assigns."""
+    loaded, stored = globals_in(function.__code__)
+    known = function.__globals__
+    resolve_lazy_imports(known, loaded)
+    names = [n for n in loaded if n in known or not hasattr(builtins, n)]
+    return tuple(dict.fromkeys([*names, *stored])), stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """How the arguments of one function become roots, and how rebuilt roots become a call again."""
+
+    names: tuple[str, ...]  # positional parameters, then keyword-only ones
+    positional: int
+    var_positional: str | None
+    var_keyword: str | None
+    cells: tuple[str, ...]
+    globals: tuple[str, ...]
+    stored: tuple[str, ...]
+    origins: tuple[Origin, ...]  # what code that f calls reads
+    assigned: frozenset[str]  # globals of the function that are among them
+    hidden: frozenset[str]  # variables and globals that are no roots: only host functions read them
+    code: types.CodeType | None  # that it was read from
+    skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
+    binding: _core.Binding
+
+    @staticmethod
+    def of(
+        function: types.FunctionType,
+        skip: int,
+        captured: bool,
+        origins: Sequence[Origin] = (),
+        hidden: frozenset[str] = frozenset(),
+        assigned: frozenset[str] = frozenset(),
+    ) -> Signature:
+        """`assigned` are globals of the function that are among `origins`."""
+        code = function.__code__
+        count, keyword_only = code.co_argcount, code.co_kwonlyargcount
+        variables = code.co_varnames
+        names = variables[: count + keyword_only]
+        defaults: list[Any] = [MISSING] * len(names)
+        given = function.__defaults__ or ()
+        defaults[count - len(given) : count] = given
+        for i, name in enumerate(names[count:], count):
+            defaults[i] = (function.__kwdefaults__ or {}).get(name, MISSING)
+        at = count + keyword_only
+        var_positional = variables[at] if code.co_flags & _VARARGS else None
+        at += var_positional is not None
+        var_keyword = variables[at] if code.co_flags & _VARKEYWORDS else None
+        closure = zip(code.co_freevars, function.__closure__ or (), strict=False) if captured else ()
+        cells = {name: cell for name, cell in closure if name not in hidden}
+        loaded, stored = global_names(function) if captured else ((), ())
+        loaded = tuple(name for name in loaded if name not in hidden and name not in assigned)
+        stored = tuple(name for name in stored if name not in hidden and name not in assigned)
+        binding = _core.Binding(
+            names=names,
+            defaults=tuple(defaults),
+            missing=MISSING,
+            given=function.__defaults__,
+            positional=count,
+            positional_only=code.co_posonlyargcount,
+            var_positional=var_positional is not None,
+            var_keyword=var_keyword is not None,
+            cells=tuple(cells.values()),
+            globals=function.__globals__ if loaded else None,
+            global_names=loaded,
+            origins=tuple(origins),
+            code=code,
+        )
+        return Signature(
+            names,
+            count,
+            var_positional,
+            var_keyword,
+            tuple(cells),
+            loaded,
+            stored,
+            tuple(origins),
+            assigned,
+            hidden,
+            code,
+            skip,
+            binding,
+        )
+
+    def has_roots_of(self, reads: ReadSet) -> bool:
+        """Has it the roots that are known by now?"""
+        known = [origin.what for origin in reads.origins]
+        return known == [origin.what for origin in self.origins] and self.hidden == frozenset(reads.hidden)
+
+    @staticmethod
+    def of_parameters(signature: inspect.Signature) -> Signature:
+        """That of a function of which only the parameters are known."""
+        parameters, kinds = signature.parameters, inspect.Parameter
+        several = {kinds.VAR_POSITIONAL: None, kinds.VAR_KEYWORD: None, **{p.kind: n for n, p in parameters.items()}}
+        plain = [p for p in parameters.values() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+        names = tuple(p.name for p in plain)
+        positional = sum(p.kind is not kinds.KEYWORD_ONLY for p in plain)
+        var_positional, var_keyword = several[kinds.VAR_POSITIONAL], several[kinds.VAR_KEYWORD]
+        binding = _core.Binding(
+            names=names,
+            defaults=tuple(MISSING if p.default is p.empty else p.default for p in plain),
+            missing=MISSING,
+            given=None,
+            positional=positional,
+            positional_only=sum(p.kind is kinds.POSITIONAL_ONLY for p in plain),
+            var_positional=var_positional is not None,
+            var_keyword=var_keyword is not None,
+            cells=(),
+            globals=None,
+            global_names=(),
+        )
+        return Signature(
+            names, positional, var_positional, var_keyword, (), (), (), (), frozenset(), frozenset(), None, 0, binding
+        )
+
+    def root_names(self, layout: tuple[Any, ...]) -> tuple[str, ...]:
+        """One name a root, for messages: `x`, `args[0]`, `scale`, `closure n`, `global W`."""
+        extra = layout[0] if layout else 0
+        return (
+            *self.names[: self.positional],
+            *(f"{self.var_positional}[{i}]" for i in range(extra)),
+            *self.names[self.positional :],
+            *layout[1:],
+            *(f"closure {n}" for n in self.cells),
+            *(f"global {n}" for n in self.globals),
+            *(origin.text() for origin in self.origins),
+        )
+
+    def arguments(self, layout: tuple[Any, ...]) -> int:
+        """How many roots are arguments; what the function captures comes after them."""
+        return len(self.names) + sum(layout[:1]) + len(layout[1:])
+
+    def root_index(self, layout: tuple[Any, ...], which: int | str) -> int | None:
+        """The root that `static_argnums=which`, or a name, means; None when this call has no such argument."""
+        names = self.root_names(layout)
+        if isinstance(which, str):
+            return names.index(which) if which in names else None
+        extra = layout[0] if layout else 0
+        total = self.positional + extra
+        index = which + self.skip if which >= 0 else which + total
+        return index if 0 <= index < total else None
+
+    def flags(self, layout: tuple[Any, ...], which: Sequence[int | str]) -> list[bool]:
+        """One flag a root: is it named by `which`?"""
+        chosen = {self.root_index(layout, w) for w in which}
+        return [i in chosen for i in range(len(self.root_names(layout)))]
+
+    def root_flags(
+        self, layout: tuple[Any, ...], static: Sequence[int | str], dynamic: Sequence[int | str] = ()
+    ) -> list[int]:
+        """One sum of `_core.RootFlag` a root."""
+        pairs = zip(self.flags(layout, static), self.flags(layout, dynamic), strict=True)
+        flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
+        for i in range(self.arguments(layout), len(flags)):
+            flags[i] |= _core.RootFlag.captured
+        end = len(flags) - len(self.origins)
+        for i in range(end - len(self.globals), end):
+            flags[i] |= _core.RootFlag.global_
+        return flags
+
+    def check(self, which: Sequence[int | str], option: str, name: str, hint: str = "") -> None:
+        """Raises when `which` names what the function cannot take."""
+        jax_spelling = option == "static_arg"
+        for w in which:
+            option = f"static_arg{'names' if isinstance(w, str) else 'nums'}" if jax_spelling else option
+            if isinstance(w, str):
+                if w not in self.names and self.var_keyword is None:
+                    names = ", ".join(self.names[self.skip :]) or "none"
+                    raise ValueError(NO_SUCH_NAME.format(option=option, which=w, name=name, names=names, hint=hint))
+            elif self.var_positional is None and not -self.positional <= w < self.positional - self.skip:
+                count = self.positional - self.skip
+                raise ValueError(NO_SUCH_POSITION.format(option=option, which=w, name=name, count=count))
+
+    def check_patterns(self, patterns: Sequence[str], option: str, name: str) -> None:
+        """Raises when a text is no pattern of key paths, or begins with a name that no argument has."""
+        known = {*self.names, self.var_positional}
+        for text in patterns:
+            root = of_arguments(text, name, f"{option}=").root
+            named = root is not None and not root.startswith(("closure ", "global "))
+            if named and root not in known and self.var_keyword is None:
+                names = ", ".join(self.names) or "none"
+                raise ValueError(NOT_FOR.format(option=option, which=text, name=name, root=root, names=names))
+
+    def call(
+        self,
+        function: types.FunctionType,
+        roots: tuple[Any, ...],
+        values: list[Any],
+        layout: tuple[Any, ...],
+        name: str,
+        uses_up: bool,
+        reads: ReadSet | None = None,
+        graph: Rebuilt | None = None,
+    ) -> Any:
+        """Calls `function` with rebuilt roots: its arguments, closure and globals are the rebuilt ones.
+
+        In place of a handle it is given the object inside; with `uses_up` the result may take its place. With `reads`,
+        what it calls sees rebuilt globals, class attributes and functions, too; `graph` is asked about rebuilt objects.
+        """
+        extra = layout[0] if layout else 0
+        positional = self.positional + extra
+        named = (*self.names[self.positional :], *layout[1:])
+        at = positional + len(named)
+        cells = values[at : at + len(self.cells)]
+        at += len(self.cells)
+        own = [Origin(function.__globals__, name) for name in self.globals]
+        found = list(zip([*own, *self.origins], values[at:], roots[at:], strict=True))
+        changed = [(origin, value) for origin, value, old in found if value is not old and not origin.assigned]
+        assigned = [(origin, value) for origin, value, _ in found if origin.assigned]
+        views = Views(reads, changed, assigned, graph)
+        if graph is not None:
+            first = at - len(self.cells)
+            pairs = zip(cells, roots[first:at], strict=True)
+            graph.cells.update({id(new): (first + i, old) for i, (new, old) in enumerate(pairs) if new is not old})
+            views.tell({origin.key: at + i for i, (origin, _, _) in enumerate(found)})
+        # Without what watches its frames, its own globals are a copy of its module's.
+        own_scope = function.__globals__
+        scope = views.scope(own_scope) if changed or self.stored else views.seen(own_scope)
+        if self.cells or scope is not own_scope:
+            rebuilt = dict(zip(self.cells, cells, strict=True))
+            closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+            # Where its own code calls it, it is a root: its defaults are the rebuilt ones.
+            base = next((copy for held, copy in views.functions if held is function), function)
+            twin = with_parts(base, scope, tuple(rebuilt.get(name, cell) for name, cell in closure) or None)
+            views.functions.insert(0, (function, twin))  # before the rebuilt one, whose defaults may be replaced
+            function = twin
+
+        def run(given: list[Any]) -> Any:
+            keywords = dict(zip(named, given[positional:], strict=True))
+            return views.run(functools.partial(function, *given[:positional], **keywords))
+
+        result = with_handles(run, values[: positional + len(named)], name, uses_up)
+        lost = [n for n in self.stored if function.__globals__.get(n, MISSING) is not self._global(n, roots, values)]
+        if lost:
+            raise GlobalAssigned(lost)
+        return result
+
+    def held(self, roots: tuple[Any, ...]) -> list[tuple[Origin, types.CellType, Any]]:
+        """The names that the code assigns, their cells among the roots of a call, and what they hold before it."""
+        cells = zip(self.origins, roots[len(roots) - len(self.origins) :], strict=True)
+        return [(origin, cell, content(cell)) for origin, cell in cells if origin.assigned]
+
+    def look_again(self, roots: tuple[Any, ...]) -> None:
+        """Puts what these names hold now into the cells."""
+        for origin, cell, _ in self.held(roots):
+            fill(cell, origin.value())
+
+    def _global(self, name: str, roots: tuple[Any, ...], values: list[Any]) -> Any:
+        first = len(values) - len(self.origins) - len(self.globals)
+        return values[first + self.globals.index(name)]
+
+
+def give_back(held: list[tuple[Origin, types.CellType, Any]]) -> None:
+    """Gives the names what a call has put into their cells."""
+    for origin, cell, before in held:
+        if content(cell) is not before:
+            origin.put(content(cell))
+
+
+class GlobalAssigned(Exception):
+    """The traced function assigned globals; args[0] lists them."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a read set notes of the trace that runs in this thread."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from graftax._base.missing import MISSING
+from graftax._capture.bytecode import Shown
+from graftax._capture.function_attributes import State
+from graftax._capture.locks import Locks
+from graftax._capture.origin import Origin
+from graftax._capture.user_caches import holds_tracer
+from graftax._jax.compat import current_trace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def alone(method: Callable[P, R]) -> Callable[P, R]:
+    """One thread at a time: the method's object has a lock."""
+
+    @functools.wraps(method)
+    def waiting(*args: P.args, **kwargs: P.kwargs) -> R:
+        of: Any = args[0]
+        with of.lock:
+            return method(*args, **kwargs)
+
+    return waiting
+
+
+class Now(threading.local):
+    """The trace that runs in this thread: others may trace the same function at once."""
+
+    def __init__(self) -> None:
+        self.shown: set[tuple[int, str | None]] | None = None  # what it sees rebuilt
+        self.noted: tuple[int, ...] = ()  # how much was known when it was noted last
+        self.trace: Any = None  # that of JAX
+        self.touched: set[tuple[int, str]] = set()  # names of globals and modules that the code noted last has
+        self.runs = False  # has the traced function begun? From then on its own code calls it
+        self._held: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and classes, with what they held before
+        self._states: dict[int, State] = {}  # of functions
+        self.locks = Locks(())  # of the trace that runs
+
+    def begin(self, shown: set[tuple[int, str | None]]) -> None:
+        self.shown, self.trace, self.noted, self.runs = shown, current_trace(), (), False
+        self._held, self._states = {}, {}
+
+    def note(self, holders: Iterable[Any], functions: Iterable[types.FunctionType]) -> None:
+        """Notes what these modules and classes hold, and these functions, where the trace has no copy."""
+        for holder in holders:
+            if id(holder) not in self._held:
+                self._held[id(holder)] = holder, dict(names_in(holder))
+        shown = self.shown or set()
+        for function in functions:
+            if (id(function), None) not in shown and id(function) not in self._states:
+                self._states[id(function)] = State.of(function)
+
+    def end(self, names: Container[str], left: Container[tuple[int, str | None]]) -> list[Origin]:
+        """Puts back what the trace has set, but for what is left to it; gives where that was.
+
+        `names` are those that its code sets. Under another one, which it computes, a tracer tells.
+        """
+        changed: list[tuple[Origin, Any]] = []
+        for holder, before in self._held.values():
+            now = dict(names_in(holder))
+            for name in now.keys() | before.keys():
+                was, value = before.get(name, MISSING), now.get(name, MISSING)
+                if was is value or (id(holder), name) in left or (id(holder), name) in (self.shown or ()):
+                    continue
+                was, value = (v.original if isinstance(v, Shown) else v for v in (was, value))
+                if was is not value and (name in names or holds_tracer(value, self.trace)):
+                    changed.append((Origin(holder, name, True), was))
+        states = [state for i, state in self._states.items() if (i, None) not in left and state.is_changed]
+        self.shown, self.trace, self._held, self._states = None, None, {}, {}
+        for origin, was in changed:
+            origin.put(was)
+        for state in states:
+            state.put_back()
+        return [*(origin for origin, _ in changed), *(Origin(state.owner, None) for state in states)]
+
+
+def names_in(holder: Any) -> Mapping[str, Any]:
+    """What the dict of a module, or a class, holds by name."""
+    return vars(holder) if isinstance(holder, type) else holder

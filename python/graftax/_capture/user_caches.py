@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`functools.lru_cache` that is filled while a program is traced: it outlives the trace, and may not keep its tracers.
+
+A cache is only a cache: one that would keep a tracer is cleared when the trace ends, and computes again. But what it
+gave before the trace is the caller's own, and no root: what the trace changes in that is put back.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from jax.core import Tracer
+
+from graftax._base.errors import MutationError
+from graftax._capture.numbers.symbols import Symbol
+from graftax._jax.compat import array_class, current_trace
+from graftax._jax.tracers import is_ended, live_traces, trace_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Cache = type(functools.lru_cache(len))  # the interpreter's own class, which has no public name
+
+# What leads away from what is kept: to code, to all of JAX, or to a trace whose end makes a plain number of a symbol.
+_NO_HOLDERS = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, Tracer, array_class(), Symbol)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_MOST = 10_000  # values that are looked at in one cache
+_DEPTH = 4  # containers and objects within each other
+
+# A WeakSet cannot be looked through while another thread notes a cache; a dict is copied at once.
+_met: dict[weakref.ref[Any], None] = {}
+
+
+def _forget(ref: weakref.ref[Any]) -> None:
+    _met.pop(ref, None)
+
+
+KEPT_IN_CACHE = (
+    "{name} puts an array into an object that {cache} gives out. What a cache keeps is no input of a compiled "
+    "function, so the object was left as it was. Pass it to the function as an argument, or keep it under a global "
+    "name that the function reads."
+)
+
+
+class _Now(threading.local):
+    """The trace that runs in this thread."""
+
+    def __init__(self) -> None:
+        # What caches gave out before it: a list or a dict, what that held, and the cache. None where no trace runs.
+        self.held: dict[int, tuple[Any, Any, Any]] | None = None
+
+
+_now = _Now()
+
+
+def note_cache(value: Any) -> None:
+    """Notes a cache that code under a trace names."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = cast("Any", value).__func__
+    if type(value) is Cache:
+        ref = weakref.ref(value, _forget)
+        if ref not in _met:
+            _met[ref] = None
+            _hold(value)
+
+
+def _hold(cache: Any) -> None:
+    if _now.held is not None and cache.cache_info().currsize:
+        for value in _values(cache):
+            held = value if type(value) in (list, dict) else _attributes_of(value)
+            if held is not None and id(held) not in _now.held:
+                _now.held[id(held)] = held, held.copy(), cache
+
+
+def _attributes_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an instance of a class that a class statement made. No code of the class runs for it."""
+    if issubclass(type(value), _NO_HOLDERS) or not type(value).__flags__ & _HEAP_TYPE:
+        return None
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if type(found) is dict else None
+
+
+def keeping_cached(trace: Callable[P, R]) -> Callable[P, R]:
+    """Of a function that runs a trace. What fails has changed nothing of what caches kept."""
+
+    @functools.wraps(trace)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+        around, _now.held = _now.held, {}
+        try:
+            for cache in _caches():
+                _hold(cache)
+            return trace(*args, **kwargs)
+        except BaseException:
+            _put_back(lambda now: True)
+            raise
+        finally:
+            _now.held = around
+
+    return kept
+
+
+def refuse_cached(name: str) -> None:
+    """Raises MutationError where the trace has put a tracer into what a cache kept before."""
+    ending = current_trace()
+    cache = _put_back(lambda now: holds_tracer(now, ending))
+    if cache is not None:
+        called = getattr(cache, "__qualname__", "a cached function")
+        raise MutationError(KEPT_IN_CACHE.format(name=name, cache=f"{called}()"))
+
+
+def _put_back(goes: Callable[[Any], bool]) -> Any:
+    """Puts back what has changed, where that is wanted. Gives one of the caches that it is of."""
+    found = None
+    for held, before, cache in list((_now.held or {}).values()):
+        if not _same_items(held, before) and goes(held):
+            found = cache
+            held.clear()
+            held.extend(before) if type(held) is list else held.update(before)
+    return found
+
+
+def _same_items(one: Any, other: Any) -> bool:
+    if len(one) != len(other):
+        return False
+    if type(one) is list:
+        return all(a is b for a, b in zip(one, other, strict=True))
+    return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+
+
+def _caches() -> list[Any]:
+    return [cache for ref in list(_met) if (cache := ref()) is not None]
+
+
+def clear_caches() -> None:
+    """Clears the caches that hold tracers of the trace which ends now, or of one that has ended."""
+    if _met:
+        ending, live = current_trace(), live_traces()
+        for cache in _caches():
+            if cache.cache_info().currsize and any(_goes(value, ending, live) for value in _values(cache)):
+                cache.cache_clear()
+
+
+def _goes(value: Any, ending: Any, live: list[Any]) -> bool:
+    trace = trace_of(value) if issubclass(type(value), Tracer) else None
+    return trace is not None and (trace is ending or is_ended(value, live))
+
+
+def holds_tracer(value: Any, ending: Any) -> bool:
+    """Does it lead to a tracer of the trace which ends now, or of one that has ended?"""
+    live = live_traces()
+    # The collector is told of an instance's values by the instance, not by its dict.
+    parts = [value, *value.values()] if type(value) is dict else [value]
+    return any(_goes(part, ending, live) or any(_goes(i, ending, live) for i in _values(part)) for part in parts)
+
+
+def _values(holder: Any) -> list[Any]:
+    """What a container, an object or a cache holds, and what is in that. No code of the user's runs for it."""
+    if issubclass(type(holder), _NO_HOLDERS):
+        return []
+    found: list[Any] = []
+    level = gc.get_referents(holder)
+    for _ in range(_DEPTH + 1):
+        level = level[: _MOST - len(found)]
+        found += level
+        level = gc.get_referents(*[value for value in level if not issubclass(type(value), _NO_HOLDERS)])
+    return found

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reason why a call was compiled, and what to do about it: a remedy for each kind."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from graftax._graph.structure_diff import Difference, short_text
+
+_ADDRESS = re.compile(r" at 0(x[0-9a-fA-F]*|(?=\.\.\.))")  # one may be cut short
+
+
+class Cause(NamedTuple):
+    """One difference between a call that was compiled and what was compiled before.
+
+    Kinds: those of `REMEDIES`, and `first`, where nothing was compiled before.
+    """
+
+    kind: str
+    path: str  # the place: of an argument, a captured variable, a setting, a name that the code reads
+    before: str = ""
+    now: str = ""
+    where: str = ""  # the line that asks for a value
+
+    def __str__(self) -> str:
+        if self.kind in SAID:
+            return SAID[self.kind].format(path=self.path, before=self.before, now=self.now)
+        if self.kind == "symbol":
+            return f"{self.path} was {self.before}, is {self.now}: from now on any value of it is served"
+        if self.kind == "sharing" and " and " in self.path:
+            return f"{self.path} were {self.before}, are now {self.now}"
+        what = {"shape": "shape ", "dtype": "dtype ", "sharding": "sharding "}.get(self.kind, "")
+        asked = f" ({self.where} asks for its value)" if self.where else ""
+        return f"{self.path} was {what}{self.before}, is {what}{self.now}{asked}"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What two causes share that are the same one again: numbers of a list's elements do not count."""
+        return self.kind, re.sub(r"\[\d+\]", "[*]", self.path)
+
+    @property
+    def remedy(self) -> str:
+        """What to do, with the place in it; empty where there is nothing to do."""
+        return REMEDIES.get(self.kind, "").format(path=self.path, where=self.where)
+
+
+SAID = {
+    "first": "the first call",
+    "evicted": "it was compiled before, and dropped since: {path}",
+    "cleared": "it was compiled before, and {path}",
+    "loaded": "loaded from a file",
+    "unknown": "{path}",
+}
+
+REMEDIES = {
+    # ---- a value that is no array
+    "number": (
+        "The code asks for its value (a shape, an index, a text), or numbers='static' says so: to compile once, trace "
+        "it with jit(..., dynamic={path!r}), pass graftax.Dynamic(value), or make it a jax.Array."
+    ),
+    "packed number": (
+        "Python numbers are static, in packed state too: to compile once, pack a jax.Array or graftax.Dynamic(value) "
+        "there."
+    ),
+    "bool": (
+        "A bool decides branches, so each of its two values is a program. For one program make it a jax.Array and "
+        "choose with jnp.where or graftax.cond."
+    ),
+    "text": (
+        "A text decides what is computed and cannot be traced: pass one of a few fixed ones, and keep names, labels "
+        "and messages that change out of what the function is given."
+    ),
+    "value": (
+        "It is compared by its value: make it once and keep it as it is, or pass what changes in it as a jax.Array."
+    ),
+    "identity": (
+        "It counts by identity, so a new one is another one: make it once, outside of the loop, and pass the same. "
+        "What has fields or an __eq__ of its own counts by these."
+    ),
+    "code": (
+        "It is another function: make it once, or pass what differs between the two as an argument. Two functions of "
+        "one def with equal variables are the same."
+    ),
+    "number type": "1, 1.0 and True are three values: give it one type from the start.",
+    "type": "Give it one type from the start: an array that is filled later instead of None, 1.0 instead of 1.",
+    "class": "Each run of a class statement makes another class: let it run once, outside of the loop.",
+    "array": "Give it one type from the start: a jax.Array before the first call, jnp.asarray(value).",
+    # ---- how it is put together
+    "added": (
+        "A list, dict or object that grows is a new structure each time: keep counters, logs and caches outside of "
+        "what the function is given, say with ignore= that it does not read them, or make them jax.Arrays "
+        "of a fixed shape."
+    ),
+    "removed": (
+        "A list, dict or object that shrinks is a new structure each time: keep it outside of what the function is "
+        "given, or make it a jax.Array of a fixed shape with a mask."
+    ),
+    "content": "It is part of the structure: keep it as it is between calls.",
+    "order": "The order is part of the structure, the function can see it: fill it in one order.",
+    "sharing": (
+        "Who is shared with whom is part of the structure: pass the same objects in the same places each time, or a "
+        "copy (graftax.copy) where they are to be separate."
+    ),
+    "set order": (
+        "Equal sets may iterate in another order, at once or after f changes them: pass a sorted list or tuple."
+    ),
+    "packed": "Pack it once, outside of the loop, and keep its structure.",
+    # ---- arrays
+    "shape": (
+        "Each shape is a program: pad to a few fixed sizes (the next power of two, say) with a mask, and drop or pad "
+        "the last batch."
+    ),
+    "dtype": "Convert it once, where it is made: jnp.asarray(x, dtype) or x.astype(dtype).",
+    "weak type": (
+        "An array made of a Python number alone is weakly typed, what is computed from it often is not: give it a "
+        "dtype where it is made, as in jnp.asarray(0.0, jnp.float32)."
+    ),
+    "sharding": (
+        "Place it once, as the function gives it back: jax.device_put(x, sharding), or in_shardings= and "
+        "out_shardings=."
+    ),
+    "committed": (
+        "jax.device_put(x, device) ties an array to its device, jnp.asarray(x) does not: put all of them, or none."
+    ),
+    # ---- what surrounds the call
+    "setting": "Set it once, before the first call, or around all calls alike.",
+    "read": (
+        "The code that runs in the trace reads it, so it is part of the program: set it before the first call, or pass "
+        "it as an argument."
+    ),
+    "id": "The function asks for the id() of this object: keep numbers of your own, or pass the same object.",
+    "asked": (
+        "The line {where} makes something of it that is part of the program: a shape, a range, a text, an exponent, "
+        "what NumPy computes. Python's arithmetic, math and jax.numpy take it as it is; else pass it as a jax.Array."
+    ),
+    "guard": "Its value decides what is computed: decide in the function with jnp.where or graftax.cond.",
+    "evicted": "More structures come in turn than are kept: raise cache_size=, or lower their number.",
+    "cleared": "Clear caches outside of the loop.",
+}
+
+
+def plain_text(value: object) -> str:
+    """The text of a value without the address of an object."""
+    return without_addresses(short_text(value))
+
+
+def without_addresses(text: str) -> str:
+    return _ADDRESS.sub("", text)
+
+
+def caused(difference: Difference[str]) -> Cause:
+    """A difference of two structures as a cause."""
+    kind = difference.kind
+    before, now = without_addresses(difference.one), without_addresses(difference.other)
+    if kind in ("type", "added", "removed") and "an array" in (before, now) and "nothing" not in (before, now):
+        kind = "array"
+    if before == now:
+        now = f"another {now}"
+    return Cause(kind, difference.path, before, now)

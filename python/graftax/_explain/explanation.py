@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: which programs a function was compiled to and why, or what a call would do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+from graftax._explain.cause import Cause
+from graftax._explain.log import because, headline, record
+from graftax._explain.variant import Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What was compiled of a function. Prints as text; `to_json()` is the same as data."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    calls: int
+    count: int  # of all programs, those that were dropped long ago included
+    seconds: float  # of all compilations
+
+    def to_json(self) -> str:
+        """The same as JSON: an object with `function`, `calls`, `programs`, `seconds`, and `variants`, a list."""
+        variants = [record(variant) | {"live": variant.is_live} for variant in self.variants]
+        counts = {"calls": self.calls, "programs": self.count, "seconds": round(self.seconds, 6)}
+        return json.dumps({"function": self.name, **counts, "variants": variants})
+
+    def __str__(self) -> str:
+        if not self.count:
+            return f"{self.name}: nothing was compiled"
+        lines = [
+            f"{self.name}: {self.count} program{'s' * (self.count > 1)} in {self.seconds:.2f} s, {self.calls} calls"
+        ]
+        if self.count > len(self.variants):
+            lines.append(f"({self.count - len(self.variants)} that were dropped are not shown)")
+        for variant in self.variants:
+            gone = f", dropped: {variant.dropped}" if variant.dropped else ""
+            clock = time.strftime("%H:%M:%S", time.localtime(variant.when))
+            lines.append(f"#{variant.number}  {clock}  {headline(variant)}{gone}")
+            lines += because(variant.nearest, variant.causes, "    ")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallExplanation:
+    """What a call would do: `hit` says whether a program is there, `causes` how it differs from the nearest one."""
+
+    name: str
+    hit: bool
+    number: int  # of the program, or of the one that is most like it
+    causes: tuple[Cause, ...]
+
+    def to_json(self) -> str:
+        """The same as JSON."""
+        causes = [cause._asdict() | {"text": str(cause), "remedy": cause.remedy} for cause in self.causes]
+        return json.dumps({"function": self.name, "hit": self.hit, "nearest": self.number or None, "causes": causes})
+
+    def __str__(self) -> str:
+        if self.hit:
+            return f"{self.name}: a hit, program #{self.number} runs"
+        return "\n".join([f"{self.name}: a miss, this call compiles", *because(self.number, self.causes, "  ")])
+
+    def __repr__(self) -> str:
+        return str(self)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a frozen function, which must compile nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from graftax import _core
+from graftax._base.errors import GraftaxError
+from graftax._explain.history import History
+from graftax._explain.log import because
+from graftax._explain.variant import Variant
+
+FROZEN = (
+    "{name} is frozen, and this call would compile:\n{causes}\nGive it what it was compiled for, warm it for this call "
+    "before freeze(), or let it compile again with unfreeze()."
+)
+
+
+class RecompileError(GraftaxError):
+    """A call of a frozen function would have compiled; the message says why."""
+
+
+def refuse(table: Any, name: str, recording: _core.Recording) -> NoReturn:
+    """Raises for a call that no program is there for."""
+    call = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    refuse_variant(table.history, call)
+
+
+def refuse_variant(history: History, call: Variant) -> NoReturn:
+    number, causes = history.explain(call)
+    raise RecompileError(FROZEN.format(name=call.name, causes="\n".join(because(number, causes, "  "))))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saying what is compiled as it happens: `log_recompiles` and `GRAFTAX_EXPLAIN`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from graftax._explain.variant import Variant
+
+ENVIRONMENT = "GRAFTAX_EXPLAIN"
+
+
+class RecompileLog:
+    """What `log_recompiles` began: it ends with `close()`, or with the block of a `with` statement."""
+
+    def __init__(self, file: TextIO | str | os.PathLike[str] | None) -> None:
+        self._file = file
+        _logs.append(self)
+
+    def close(self) -> None:
+        """Says no more."""
+        if self in _logs:
+            _logs.remove(self)
+
+    def __enter__(self) -> RecompileLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def say(self, variant: Variant) -> None:
+        if isinstance(self._file, (str, os.PathLike)):
+            line = json.dumps(record(variant), separators=(",", ":")) + "\n"
+            # One write a line, at the end of the file: several processes may share it.
+            handle = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, line.encode())
+            finally:
+                os.close(handle)
+        else:
+            print(described(variant), file=self._file or sys.stderr, flush=True)
+
+
+_logs: list[RecompileLog] = []
+
+
+def log_recompiles(file: TextIO | str | os.PathLike[str] | None = None) -> RecompileLog:
+    """Says of each program as it is compiled how long that took, where the call came from and why it was needed.
+
+    `GRAFTAX_EXPLAIN=1` in the environment does the same for a whole run, `GRAFTAX_EXPLAIN=trace.jsonl` writes a file.
+
+    Args:
+        file: an open file; by default the standard error. A path: one line of JSON a program is added there, which
+            `python -m graftax explain` makes a page of. Several processes may write to one file.
+
+    Returns:
+        The log: `close()` ends it, and so does the end of a `with` block.
+
+    >>> import io, graftax, jax.numpy as jnp
+    >>> said = io.StringIO()
+    >>> with graftax.log_recompiles(said):
+    ...     y = graftax.jit(lambda x: x * 2)(jnp.ones(3))
+    >>> "the first call" in said.getvalue()
+    True
+    """
+    return RecompileLog(file)
+
+
+def compiled(variant: Variant) -> None:
+    _from_environment()
+    for log in list(_logs):
+        log.say(variant)
+
+
+@functools.cache
+def _from_environment() -> None:
+    """Begins what the environment asks for, when the first program is compiled."""
+    asked = os.environ.get(ENVIRONMENT, "")
+    if asked not in ("", "0"):
+        RecompileLog(None if asked == "1" else asked)
+
+
+def record(variant: Variant) -> dict[str, Any]:
+    """A variant as plain data."""
+    return {
+        "function": variant.name,
+        "number": variant.number,
+        "when": round(variant.when, 6),
+        "process": os.getpid(),
+        "file": variant.where[0],
+        "line": variant.where[1],
+        "seconds": {part: round(seconds, 6) for part, seconds in variant.seconds.items()},
+        "nearest": variant.nearest or None,
+        "causes": [
+            {"kind": c.kind, "path": c.path, "before": c.before, "now": c.now, "text": str(c), "remedy": c.remedy}
+            for c in variant.causes
+        ],
+    }
+
+
+def headline(variant: Variant) -> str:
+    """Number, time and place in one line."""
+    parts = ", ".join(f"{part} in {seconds:.2f} s" for part, seconds in variant.seconds.items())
+    if not parts:
+        loaded = any(cause.kind == "loaded" for cause in variant.causes)
+        parts = "nothing was compiled" if loaded else "as a part of another program"
+    file, line = variant.where
+    return f"{variant.all_seconds:.2f} s ({parts}), called at {Path(file).name}:{line}"
+
+
+def described(variant: Variant) -> str:
+    """A variant in a few lines: what was compiled, why, and what to do."""
+    lines = [f"graftax: {variant.name} #{variant.number}: {headline(variant)}"]
+    lines += because(variant.nearest, variant.causes, "  ")
+    return "\n".join(lines)
+
+
+def because(nearest: int, causes: tuple[Any, ...], indent: str) -> list[str]:
+    """The causes, and a remedy for each kind of them."""
+    if nearest and causes:
+        lines = [f"{indent}unlike #{nearest}:"]
+        lines += [f"{indent}  {cause}" for cause in causes]
+    else:
+        lines = [f"{indent}{cause}" for cause in causes]
+    remedies = dict.fromkeys(cause.remedy for cause in causes if cause.remedy)
+    return lines + [f"{indent}-> {remedy}" for remedy in remedies]

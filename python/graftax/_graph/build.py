@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds an object graph that is described: numbered nodes with their classes, children and what else they need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+from graftax import _core
+from graftax._base.errors import StructureError
+from graftax._core import How
+from graftax._graph.structure import Op
+from graftax._graph.types import describe
+from graftax._graph.types.pytree_nodes import NoneKey, one_level_treedef
+
+
+class Node(NamedTuple):
+    """One node. A child may be any number: one that is met again is the same object."""
+
+    cls: type
+    children: list[tuple[Any, int]]  # (key entry, number)
+    # What it needs beside its children: a deque's maxlen, the elements of a set, the content of a buffer, the value of
+    # a subclass of str, the function of a function, the aux data of a registered class as a tuple of one.
+    detail: Any = None
+
+
+class Assembly:
+    """Writes nodes as the program of a GraphDef, whose leaves are all other values.
+
+    Args:
+        nodes: by number.
+        values: what stands at the numbers that are no nodes.
+        name: says where a number stands, for messages.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node], values: Mapping[int, Any], name: Callable[[int], str]) -> None:
+        self._nodes, self._values, self._name = nodes, values, name
+        self._met = Counter(number for node in nodes.values() for _, number in node.children)
+        self._code: list[tuple[Any, ...]] = []
+        self._empty = _core.GraphDef._instruction()
+        self._next = list(self._empty).index("next")
+        self._statics: list[tuple[Any, ...]] = []
+        self._elements: list[int] = []
+        self._keys: list[int] = []
+        self._leaves: list[Any] = []
+        self._tracks: dict[int, int] = {}
+
+    def build(self, root: int) -> Any:
+        """The object of a number, new with all below it. Raises StructureError where it cannot be built."""
+        self._met[root] += 1
+        pending: list[tuple[int, int | None]] = [(root, None)]
+        while pending:
+            number, close = pending.pop()
+            if close is not None:
+                whole = self._code[close]
+                self._code[close] = (*whole[: self._next], len(self._code), *whole[self._next + 1 :])
+            else:
+                pending += self._visit(number)
+        state = (1, 1, len(self._leaves), None, tuple(self._code), tuple(self._statics))
+        graphdef = _core.GraphDef._from_state((*state, tuple(self._keys), tuple(self._elements)))
+        return _core.unflatten(graphdef, self._leaves)
+
+    def _visit(self, number: int) -> list[tuple[int, int | None]]:
+        """Writes what has a number; returns what is to be written after it, last first."""
+        if number in self._tracks:
+            self._emit(Op.ref, arg=self._tracks[number])
+            return []
+        if number not in self._nodes:
+            self._emit(Op.leaf, arg=len(self._leaves))
+            self._leaves.append(self._values[number])
+            return []
+        return self._node(number)
+
+    def _emit(self, op: Op, **fields: Any) -> None:
+        """Writes an instruction; fields that are not given are those of an empty one."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        instruction = self._empty | {"op": op, "next": len(self._code) + 1} | given
+        self._code.append(tuple(instruction.values()))  # a dict of each takes as much as all else together
+
+    def _node(self, number: int) -> list[tuple[int, int | None]]:
+        cls, _, detail = self._nodes[number]
+        base, tracked, slot_names = _core.kind_info(cls)
+        extra, items, attributes = self._sorted_children(number, base)
+        slots = [s for s in slot_names if s in attributes]
+        fields = [a for a in attributes if a not in slot_names]
+        first_key = len(self._keys)
+        elements = payload = treedef = None
+        if base == "set":
+            ids = [self._key(e) for e in detail or ()]
+            elements = len(ids)
+        else:
+            ids = [self._key(k.key) for k, _ in items if isinstance(k, (DictKey, NoneKey))]
+        if base in ("deque", "buffer", "value") and detail is not None:
+            payload = self._key(detail)
+        if base == "function":
+            payload = len(self._statics)
+            self._statics.append((How.function, detail, 0, 0))
+        if base == "registered":
+            treedef = one_level_treedef(cls, cast("tuple[Any]", detail)[0], len(items))
+        ids += [self._key(n) for n in (*fields, *slots)]
+        self._keys += ids
+        if tracked or self._met[number] > 1:
+            self._tracks[number] = len(self._tracks)
+        pc = len(self._code)
+        self._emit(
+            Op.node,
+            arg=elements,
+            track=self._tracks.get(number),
+            items=len(items),
+            fields=len(fields),
+            slots=len(slots),
+            has_extra=len(extra),
+            keys=first_key if ids else None,
+            payload=payload,
+            type=cls,
+            treedef=treedef,
+        )
+        numbers = [*(n for _, n in extra), *(n for _, n in items), *(attributes[name] for name in (*fields, *slots))]
+        return [(number, pc), *((child, None) for child in reversed(numbers))]
+
+    def _sorted_children(
+        self, number: int, base: str
+    ) -> tuple[list[tuple[Any, int]], list[tuple[Any, int]], dict[str, int]]:
+        """The children of one node as (extra child, items, attributes)."""
+        cls, children, detail = self._nodes[number]
+        parts = _parts(cls, base, detail)
+        extra_name = {"registered": "aux_data", "defaultdict": "default_factory"}.get(base)
+        extra: list[tuple[Any, int]] = []
+        items: list[tuple[Any, int]] = []
+        attributes: dict[str, int] = {}
+        for entry, child in children:
+            if not isinstance(entry, GetAttrKey) or entry.name in parts:
+                items.append((entry, child))
+            elif entry.name == extra_name:
+                extra.append((entry, child))
+            else:
+                attributes[entry.name] = child
+        unnamed = any(not isinstance(entry, GetAttrKey) for entry, _ in items)
+        if parts and not unnamed:
+            items.sort(key=lambda item: parts.index(item[0].name))
+        elif not parts and base in ("list", "tuple", "deque"):
+            if not all(isinstance(entry, SequenceKey) for entry, _ in items):
+                raise StructureError(f"the items of {self._name(number)} have keys that are no numbers")
+            items.sort(key=lambda item: item[0].idx)
+            if [entry.idx for entry, _ in items] != list(range(len(items))):
+                given = [entry for entry, _ in items]
+                where = self._name(number)
+                raise StructureError(f"the items of {where} are not numbered from 0 without a gap: {given}")
+        if parts and (unnamed or (len(items) != len(parts) and base not in ("weakref", "cell"))):
+            raise StructureError(f"{self._name(number)} is a {base} node and needs the entries {', '.join(parts)}")
+        if extra_name and not extra:
+            where = self._name(number)
+            raise StructureError(f"{where} is a {base} node without its entry {where}.{extra_name}")
+        return extra, items, attributes
+
+    def _key(self, value: Any) -> int:
+        if type(value) is tuple:
+            ids = [self._key(v) for v in value]
+            self._statics.append((How.tuple, value, len(self._elements), len(ids)))
+            self._elements += ids
+        else:
+            self._statics.append((How.identity, value, 0, 0))
+        return len(self._statics) - 1
+
+
+def _parts(cls: type, base: str, detail: Any) -> tuple[str, ...]:
+    """The names of the items of a node whose items have names."""
+    if base == "registered":
+        return describe.names_of_children(cls) or ()
+    if base == "tuple":
+        return describe.item_names(cls)
+    if base == "function":
+        return ("__defaults__", "__kwdefaults__", *(f"__closure__[{n!r}]" for n in detail.__code__.co_freevars))
+    for builtin, fields in describe.EXCEPTIONS.items():
+        if base == ("exception" if builtin is BaseException else builtin.__name__):
+            return ("args", "__cause__", "__context__", *fields)
+    return {
+        "method": ("__func__", "__self__"),
+        "partial": ("func", "args", "keywords"),
+        "weakref": ("referent", "__callback__"),
+        "proxy": ("mapping",),
+        "cell": ("cell_contents",),
+    }.get(base, ())

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Object graphs by hand: flatten and unflatten, and the flat, path-keyed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from graftax import _core
+
+
+def flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
+    """Splits an object graph into its arrays and its structure.
+
+    Args:
+        obj: any object; shared and cyclic references are part of the structure.
+
+    Returns:
+        (leaves, graphdef): the dynamic leaves (JAX and NumPy arrays) in walk order, and the `GraphDef`.
+
+    Raises:
+        UnsupportedValueError: for a value that hides state, at its path.
+
+    Example:
+        >>> layer = [jnp.ones(3)]
+        >>> leaves, graphdef = graftax.flatten({"a": layer, "b": layer})
+        >>> graphdef
+        GraphDef({'a': #1=[*], 'b': #1})
+    """
+    return _core.flatten(obj)
+
+
+def unflatten(graphdef: _core.GraphDef, leaves: Iterable[object]) -> Any:
+    """Builds a new object graph from a structure and its leaves, in the order in which `flatten` gave them.
+
+    No `__init__` and no `__setattr__` of a user's class runs; a leaf may be any object.
+    """
+    return _core.unflatten(graphdef, list(leaves))

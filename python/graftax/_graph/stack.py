@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stack`, `unstack`, `each`: objects of one structure as one object, whose arrays have a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from graftax import _core, interop
+from graftax._base.errors import StructureError
+from graftax._base.key_path import keystr
+from graftax._graph.array_aliases import note_made
+from graftax._graph.module import Module
+from graftax._graph.structure_diff import differences_text
+from graftax._jax.compat import tree_functions
+
+NOTHING = "graftax.stack takes at least one object."
+OTHER_STRUCTURE = (
+    "{name}: the objects have to be of one structure, and number {number} differs from the first:\n{lines}"
+)
+OTHER_ARRAY = "{name}: {path} is {expected} in the first object, and {given} in number {number}."
+NO_ROWS = "graftax.unstack: {path} has {given}, and {first} {length}: all arrays have a row for each object."
+NO_ARRAYS = "graftax.unstack: there is no array in this object that says how many there are."
+
+T = TypeVar("T")
+
+
+def stack(objects: Iterable[T]) -> T:
+    """One object like each of some, whose arrays are theirs, stacked along a new first axis.
+
+    Args:
+        objects: of one structure: equal types, statics and sharing, and arrays of equal shapes and dtypes.
+
+    Raises:
+        StructureError: where they differ: names the object and the place.
+
+    Example:
+        >>> model = graftax.stack([{"w": jnp.zeros(2), "name": "net"}, {"w": jnp.ones(2), "name": "net"}])
+        >>> model["w"].shape, model["name"]
+        ((2, 2), 'net')
+    """
+    return stacked("graftax.stack", list(objects))
+
+
+def stacked(name: str, objects: list[Any]) -> Any:
+    """As `stack`, for what calls itself `name`."""
+    if not objects:
+        raise ValueError(NOTHING)
+    flat = [_core.flatten(obj) for obj in objects]
+    text = mismatch(name, flat)
+    if text is not None:
+        raise StructureError(text)
+    return stacked_flat(flat)
+
+
+Flat = tuple[list[Any], _core.GraphDef]
+
+
+def mismatch(name: str, flat: list[Flat]) -> str | None:
+    """What says in which place which of some flattened objects differs from the first; None where they are alike."""
+    first, graphdef = flat[0]
+    for number, (_, other) in enumerate(flat):
+        if other != graphdef:
+            lines = differences_text(graphdef, other)
+            return OTHER_STRUCTURE.format(name=name, number=number, lines=lines)
+    for number, (leaves, _) in enumerate(flat):
+        for i, (leaf, expected) in enumerate(zip(leaves, first, strict=True)):
+            if np.shape(leaf) != np.shape(expected) or leaf.dtype != expected.dtype:
+                path = f"obj{keystr(graphdef.leaf_places()[i][1])}"
+                texts = {"expected": _text(expected), "given": _text(leaf)}
+                return OTHER_ARRAY.format(name=name, path=path, number=number, **texts)
+    return None
+
+
+def stacked_flat(flat: list[Flat]) -> Any:
+    """One object of objects that are alike, which are given flattened."""
+    graphdef = flat[0][1]
+    made: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+    leaves: list[Any] = []
+    for rows in zip(*(leaves for leaves, _ in flat), strict=True):
+        which = tuple(map(id, rows))  # an array that stands in two places stays one
+        if which not in made:
+            made[which] = rows, jnp.stack(rows)
+        leaves.append(made[which][1])
+    note_made(made.values())
+    return _core.unflatten(graphdef, leaves)
+
+
+def unstack(obj: T) -> list[T]:
+    """The objects that `stack` made one of: a list of new ones, each with a row of every array.
+
+    Raises:
+        StructureError: where the arrays do not have the same number of rows.
+
+    Example:
+        >>> graftax.unstack({"w": jnp.arange(2.0), "name": "net"})
+        [{'w': Array(0., dtype=float32), 'name': 'net'}, {'w': Array(1., dtype=float32), 'name': 'net'}]
+    """
+    leaves, graphdef = _core.flatten(obj)
+    if not leaves:
+        raise StructureError(NO_ARRAYS)
+    paths = [f"obj{keystr(path)}" for _, path in graphdef.leaf_places()]
+    counts = [f"{np.shape(leaf)[0]} rows" if np.shape(leaf) else "no rows" for leaf in leaves]
+    for path, count in zip(paths, counts, strict=True):
+        if count != counts[0] or count == "no rows":
+            raise StructureError(NO_ROWS.format(path=path, given=count, first=paths[0], length=counts[0]))
+    once = {id(leaf): leaf for leaf in leaves}
+    objects: list[T] = []
+    for i in range(np.shape(leaves[0])[0]):
+        rows = {which: leaf[i] for which, leaf in once.items()}
+        note_made(((leaf,), rows[which]) for which, leaf in once.items())
+        objects.append(_core.unflatten(graphdef, [rows[id(leaf)] for leaf in leaves]))
+    return objects
+
+
+class Each(Generic[T]):
+    """What `each` returns."""
+
+    def __init__(self, objects: list[T]) -> None:
+        self.objects = objects
+
+    def __repr__(self) -> str:
+        return f"graftax.each({self.objects!r})"
+
+
+def each(objects: Iterable[T]) -> Each[T]:
+    """For `graftax.scan` and `graftax.vmap`: over objects of one structure, such as the layers of a model, or models.
+
+    The function is traced once for all of them. What a step changes of the object that it is given is changed in the
+    caller's. `graftax.scan` takes a plain list of layers for this without being told. `each` says it of any objects,
+    such as dicts, and has an error where they differ. `graftax.vmap` slices a plain list, as JAX does.
+    Each call stacks their arrays: a model that keeps its layers stacked (`stack`) saves that.
+
+    Args:
+        objects: as for `stack`.
+
+    Example:
+        >>> layers = [{"w": jnp.full(2, 2.0), "calls": jnp.array(0)} for _ in range(3)]
+        >>> def apply(x, layer):
+        ...     layer["calls"] += 1
+        ...     return x * layer["w"], None
+        >>> x, _ = graftax.scan(apply, jnp.ones(2), graftax.each(layers))
+        >>> x, layers[2]["calls"]
+        (Array([8., 8.], dtype=float32), Array(1, dtype=int32...))
+    """
+    return Each(list(objects))
+
+
+def is_layer(obj: Any) -> bool:
+    """Is this a module of a known library, or an object of a class that is unknown to JAX? Data is neither."""
+    cls = type(obj)
+    if _core.kind_info(cls)[0] != "object":
+        return False
+    return isinstance(obj, Module) or interop.is_module(obj) or tree_functions(cls) is None
+
+
+def _text(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(np.shape(leaf))}"

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only Python knows of a type: asked once per type by the core, which caches the answer."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import concurrent.futures
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import inspect
+import logging
+import multiprocessing.process
+import pathlib
+import socket
+import threading
+import types
+import uuid
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+import jax
+import jax.core
+import jax.custom_batching
+import jax.extend.core
+import numpy as np
+from jax import tree_util
+
+from graftax import _core, interop
+from graftax._base.handles import HandleLayout, handle_classes
+from graftax._base.marks import Dynamic, Static
+from graftax._base.type_record import Description
+from graftax._graph.types import static_values
+from graftax._graph.types.ignored import Ignored
+from graftax._graph.types.observers import stands_outside
+from graftax._graph.types.unsupported import IN_C, ITERATOR, hides_state, why_refused
+from graftax._jax.compat import data_fields, is_registered_static, ref_types, tree_functions, typed_array_types
+
+_BY_PICKLE = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    pathlib.PurePath,
+)
+
+# A plain function makes a new one on each call; a compiled one cannot.
+MUTABLE_OPAQUE = (
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    threading.Barrier,
+    threading.Thread,
+)
+
+LAZY_IMPORT: type[Any] | None = getattr(types, "LazyImportType", None)  # Python 3.15
+
+# Never entered, whatever their fields hold: they stand for something outside the program.
+_OPAQUE = (
+    *MUTABLE_OPAQUE,
+    logging.Logger,
+    logging.Handler,
+    logging.LoggerAdapter,
+    concurrent.futures.Executor,
+    concurrent.futures.Future,
+    socket.socket,
+    asyncio.AbstractEventLoop,
+    multiprocessing.process.BaseProcess,
+    inspect.Signature,
+    inspect.Parameter,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    TypeVar,
+    ParamSpec,
+    TypeVarTuple,
+    staticmethod,
+    classmethod,
+    property,
+    _core.GraphDef,
+    _core.Caller,
+    HandleLayout,
+    jax.custom_batching.custom_vmap,
+    *([LAZY_IMPORT] if LAZY_IMPORT is not None else []),  # one that cannot be imported
+)
+
+# The roles of the classes of symbolic numbers, which register themselves.
+_SYMBOLS: dict[type, str] = {}
+
+_BY_EQUALITY = (
+    np.dtype,
+    jax.sharding.AbstractMesh,
+    jax.sharding.Mesh,
+    jax.sharding.PartitionSpec,
+    jax.sharding.Sharding,
+)
+
+_NUMPY = (np.ndarray, np.memmap, np.recarray, *typed_array_types)
+_SUBCLASS_OF_ARRAY = (
+    "inside a compiled program it would be a plain array, without what the subclass adds. "
+    "Pass numpy.asarray(...) of it."
+)
+
+
+def register_symbol(base: type, role: str) -> None:
+    """Says the role of a class of symbolic numbers and its subclasses. Register the special before the general."""
+    _SYMBOLS[base] = role
+
+
+def describe(obj: Any, solid: type) -> Description:
+    """Says how the core is to treat the type of `obj`.
+
+    Args:
+        obj: the first instance met of a type.
+        solid: the nearest base class that no class statement made.
+    """
+    cls = type(obj)
+    if cls is Ignored:
+        return Description("ignored")
+    if cls in static_classes:
+        by_value = cls.__eq__ is not object.__eq__ and cls.__hash__ is not None
+        return Description("equal" if by_value else "identity")
+    if cls in by_fields:
+        return by_fields[cls]
+    if stands_outside(cls):
+        return Description("identity")
+    adapted = interop.describe(cls)
+    if adapted is not None:
+        return adapted
+    if isinstance(obj, (type, types.ModuleType, enum.Enum)):
+        return Description("identity")
+    if issubclass(cls, jax.core.Tracer):  # also one of a jax.Ref: the answer is for all of its class
+        return Description("array")
+    if isinstance(obj, ref_types):
+        return Description("ref")
+    if isinstance(obj, jax.Array):
+        return Description("array")
+    if cls in handle_classes():  # also where it is registered with JAX
+        return Description("node", frozen=False, static_fields=handle_classes()[cls].static_fields)
+    if (symbol := next((role for base, role in _SYMBOLS.items() if issubclass(cls, base)), None)) is not None:
+        return Description(symbol)
+    if issubclass(cls, Dynamic):
+        return Description("dynamic", frozen=False, handed=True)
+    if issubclass(cls, Static):
+        return Description("node", frozen=False, handed=True, static_fields=frozenset({"value"}))
+    if reason := why_refused(obj):
+        return Description("refused", reason=reason)
+    if isinstance(obj, (np.ndarray, np.generic)):
+        if isinstance(obj, np.ndarray) and cls not in _NUMPY:
+            return Description("refused", reason=_SUBCLASS_OF_ARRAY)
+        return Description("numpy", frozen=not isinstance(obj, np.ndarray), reduce=static_values.numpy_value)
+    if isinstance(obj, jax.ShapeDtypeStruct):
+        return Description("shape")
+    if isinstance(obj, _BY_EQUALITY):
+        return Description("equal")
+    is_namedtuple = solid is tuple and hasattr(cls, "_fields")  # a node for JAX without being registered
+    if not is_namedtuple and not tree_util.all_leaves([obj]) and not is_registered_static(cls):
+        return Description("registered", is_frozen(cls), order=names_of_children(cls))
+    if isinstance(obj, jax.extend.core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
+        return Description("jaxpr")
+    if isinstance(obj, (*_OPAQUE, jax.extend.core.Jaxpr)):
+        return Description("identity")
+    if isinstance(obj, tree_util.PyTreeDef):
+        return Description("reduce", reduce=static_values.treedef_value)
+    if isinstance(obj, BaseException):
+        if any(issubclass(solid, c) and solid.__basicsize__ == c.__basicsize__ for c in EXCEPTIONS):
+            return Description("node", frozen=False, handed=True)
+        return Description("reduce", frozen=False, reduce=static_values.exception_value)
+    reduce = static_values.REDUCE.get(solid) or (static_values.known_value if isinstance(obj, _BY_PICKLE) else None)
+    if reduce is None and static_values.is_structseq(cls):
+        reduce = static_values.structseq_value
+    if reduce is not None:
+        has_state = cls is not solid and (
+            cls.__dictoffset__ != 0 or any(vars(c).get("__slots__") for c in cls.__mro__[:-1])
+        )
+        if has_state and cls.__module__ not in _STDLIB:
+            return Description("value", handed=True, frozen=False, reduce=reduce)
+        return Description("reduce", frozen=False, reduce=reduce)
+    if isinstance(obj, Iterator):
+        return Description("refused", reason=ITERATOR)
+    if solid in _NODES and cls is not object:
+        fields_only = solid is object
+        sentinel = fields_only and not _has_methods(cls)
+        order = item_names(cls) if is_namedtuple else None
+        return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
+    if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
+        return Description("equal")
+    return Description("refused", reason=IN_C) if hides_state(obj, solid) else Description("identity")
+
+
+def names_of_children(cls: type) -> tuple[str, ...] | None:
+    """Which attributes the children of a registered class are, as `register` or JAX was told; None where unknown."""
+    functions = tree_functions(cls)
+    fields = None if cls in child_names or functions is None else data_fields(functions[0])
+    return child_names.get(cls) if fields is None else fields[0]
+
+
+def item_names(cls: type) -> tuple[str, ...]:
+    """The names of the items of a named tuple."""
+    names: Any = getattr(cls, "_fields", ())
+    return names if isinstance(names, tuple) and all(type(name) is str for name in names) else ()
+
+
+# Given to `register_static`.
+static_classes: weakref.WeakSet[type] = weakref.WeakSet()
+# What was given to `register`: classes without a flatten, and the names of the children of those with one.
+by_fields: weakref.WeakKeyDictionary[type, Description] = weakref.WeakKeyDictionary()
+child_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+schemas: weakref.WeakKeyDictionary[type, Callable[[tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
+
+
+def is_frozen(cls: type) -> bool:
+    parameters = getattr(cls, "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen:
+        return True
+    return "__attrs_attrs__" in vars(cls) and getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
+
+
+def _has_methods(cls: type) -> bool:
+    ignored = {"__module__", "__doc__", "__dict__", "__weakref__", "__slots__", "__repr__", "__reduce__"}
+    ignored |= {"__qualname__", "__firstlineno__", "__static_attributes__", "__annotations__", "__match_args__"}
+    ignored |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__init__", "__new__", "__bool__"}
+    return any(name not in ignored for base in cls.__mro__[:-1] for name in vars(base))
+
+
+# Exceptions that the core opens have the layout of one of these, which keeps so much besides args, cause and context.
+EXCEPTIONS: dict[type[BaseException], tuple[str, ...]] = {
+    BaseException: (),
+    OSError: ("errno", "strerror", "filename", "filename2", "characters_written"),
+    ImportError: ("msg", "name", "path", "name_from"),
+    NameError: ("name",),
+    AttributeError: ("obj", "name"),
+    **dict.fromkeys(
+        (UnicodeEncodeError, UnicodeDecodeError, UnicodeTranslateError),
+        ("encoding", "object", "start", "end", "reason"),
+    ),
+    SystemExit: ("code",),
+    StopIteration: ("value",),
+}
+_NODES = {
+    object,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    bytearray,
+    array.array,
+    types.SimpleNamespace,
+    OrderedDict,
+    defaultdict,
+    deque,
+    functools.partial,
+    weakref.ref,
+}
+_STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uuid", "zoneinfo")
+
+
+def numpy_role(dtype: np.dtype[Any]) -> bool | str:
+    """True for a dtype that is traced, False for one that is static by value, a message for one that is refused."""
+    if dtype.kind in "USMm" or dtype == jax.dtypes.float0:
+        return False
+    if dtype.hasobject or dtype.fields is not None:
+        return f"a NumPy array of dtype {dtype} cannot be traced. Pass its columns or elements one by one."
+    if not dtype.isnative:
+        order = dtype.byteorder
+        return f"a NumPy array of byte order {order!r} cannot be traced. Use a.astype(a.dtype.newbyteorder('='))."
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        return f"JAX has no type for a NumPy array of dtype {dtype}. Use a.astype(numpy.float64)."
+    if dtype.kind in "biufc" or jax.numpy.issubdtype(dtype, jax.numpy.number):
+        return True
+    return f"a NumPy array of dtype {dtype} cannot be traced."

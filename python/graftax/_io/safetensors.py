@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors container: a header of JSON that says where the bytes of each tensor are, then the bytes.
+
+Written and read here, so that a file can be written a leaf at a time and opened without a copy. The header is checked
+in full before anything is read through it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import ml_dtypes
+import numpy as np
+
+from graftax._io.errors import LoadError, damaged
+
+MOST_HEADER = 100_000_000  # bytes: the limit of the safetensors package
+_MOST_DEPTH = 16  # of brackets in the header: ours has 3
+_MOST_DIMENSIONS = 64
+ALIGN = 64  # what XLA wants of memory that it uses where it lies
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "C64": np.dtype("<c8"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+}
+_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # bits: known, and not read
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies; `start` and `end` count from the first byte of data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file says of itself."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    data: int  # where the data begins
+    size: int  # of the file
+
+
+def header_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The length and the header of a file, padded so that the data is aligned."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, tensor in tensors.items():
+        entries[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": (tensor.start, tensor.end),
+        }
+    text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-(len(text) + 8) % ALIGN)
+    if len(text) > MOST_HEADER:
+        raise ValueError(f"the header would have {len(text)} bytes; the format has room for {MOST_HEADER}")
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_header(path: str, file: int) -> Header:
+    """Reads and checks the header of an open file; no memory is taken that the file's own size does not cover.
+
+    Raises:
+        LoadError: where the file is no safetensors file, or its header and its size contradict each other.
+    """
+    size = os.fstat(file).st_size
+    start = os.pread(file, 8, 0)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length < 2 or length > size - 8:
+        raise damaged(path, f"its {size} bytes have no room for the header that they announce")
+    if length > MOST_HEADER:
+        raise damaged(path, f"a header of {length} bytes")
+    text = _read(file, length, 8)
+    if len(text) != length:
+        raise damaged(path, "it ends within the header")
+    entries = parsed(path, text)
+    if type(entries) is not dict:
+        raise damaged(path, "the header is no object")
+    metadata = cast("dict[str, Any]", entries).pop("__metadata__", {})
+    if type(metadata) is not dict or not all(type(value) is str for value in cast("dict[str, Any]", metadata).values()):
+        raise damaged(path, "its metadata are not texts")
+    tensors = {name: _tensor(path, name, entry) for name, entry in cast("dict[str, Any]", entries).items()}
+    at = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if tensor.start != at:
+            raise damaged(path, f"the bytes of {name!r} begin at {tensor.start}, and those before end at {at}")
+        at = tensor.end
+    if at != size - 8 - length:
+        raise damaged(path, f"there are {size - 8 - length} bytes of data, and the header speaks of {at}")
+    return Header(tensors, metadata, 8 + length, size)
+
+
+def _read(file: int, length: int, offset: int) -> bytes:
+    parts: list[bytes] = []
+    while length:
+        part = os.pread(file, length, offset)
+        if not part:
+            break
+        parts.append(part)
+        length -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def parsed(path: str, text: bytes | str, most_depth: int = _MOST_DEPTH) -> Any:
+    """JSON that was not written by a friend: of bounded depth, without a key twice, in UTF-8."""
+    try:
+        found = text.decode("utf-8") if isinstance(text, bytes) else text
+        _refuse_depth(found, most_depth)
+        return json.loads(found, object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its header is no JSON: {error}") from None
+
+
+def _refuse_depth(text: str, most: int) -> None:
+    depth = 0
+    for piece in _TEXT_OR_BRACKET.finditer(text):
+        bracket = piece[0]
+        if bracket in "[{":
+            depth += 1
+            if depth > most:
+                raise ValueError(f"it is nested deeper than {most}")
+        elif bracket in "]}":
+            depth -= 1
+
+
+_TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _tensor(path: str, name: str, entry: Any) -> Tensor:
+    fields: dict[str, Any] = entry if type(entry) is dict else {}
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if (
+        type(dtype) is not str
+        or not _are_sizes(shape)
+        or not _are_sizes(offsets)
+        or len(cast("list[int]", offsets)) != 2
+    ):
+        raise damaged(path, f"what it says of {name!r} is no tensor")
+    sizes, (start, end) = cast("list[int]", shape), cast("list[int]", offsets)
+    bits = DTYPES[dtype].itemsize * 8 if dtype in DTYPES else _PACKED.get(dtype)
+    if bits is None:
+        raise LoadError(f"{path} has {name!r} with the dtype {dtype!r}, which this version does not know")
+    if len(sizes) > _MOST_DIMENSIONS:
+        raise damaged(path, f"{name!r} has {len(sizes)} dimensions")
+    if math.prod(sizes) * bits != (end - start) * 8:
+        raise damaged(path, f"{name!r} of shape {tuple(sizes)} and dtype {dtype} does not have {end - start} bytes")
+    return Tensor(dtype, tuple(sizes), start, end)
+
+
+def _are_sizes(value: Any) -> bool:
+    return type(value) is list and all(type(x) is int and 0 <= x < 1 << 60 for x in cast("list[Any]", value))
+
+
+class Mapped:
+    """The bytes of one file. Pages are read when they are touched; what is written to them stays in this process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            self.header = read_header(path, file.fileno())
+            empty = self.header.size == self.header.data
+            self._map = None if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """A tensor, in the memory of the file where it lies on a multiple of its items' size."""
+        tensor = self.header.tensors[name]
+        if tensor.dtype in _PACKED:
+            raise LoadError(f"{self.path}: {name!r} is packed as {tensor.dtype}, which JAX has no arrays of")
+        dtype = DTYPES[tensor.dtype]
+        if self._map is None or tensor.start == tensor.end:
+            return np.zeros(tensor.shape, dtype)
+        offset = self.header.data + tensor.start
+        flat = np.frombuffer(self._map, np.uint8, tensor.end - tensor.start, offset)
+        if offset % dtype.itemsize:
+            flat = flat.copy()
+        return flat.view(dtype).reshape(tensor.shape)

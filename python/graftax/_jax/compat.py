@@ -1,0 +1,600 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every difference between JAX versions, and what has no public name. Each entry says when it can go."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import logging
+import operator
+import re
+import sys
+import traceback
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core
+import jax.monitoring
+import numpy as np
+from jax._src import core as _jax_core
+from jax._src import dtypes as _dtypes
+from jax._src import pjit as _pjit
+from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
+from jax._src import tree_util as _tree_util
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.lax import lax as _lax
+from jax.tree_util import FlattenedIndexKey, PyTreeDef, default_registry
+
+from graftax import _core
+
+_FOLDER = str(Path(jax.__file__).parent)
+ClosedOver: type[Exception] = getattr(_ad, "CustomVJPException", Exception)  # of a custom_vjp's captured values
+
+lacking: dict[str, str] = {}  # what is off, and which private name of JAX it would need: the doctor says it
+
+try:
+    from jax._src.array import ArrayImpl
+except ImportError:  # asks JAX for an array, which starts its backend
+    ArrayImpl: type = type(jax.numpy.zeros(()))  # pyright: ignore[reportUnknownMemberType, reportConstantRedefinition]
+    lacking["import without a device"] = "jax._src.array.ArrayImpl"
+
+
+def array_class() -> type:
+    """The concrete class behind `jax.Array`: its instances are recognised by one pointer comparison."""
+    return ArrayImpl
+
+
+@functools.cache
+def key_class() -> type:
+    """The class of arrays of typed PRNG keys. JAX 0.10 moved it; the old place goes with JAX 0.9."""
+    for module in ("jax._src.random.prng", "jax._src.prng"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).PRNGKeyArray
+    raise ImportError("this JAX has no PRNGKeyArray where it is known")
+
+
+def know_symbols(classes: dict[type, type], scalars: tuple[type, ...], array: Any) -> None:
+    """Tells JAX that instances of these classes are Python numbers of a type or NumPy scalars, and which array each is.
+
+    `export` does the same for symbolic dimensions; nothing public does.
+    """
+    needed = ("canonicalize_value_handlers", "python_scalar_types", "python_scalar_types_to_dtypes")
+    places = [(_jax_core, "pytype_aval_mappings"), *((_dtypes, n) for n in (*needed, "register_weak_scalar_type"))]
+    if missing := [f"{of.__name__}.{name}" for of, name in places if not hasattr(of, name)]:
+        lacking["symbolic numbers"] = ", ".join(missing)
+        return
+    for cls, kind in classes.items():
+        _jax_core.pytype_aval_mappings[cls] = functools.partial(_aval_of_number, kind)
+        _dtypes.canonicalize_value_handlers[cls] = array
+        _dtypes.python_scalar_types.add(cls)
+        _dtypes.python_scalar_types_to_dtypes[cls] = _dtypes.python_scalar_types_to_dtypes[kind]
+        _dtypes.register_weak_scalar_type(cls)
+    for cls in scalars:
+        _jax_core.pytype_aval_mappings[cls] = lambda symbol: jax.typeof(symbol.dtype.type())
+        _dtypes.canonicalize_value_handlers[cls] = array
+
+
+def lacks_symbols() -> bool:
+    """Is there a private name missing that `know_symbols` needs?"""
+    return "symbolic numbers" in lacking
+
+
+def _aval_of_number(kind: type, symbol: Any) -> Any:
+    return _jax_core.pytype_aval_mappings[kind](kind())
+
+
+def wants_exponent(frame: types.FrameType) -> bool:
+    """Does this frame of JAX look at an exponent? It makes another program for each whole one."""
+    return frame.f_code.co_name in ("power", "_operator_pow") and _is_of_jax(frame)
+
+
+def only_tries(frame: types.FrameType | None) -> bool:
+    """Does this frame of JAX make an array of a Python number only to see whether it fits a dtype?"""
+    for name in ("coerce_to_array", "array"):
+        if frame is None or frame.f_code.co_name != name or not _is_of_jax(frame):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def makes_seed(frame: types.FrameType) -> bool:
+    """Does this frame of JAX make the seed of a key, of a number or of an array?"""
+    return frame.f_code.co_name == "random_seed" and _is_of_jax(frame)
+
+
+def tries_static_slice(frame: types.FrameType) -> bool:
+    """Does this frame of JAX ask for an index to see whether it is static? It takes another way for one that is not."""
+    of_slice = frame.f_back is not None and frame.f_back.f_code.co_name == "to_static_slice"
+    return of_slice and frame.f_code.co_name == "validate_static_indices" and _is_of_jax(frame)
+
+
+def _is_of_jax(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_FOLDER)
+
+
+def weak_scalar(vector: Any, at: int) -> Any:
+    """One element, with the weak type of a Python number, which no public function gives."""
+    return _lax._convert_element_type(jax.lax.index_in_dim(vector, at, keepdims=False), weak_type=True)
+
+
+def of_one_trace(x: Any, tracer: Any) -> bool:
+    """Do both belong to one trace? Equinox leaves out the tangents of values that do not; nothing public tells."""
+    trace = getattr(tracer, "_trace", None)
+    return trace is not None and getattr(x, "_trace", None) is trace
+
+
+def is_registered_static(cls: type) -> bool:
+    """Was the class given to `jax.tree_util.register_static`? Nothing public tells without a call of its flatten."""
+    entry = getattr(_tree_util, "_registry", {}).get(cls)
+    name = getattr(getattr(entry, "from_iter", None), "__qualname__", "")
+    return "register_static.<locals>" in name
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The mesh axes along which a value inside `jax.shard_map` differs. JAX 0.10 moved it: `vma` goes with 0.9."""
+    aval: Any = jax.typeof(x)
+    return frozenset(aval.vma if hasattr(aval, "vma") else aval.mat.varying)
+
+
+def is_dimension(cls: type) -> bool:
+    """The class of what `jax.export.symbolic_shape` makes, and of expressions of that? It is private."""
+    return cls.__module__.endswith("export.shape_poly")
+
+
+# NumPy arrays that know their JAX type, as which JAX 0.9 and later return derivatives by integers.
+typed_array_types: tuple[type, ...] = ()
+with contextlib.suppress(ImportError, AttributeError):
+    typed_array_types = (importlib.import_module("jax._src.literals").TypedNdArray,)
+
+# `jax.shard_map` infers specs where it is given this; its repr says jax.sharding.Infer, where no version has it yet.
+inferred_specs: Any = inspect.signature(jax.shard_map).parameters["in_specs"].default
+
+
+# The mutable array, under the name that this version has (`jax.Ref` is public from JAX 0.9 on).
+def new_ref(content: Any) -> Any:
+    """A jax.Ref with this content; itself where it is one, or stands for an array."""
+    return jax.new_ref(content) if isinstance(content, jax.Array) else content
+
+
+ref_types: tuple[type, ...] = tuple(t for t in (getattr(jax, "Ref", None),) if isinstance(t, type))
+
+# JAX 0.12 shortened the name; the old one goes with JAX 0.11.
+treedef_of_node: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(
+    PyTreeDef, "make_from_node_data_and_children", None
+)
+
+
+# (node data, number of children) of each node in pre-order; of leaves: (None, how many stand side by side).
+Records = list[tuple[tuple[type, Any] | None, int]]
+
+
+@functools.cache
+def _pickles_are_known() -> bool:
+    """Is a treedef pickled as a list of nodes from below, each a tuple that ends with its leaves and nodes?
+
+    Nothing public takes a deep treedef apart in linear time: each call of `children` copies what is below.
+    """
+    try:
+        sample = _tree_util.tree_structure(([0, None, {"a": 0}], (), _tree_util.Partial(len, (0,))))
+        registry, records = sample.__getstate__()
+        counts = [(r[1], *r[-2:]) for r in records]
+        leaf = (0, 1, 1)
+        below = [leaf, (0, 0, 1), leaf, (1, 1, 2), (3, 2, 5), (0, 0, 1), leaf, (1, 1, 2), (1, 1, 3), (0, 0, 1)]
+        known = counts == [*below, (2, 1, 5), (3, 3, 12)] and registry is default_registry
+        return known and _unpickled(_records_to_pickle(_records_of_pickle(records))) == sample
+    except Exception:
+        return False
+
+
+def _unpickled(records: list[Any]) -> Any:
+    treedef: Any = PyTreeDef.__new__(PyTreeDef)
+    treedef.__setstate__((default_registry, records))
+    return treedef
+
+
+def _records_of_pickle(pickled: list[Any]) -> Records:
+    leaf: Any = _tree_util.tree_structure(0).__getstate__()[1][0]
+    found: Records = []
+    stack = [len(pickled) - 1]
+    while stack:
+        place = stack.pop()
+        record = pickled[place]
+        if record == leaf:
+            found.append((None, 1))
+            continue
+        arity: int = record[1]
+        # What the numbers and fields in front mean is asked of JAX, for this one node over leaves.
+        alone = _unpickled([leaf] * arity + [(*record[:-2], arity, arity + 1)])
+        found.append((alone.node_data(), arity))
+        child = place - 1
+        for _ in range(arity):
+            stack.append(child)
+            child -= pickled[child][-1]
+    return found
+
+
+def _records_to_pickle(records: Records) -> list[Any]:
+    leaf: Any = _tree_util.tree_structure(0)
+    of_leaf: Any = leaf.__getstate__()[1][0]
+    pickled: list[Any] = []
+    leaves = 0
+    open_: list[tuple[Any, int, int, int]] = []  # node data, arity; leaves and nodes before it
+    left: list[int] = [1]  # children that are still to come, of each open node
+    for data, arity in records:
+        if data is None:
+            pickled += [of_leaf] * arity
+            leaves += arity
+            left[-1] -= arity
+        else:
+            left[-1] -= 1
+            open_.append((data, arity, leaves, len(pickled)))
+            left.append(arity)
+        while open_ and left[-1] == 0:
+            left.pop()
+            data, arity, leaves_before, nodes_before = open_.pop()
+            alone = treedef_of_node(default_registry, data, [leaf] * arity).__getstate__()[1][-1]
+            pickled.append((*alone[:-2], leaves - leaves_before, len(pickled) - nodes_before + 1))
+    return pickled
+
+
+def treedef_records(treedef: Any) -> Records | None:
+    """What JAX's treedef consists of, in linear time; None where this version's pickles are not known."""
+    return _records_of_pickle(treedef.__getstate__()[1]) if _pickles_are_known() else None
+
+
+def treedef_of_records(records: Records) -> Any | None:
+    """JAX's treedef of these nodes, in linear time; None where this version's pickles are not known."""
+    return _unpickled(_records_to_pickle(records)) if _pickles_are_known() else None
+
+
+def tree_registry() -> Any:
+    """JAX's dict from registered types to their functions: its size tells when another type was registered."""
+    registry = getattr(_tree_util, "_registry", None)
+    return registry if isinstance(registry, dict) else None
+
+
+def is_tree_node(cls: type) -> bool:
+    """Does JAX open values of this type? `jax.tree_util.is_tree_node` goes in front from JAX 0.10 on."""
+    ask: Any = getattr(_tree_util, "is_tree_node", None)
+    if ask is not None:
+        return ask(cls)
+    registry = tree_registry()
+    own = (type(None), list, tuple, dict, OrderedDict, defaultdict)
+    return cls in (registry or own) or cls in own or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+
+
+def tree_functions(cls: type) -> tuple[Any, Any] | None:
+    """(flatten, unflatten) as registered with JAX; None for its own containers, or where they cannot be read."""
+    entry = (tree_registry() or {}).get(cls)
+    flatten, unflatten = getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
+    return None if flatten is None or unflatten is None else (flatten, unflatten)
+
+
+def data_fields(flatten: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """(data fields, meta fields) of a class given to `jax.tree_util.register_dataclass`, by its flatten function."""
+    if "register_dataclass.<locals>" not in getattr(flatten, "__qualname__", ""):
+        return None
+    cells = dict(zip(flatten.__code__.co_freevars, flatten.__closure__ or (), strict=True))
+    if set(cells) != {"data_fields", "meta_fields"}:
+        return None
+    return tuple(cells["data_fields"].cell_contents), tuple(cells["meta_fields"].cell_contents)
+
+
+# (pairs (key path entry, child), aux data) of a registered node. Public from JAX 0.11 on.
+one_level_with_keys: Any = getattr(default_registry, "flatten_one_level_with_keys", None)
+
+
+def names_function(flatten: Any) -> Any:
+    """The function that `jax.tree_util.register_pytree_with_keys` was given, where it made `flatten` of it; or None."""
+    if not getattr(flatten, "__qualname__", "").endswith("register_pytree_with_keys.<locals>.flatten_func_impl"):
+        return None
+    cells = dict(zip(flatten.__code__.co_freevars, flatten.__closure__ or (), strict=True))
+    return cells["flatten_with_keys"].cell_contents if set(cells) == {"flatten_with_keys"} else None
+
+
+def open_first(flatten: Any, tree: Any) -> tuple[Any, Any]:
+    """What `one_level_with_keys` says of a node, and who names the children of its class.
+
+    What else was registered with `flatten` cannot be read. So it is seen here what JAX calls: where that is `flatten`,
+    nobody names them and JAX numbers them (False); where it is the method that `register_pytree_with_keys_class` takes,
+    that one. Otherwise JAX has to be asked for each object (True). None: this one tells nothing.
+    """
+    entered: list[types.CodeType] = []
+
+    def note(frame: types.FrameType, event: str, arg: Any) -> None:  # unmeasured: in an event
+        if event == "call":
+            sys.setprofile(None)
+            entered.append(frame.f_code)
+
+    if sys.getprofile() is not None:  # a profiler of the user's runs
+        return one_level_with_keys(tree), None
+    sys.setprofile(note)
+    try:
+        opened = one_level_with_keys(tree)
+    finally:
+        sys.setprofile(None)
+    method = operator.methodcaller("tree_flatten_with_keys")
+    if type(flatten) is operator.methodcaller and entered == [_code_of(method, type(tree))]:
+        return opened, method
+    if entered != [_code_of(flatten, type(tree))]:
+        return opened, True
+    pairs = tuple(opened[0])
+    numbered = [type(key) is FlattenedIndexKey and key.key == i for i, (key, _) in enumerate(pairs)]
+    return (pairs, opened[1]), not all(numbered) if numbered else None
+
+
+def _code_of(function: Any, cls: type) -> types.CodeType | None:
+    """Which code runs first when `function` is called with an instance of `cls`; None where that is not known."""
+    if type(function) is operator.methodcaller:
+        arguments = function.__reduce__()[1]
+        function = inspect.getattr_static(cls, arguments[0], None) if len(arguments) == 1 else None
+    return function.__code__ if isinstance(function, types.FunctionType) else None
+
+
+def flatten_one_level(tree: Any) -> tuple[Any, Any]:
+    """(children, aux data) of a node, as JAX has them. Public in `jax.tree_util` from JAX 0.11 on.
+
+    Raises:
+        ValueError: where `tree` is a leaf.
+    """
+    return _one_level("flatten_one_level", tree)
+
+
+def flatten_one_level_with_keys(tree: Any) -> tuple[Any, Any]:
+    """(pairs (key path entry, child), aux data) of a node. Public in `jax.tree_util` from JAX 0.11 on.
+
+    Raises:
+        ValueError: where `tree` is a leaf.
+    """
+    return _one_level("flatten_one_level_with_keys", tree)
+
+
+def _one_level(name: str, tree: Any) -> tuple[Any, Any]:
+    opened = getattr(default_registry, name)(tree)
+    if opened is None:
+        raise ValueError(f"a leaf has no children: {type(tree).__qualname__}")
+    return opened
+
+
+def equations() -> list[Any]:
+    """Those that the program has which is traced now. Nothing public tells.
+
+    JAX holds equations without effects weakly; 0.8 has the others behind a function of no arguments.
+    """
+    trace: Any = current_trace()
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return getattr(getattr(trace, "frame", None), "tracing_eqns", [])
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Is it a Jaxpr, closed or not? JAX 0.12 has one class for both."""
+    return isinstance(value, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def without_constants(jaxpr: Any) -> Any:
+    """A closed Jaxpr without its constants: until JAX 0.11 what it is made of."""
+    return jaxpr.with_consts(()) if hasattr(jaxpr, "with_consts") else jaxpr.jaxpr
+
+
+def with_constants(cls: Any, bare: Any, constants: tuple[Any, ...]) -> Any:
+    """A Jaxpr of this class, of what `without_constants` returned and these constants."""
+    return bare.with_consts(constants) if hasattr(bare, "with_consts") else cls(bare, constants)
+
+
+def holds_tracers(jaxpr: Any) -> bool:
+    """Does a Jaxpr inside of this one have a tracer among its constants?"""
+    todo = list(jaxpr.eqns)
+    while todo:
+        for value in todo.pop().params.values():
+            for part in value if isinstance(value, list | tuple) else (value,):
+                if is_jaxpr(part):
+                    if any(isinstance(x, jax.core.Tracer) for x in getattr(part, "consts", ())):
+                        return True
+                    todo += part.eqns
+    return False
+
+
+def outside_of_traces() -> bool:
+    """Is nothing traced in this thread? Nothing public tells."""
+    clean = getattr(_jax_core, "trace_state_clean", None)
+    if clean is None:
+        lacking["transforms that keep their trace"] = "jax._src.core.trace_state_clean"
+    return clean is not None and bool(clean())
+
+
+def as_weak(leaf: Any) -> Any:
+    """The array with a weak type. Nothing public makes one of an array."""
+    return leaf if leaf.weak_type else _lax._convert_element_type(leaf, leaf.dtype, weak_type=True)
+
+
+def current_trace() -> Any:
+    """The trace that new tracers in this thread belong to."""
+    return getattr(getattr(_jax_core, "trace_ctx", None), "trace", None)
+
+
+# ---- frames that run nobody else's code
+
+
+@functools.cache
+def _own_primitives() -> set[Any]:
+    """JAX's primitives whose rules are JAX's own: those of its folder of operations, sums of cotangents, and `jit`."""
+    folders = "jax._src.lax.", "jax._src.ad_util", "jax._src.pjit"
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith(folders)]
+    return {p for names in modules for p in names.values() if isinstance(p, jax.extend.core.Primitive)}
+
+
+def _subclasses(base: type) -> list[type]:
+    return [each for c in base.__subclasses__() for each in (c, *_subclasses(c))]
+
+
+@functools.cache
+def _inner_frames() -> _core.InnerFrames | None:
+    bind = getattr(jax.extend.core.Primitive.bind, "__code__", None)
+    if bind is None or bind.co_varnames[:3] != ("self", "args", "params"):
+        return None
+    makes_calls: Any = getattr(getattr(_pjit, "_cpp_pjit", None), "__code__", None)
+    inner = [code for code in getattr(makes_calls, "co_consts", ()) if getattr(code, "co_name", None) == "cache_miss"]
+    apply = next((c for c in inner if c.co_varnames[:2] == ("args", "kwargs") and "fun" in c.co_freevars), None)
+    plain = bool, int, float, complex, str, type(None)
+    return _core.InnerFrames(
+        bind,
+        apply,
+        apply.co_freevars.index("fun") if apply is not None else 0,
+        tuple(f.__code__ for f in (getattr(_ad, "backward_pass3", None), getattr(_pe, "dce_jaxpr", None)) if f),
+        "jax.",
+        modules=tuple(f"jax._src.{name}" for name in ("numpy.", "lax.", "nn.", "scipy.", "random", "core")),
+        jaxprs=(jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr),  # pyright: ignore[reportPrivateImportUsage]
+        inert=(jax.sharding.Mesh, jax.sharding.AbstractMesh),
+        leaves=(ArrayImpl, np.ndarray, jax.core.ShapedArray, *plain, *_subclasses(jax.core.Tracer)),
+        owns=lambda p: not _own_primitives().isdisjoint({p, getattr(p, "prim", None)}),  # a stand-in from 0.12 on
+    )
+
+
+def inner_frames() -> _core.InnerFrames | None:
+    """JAX's own frames that run nobody else's code. None where another library takes part in what they do."""
+    theirs = (*_subclasses(jax.core.Trace), *_subclasses(jax.core.AbstractValue))
+    return _inner_frames() if all(c.__module__.startswith(("jax.", "flax.")) for c in theirs) else None
+
+
+# ---- functions that JAX jits inside of a trace
+
+
+def jitted_around() -> list[Any]:
+    """Those that JAX traces now in this thread, as its caches know them, the innermost first."""
+    code = getattr(getattr(_pjit, "_infer_params", None), "__code__", None)
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code is code]
+    return [frame.f_locals["fun"] for frame in frames if "fun" in frame.f_locals]
+
+
+def forget_traces(function: Any) -> None:
+    """Takes JAX's traces of such a function out of its caches; what it has compiled for plain code stays."""
+    for cache in (getattr(_pe, "trace_to_jaxpr", None), getattr(_pjit, "_infer_params_cached", None)):
+        getattr(cache, "evict_weakref", id)(function)
+
+
+# ---- functions on the host
+
+
+def _not_hushed(record: logging.LogRecord) -> bool:
+    """Keeps JAX from logging a library's error with its own words for it: the call raises the error."""
+    raised: Any = record.exc_info[1] if record.exc_info else None
+    return type(raised).__name__ != "_EquinoxRuntimeError"
+
+
+def hush_failed_callbacks() -> None:
+    logging.getLogger("jax._src.callback").addFilter(_not_hushed)
+
+
+def called_by(callback: Any) -> Any:
+    """The user's function behind the flat one that a callback's equation holds."""
+    cells = getattr(callback, "__closure__", None) or ()
+    names: tuple[str, ...] = getattr(getattr(callback, "__code__", None), "co_freevars", ())
+    inner = dict(zip(names, cells, strict=True)).get("callback")
+    return getattr(callback, "callback_func", callback) if inner is None else inner.cell_contents
+
+
+# ---- tracebacks
+
+
+def hide_frames(folder: str) -> None:
+    """JAX treats code below `folder` as its own: in tracebacks, and where a program says which line made it."""
+    for module in (_traceback_util, _source_info_util):
+        if hasattr(module, "register_exclusion"):
+            module.register_exclusion(folder)
+        else:
+            lacking["hiding frames"] = f"{module.__name__}.register_exclusion"
+
+
+def is_hidden_file(filename: str) -> bool:
+    """Does JAX leave frames of this file out of tracebacks?"""
+    return not _traceback_util.include_filename(filename)
+
+
+def filtering_mode() -> str:
+    """How JAX hides frames: `off`, `tracebackhide`, `remove_frames` or `quiet_remove_frames`."""
+    return _traceback_util._filtering_mode()
+
+
+# ---- compilation
+
+_STAGES = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowered",
+    "/jax/core/compile/backend_compile_duration": "compiled",
+}
+
+
+def on_compile_stages(listener: Any) -> None:
+    """Has `listener(event, seconds, **about)` called at the end of each part of a compilation."""
+    jax.monitoring.register_event_duration_secs_listener(listener)
+
+
+def compile_stage(event: str, about: dict[str, Any]) -> tuple[str, str] | None:
+    """(what is done: `traced`, `lowered` or `compiled`; of which function) of an event. The names are JAX's own."""
+    stage, name = _STAGES.get(event), about.get("fun_name")
+    if stage is None or not isinstance(name, str):
+        return None
+    return stage, name[4:-1] if name.startswith("jit(") and name.endswith(")") else name
+
+
+# ---- what JAX's errors say: no class of its own tells these from others, and the words may change with any version
+
+DONATION_UNUSED = "Some donated buffers were not usable"  # how the warning begins
+
+
+def is_of_a_traced_value(error: BaseException) -> bool:
+    """Had a traced value to be known? Its message names flat arguments."""
+    return isinstance(error, jax.errors.JAXTypeError) or "The error occurred while tracing the function" in str(error)
+
+
+def is_of_shardings(error: BaseException) -> bool:
+    """Is it JAX's word on the devices or the sharding of a flat argument?"""
+    return isinstance(error, ValueError) and bool(re.search(r"(key path|Got argument) leaves\[", str(error)))
+
+
+def has_this_sharding(error: BaseException, leaf: Any) -> bool:
+    """Can a leaf be the argument of which such an error speaks?"""
+    of = f"arg sharding: {getattr(leaf, 'sharding', None)} for arg type: {jax.typeof(leaf).str_short()}"
+    return str(error).endswith(of)
+
+
+def refused_class(error: BaseException) -> str | None:
+    """The class of an object that a transform of JAX's was given, and that JAX does not open."""
+    text = str(error)
+    if not isinstance(error, TypeError) or not ("is not a valid JAX type" in text or "as an abstract array" in text):
+        return None
+    found = re.search(r"of type '?<class '([\w.<>]+)'>", text)
+    return found[1] if found else None
+
+
+def _saying(text: str, *kinds: type[BaseException]) -> Callable[[BaseException], bool]:
+    return lambda error: isinstance(error, kinds or BaseException) and text in str(error)
+
+
+is_of_a_deleted_array = _saying("delete", RuntimeError, ValueError)
+is_of_a_timeout = _saying("DEADLINE_EXCEEDED")
+is_of_refused_arguments = _saying("INVALID_ARGUMENT")  # by an executable, so that nothing has run
+is_of_reverse_loop = _saying("Reverse-mode differentiation does not work for lax.while_loop")
+is_of_differentiated_callback = _saying("callbacks do not support JVP")
+is_of_exported_callback = _saying("callback")
+is_of_symbolic_zeros = _saying("symbolic_zeros support with shard_map")  # the zeros of a derivative rule, not compiled
+is_of_specs = _saying(
+    "does not match the specs of the input"
+)  # a spec of `shard_map`, and the sharding of its argument
+# An argument is not where `in_shardings` say: the sharding and the type are told.
+is_of_another_sharding = _saying("does not match the sharding on the respective arg", ValueError)
+is_of_an_output = _saying("key path result[", ValueError)
+
+
+def name_argument_of_specs(error: ValueError, path: str) -> None:
+    error.args = (str(error).replace("for arg:", f"for {path}:"),)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`jit` and `filter_jit`: from what the user asks for to an `Options` record and a `Jitted`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
+
+from graftax._jax.tracebacks import boundary
+from graftax._jit.check import Checked
+from graftax._jit.compile_progress import Reported, ReportedCheck
+from graftax._jit.jitted import Jitted
+from graftax._jit.jitted_pytree import JittedTree
+from graftax._jit.options import (
+    FilterJitOptions,
+    JitOptions,
+    Options,
+    donation,
+    names_and_numbers,
+    one_or_more,
+    several,
+)
+from graftax._jit.pytree_callable import is_tree
+from graftax._sharding.frozen_specs import freeze
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _wrap(function: Any, options: Options) -> Any:
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_wrap(function.__func__, options))
+    if options.progress:
+        return (ReportedCheck if options.check else Reported)(function, options)
+    if not options.captured and is_tree(function):
+        return JittedTree(function, options)
+    return (Checked if options.check else Jitted)(function, options)
+
+
+@overload
+def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
+@overload
+def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+@boundary
+def jit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    mutation: Literal["propagate", "error", "discard"] = "propagate",
+    cache_size: int = 512,
+    donate: str | int | Sequence[str | int] | None = None,
+    dynamic: str | int | Sequence[str | int] | None = None,
+    ignore: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+    check: bool = False,
+    progress: bool | Callable[[str, float], Any] = False,
+    warn_impure: bool = True,
+    numbers: Literal["symbolic", "static"] = "symbolic",
+) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
+    """Compiles a function of ordinary Python objects with XLA.
+
+    Arrays are traced, wherever they are in the arguments, in the closure or in the globals that the function names. All
+    other values are static and are compared on every call. Shared objects stay shared, and cycles stay cycles. Whatever
+    the function changes is changed in the caller's own objects.
+
+    Args:
+        function: any callable. Without it, `jit` returns a decorator.
+        mutation: "propagate" applies changes to the caller's objects, "error" forbids them, "discard" drops them.
+        cache_size: how many structures are kept compiled. The least recently used is dropped first.
+        static_argnums, static_argnames: arguments that must not hold arrays. Other values are static anyway.
+        donate: whose arrays may be reused for outputs: "all", "all-except-first" or "none"; or names, positions or
+            patterns of key paths of arguments (`"state.opt"`, `"**.moments"`). With "warn" or "warn-except-first" JAX
+            warns about buffers that it could not reuse.
+        donate_argnums, donate_argnames: the same, in JAX's spelling.
+        dynamic: names, positions or patterns of key paths of Python numbers to trace: the function sees arrays.
+            `graftax.Dynamic` does the same for one value.
+        ignore: what the function does not read: patterns of key paths (`"**.history"`), types, filters, predicates of
+            values. It is neither compared nor traversed, so it may be an iterator, a file or a logger. The function
+            may move it and assign it again. Looking inside raises an `IgnoredValueError`. None is never ignored.
+        in_shardings, out_shardings: one sharding for all leaves, or for each part its own, in one of these ways:
+            a container or an object of the same class with an entry for each part; a dict of patterns of key paths and
+            types (`{"model.**.kernel": sharding, "**": None}`), of which the first that covers a path decides;
+            `nnx.StateSharding`; `graftax.Rules`. None leaves a part to JAX. What is written into objects keeps the
+            sharding that was there, unless `out_shardings={"model": ..., "return": ...}` says otherwise; `"return"` is
+            the result.
+        keep_unused, inline, compiler_options: as in `jax.jit`.
+        check: runs the plain function alongside each call, on copies. A `CheckError` names the first difference in
+            result, arguments, exception, print or warnings. For debugging, in one thread.
+        progress: a call that compiles reports on standard error what it has done and how long each part took:
+            recorded, traced, lowered, compiled, or failed. A function is called instead: `progress(part, seconds)`.
+        warn_impure: gives an `ImpureCallWarning` if your code makes a call that a compiled function cannot repeat:
+            `time`, `random`, `numpy.random`, `print`, `open`, `logging` and the like. It names the line and says what
+            to write instead. With `check=True` there is no warning: the check compares the effects of such calls.
+        numbers: "symbolic" or "static". A Python `int` or `float` is static at first. With "symbolic", its second value
+            costs one more compilation, and there are none after that: Python computes with it on each call, and it is
+            an input of the program when combined with an array. Each outcome of a test, and each value used as a
+            shape, gets its own program. With "static", each new value compiles again.
+
+    Raises:
+        UnsupportedValueError: for a value with hidden state, at its path.
+        MutationError: for a change that the options forbid.
+
+    Example:
+        >>> @graftax.jit
+        ... def step(params, note):
+        ...     params["w"] = params["w"] * 2
+        ...     return {"note": note, "sum": params["w"].sum()}
+        >>> params = {"w": jnp.ones(2)}
+        >>> step(params, "first")
+        {'note': 'first', 'sum': Array(4., dtype=float32)}
+        >>> params["w"]  # changed in place
+        Array([2., 2.], dtype=float32)
+    """
+    options = Options(
+        mutation=mutation,
+        check=check,
+        progress=progress,
+        warn_impure=warn_impure,
+        numbers=numbers,
+        cache_size=cache_size,
+        static=names_and_numbers(static_argnums, static_argnames),
+        dynamic=one_or_more(dynamic),
+        ignore=several(ignore),
+        **donation(donate, donate_argnums, donate_argnames),
+        in_shardings=freeze(in_shardings),
+        out_shardings=freeze(out_shardings),
+        keep_unused=keep_unused,
+        inline=inline,
+        compiler_options=tuple(sorted((compiler_options or {}).items())),
+    )
+    if function is None:
+        return functools.partial(_wrap, options=options)
+    return _wrap(function, options)
+
+
+@overload
+def filter_jit(function: Callable[P, R], /, **options: Unpack[FilterJitOptions]) -> Jitted[P, R]: ...
+@overload
+def filter_jit(**options: Unpack[FilterJitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+@boundary
+def filter_jit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    donate: str | int | Sequence[str | int] | None = "none",
+    dynamic: str | int | Sequence[str | int] | None = None,
+    ignore: Any = None,
+    cache_size: int = 512,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+    warn_impure: bool = True,
+    numbers: Literal["symbolic", "static"] = "symbolic",
+) -> Jitted[..., Any] | Callable[[Callable[..., Any]], Jitted[..., Any]]:
+    """`jit` by value: the caller's objects are never touched, and closures and globals are as in `jax.jit`.
+
+    A drop-in for `equinox.filter_jit` and `flarejax.filter_jit`. A change to an argument that the result does not show
+    is dropped with one `LostChangeWarning` that names its path.
+
+    Args:
+        function: any callable. Without it, `filter_jit` returns a decorator.
+        donate, dynamic, ignore, cache_size, in_shardings, out_shardings: as in `jit`.
+        keep_unused, inline, compiler_options, warn_impure, numbers: as in `jit`.
+    """
+    options = Options(
+        mutation="discard",
+        warn_lost=True,
+        captured=False,
+        numbers=numbers,
+        warn_impure=warn_impure,
+        cache_size=cache_size,
+        dynamic=one_or_more(dynamic),
+        ignore=several(ignore),
+        in_shardings=freeze(in_shardings),
+        out_shardings=freeze(out_shardings),
+        keep_unused=keep_unused,
+        inline=inline,
+        compiler_options=tuple(sorted((compiler_options or {}).items())),
+        **donation(donate, None, None),
+    )
+    if function is None:
+        return functools.partial(_wrap, options=options)
+    return _wrap(function, options)

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call, in the order it runs: bind -> flatten -> dispatch -> run -> unflatten -> write back.
+
+The hit path is C++ (`core/call/call.cpp`): it binds, replays a recent GraphDef, runs the executable and applies its
+Outcome. What is left for Python is a structure not met before, and everything that is asked for by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
+
+import jax
+import jax.core
+
+from graftax import _core
+from graftax._base.errors import CHANGE_LOST, GraftaxError, LostChangeWarning, UnsupportedValueError, rename_leaves
+from graftax._base.handles import is_handle
+from graftax._capture.leaked_tracers import ended_among, is_unexpected
+from graftax._capture.retrace_signals import NewReads
+from graftax._capture.signature import Signature, global_names, is_called_by_its_class, refuse_generators, resolve
+from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
+from graftax._explain import compile_events, frozen
+from graftax._jax.compat import (
+    has_this_sharding,
+    is_of_a_deleted_array,
+    is_of_another_sharding,
+    is_of_shardings,
+    lacks_symbols,
+)
+from graftax._jax.tracebacks import boundary, caller_level
+from graftax._jit.advice import note_comparison
+from graftax._jit.build_entry import build_entry
+from graftax._jit.cache import CacheInfo, FunctionTable, table_of, without_table
+from graftax._jit.call_plan import Plan
+from graftax._jit.leaf_names import leaf_names
+from graftax._jit.number_policy import SymbolicNumbers
+from graftax._jit.options import DONATE, Options, split_patterns
+from graftax._jit.pytree_callable import is_tree
+from graftax._jit.stages import Stageable
+from graftax._jit.trace import definition_of
+from graftax.interop import own_error, refuse_around
+
+DELETED = (
+    "{path} holds an array that was deleted, so {name} cannot run ({error}). Most likely an earlier call took it as a "
+    "donated argument: use what that call returned or wrote back, or do not donate it."
+)
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Jitted(Stageable[P, R]):
+    """A function compiled by graftax: what `graftax.jit` returns."""
+
+    __wrapped__: Callable[P, R]
+    # (name, function, args, kwargs, mutation): a call as a part of the trace around it. Set by what stands above.
+    _as_program: ClassVar[Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str], Any]]
+    _method_of_a_tree: ClassVar[type[Jitted[Any, Any]]]  # what stands above sets it
+    __self__: Any  # of a bound method
+    _method_of: Jitted[Any, R]  # of a bound method: the one on the class
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        warn_of_unknown_interpreter()
+        name = getattr(function, "__name__", None)
+        if not isinstance(name, str):
+            name = type(function).__name__
+        self._resolve(function, name, options)
+        # Only a function's attributes are its wrapper's too; those of a callable object are its own state.
+        is_function = isinstance(function, types.FunctionType)
+        functools.update_wrapper(self, function, updated=("__dict__",) if is_function else ())
+        without_table(self.__dict__)
+        table = self._table
+        if not self._prefix and (table.made is None or table.made() is None):
+            table.made = weakref.ref(self)
+
+    def _resolve(self, function: Any, name: str, options: Options) -> None:
+        """Finds what runs, its table and its signature."""
+        plain, prefix, may_hang = resolve(function)
+        refuse_generators(plain)
+        table = table_of(plain, may_hang, options)
+        signature = self._signature(plain, len(prefix), options, table)
+        signature.check(options.static, "static_arg", name)
+        for option in ("donate", "dynamic"):
+            chosen, patterns = split_patterns(getattr(options, option))
+            signature.check(chosen, option, name, f" Words are {', '.join(DONATE)}." if option == "donate" else "")
+            signature.check_patterns(patterns, option, name)
+        is_method = is_called_by_its_class(function)
+        self._set_up(name, plain, prefix, table, options, definition_of(plain), signature, is_method)
+
+    def _set_up(
+        self,
+        name: str,
+        plain: types.FunctionType,
+        prefix: tuple[Any, ...],
+        table: FunctionTable,
+        options: Options,
+        definition: types.FunctionType,
+        signature: Signature,
+        is_method: bool = False,
+    ) -> None:
+        self._configure(plain, prefix, table, signature.binding, is_method)
+        self._options = options
+        on_trace = functools.partial(_on_trace, name, options, weakref.ref(table))
+        self._plan = Plan(name, definition, signature, options, on_trace)
+
+    @staticmethod
+    def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
+        reads = table.reads
+        if reads is None:
+            return Signature.of(plain, skip, options.captured, table.origins)
+        if options.captured:
+            reads.own(plain.__globals__, *global_names(plain))
+        hidden, assigned = frozenset(reads.hidden), frozenset(reads.assigned_own)
+        signature = Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
+        signature.binding.generation = table.generation
+        return signature
+
+    def _rebind(self) -> None:
+        """Reads the function's signature anew: its code or defaults were replaced, or there are more roots."""
+        if self._is_bound and self._method_of._options is self._options:
+            self._method_of._rebind()  # the next access binds what stands on the class
+        plan, plain = self._plan, self._function
+        if self._method is not None and resolve(self.__wrapped__)[0] is not plain:
+            self._resolve(self.__wrapped__, plan.name, self._options)  # its class has another `__call__` now
+            return
+        if plan.signature.code is not plain.__code__:
+            self._table.replace_code()
+        signature = self._signature(plain, plan.signature.skip, self._options, self._table)
+        self._plan = Plan(plan.name, plan.definition, signature, self._options, plan.on_trace)
+        self._configure(plain, self._prefix, self._table, signature.binding, self._method is not None)
+
+    if TYPE_CHECKING:  # C++ answers the call
+
+        def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    # ---- a structure not met before
+
+    @boundary
+    def _entry(
+        self,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        context: Any,
+        opened: _core.Opened,
+        binding: _core.Binding,
+    ) -> tuple[_core.Entry, _core.Recording]:
+        table, plan = self._table, self._plan
+        if plan.signature.binding is not binding:
+            raise NewReads  # another thread has read the signature anew since these roots were bound
+        refuse_around(plan.name)
+        if table.loaded is not None and table.loaded.make_entry(roots, layout, context):
+            raise NewReads
+        try:
+            recording = plan.record(roots, layout, opened=opened)
+        except UnsupportedValueError:
+            if table.reads is not None and table.reads.hide_inner(self._function.__code__):
+                raise NewReads from None
+            raise
+        self._look_at(recording, plan)
+        numbers, symbolic = self._with_symbols(plan, roots, layout, recording, context, opened)
+        recording = symbolic or recording
+        return self._shared_entry(plan, roots, layout, recording, context, numbers), recording
+
+    def _shared_entry(
+        self,
+        plan: Plan,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        recording: _core.Recording,
+        context: Any,
+        numbers: SymbolicNumbers | None = None,
+    ) -> _core.Entry:
+        """The entry that a call with these roots runs, made where there is none."""
+        table, graphdef = self._table, recording.graphdef
+        try:
+            entry, key = table.find(recording, context)
+        except Exception as error:  # a static's own __eq__ raised
+            note_comparison(error, graphdef, recording.names)
+            raise
+        if entry is not None and table.loaded is not None and table.loaded.runs_only(entry):
+            table.drop(key)
+            entry = None
+        if entry is not None:
+            table.found += 1
+            return entry
+        table.misses += 1
+        loaded = table.loaded_for(recording, context, plan.name, numbers)
+        if table.frozen and loaded is None:
+            frozen.refuse(table, plan.name, recording)
+        compile_events.listen()
+        self._advise(recording, plan.signature.arguments(layout))
+        entry = self._build(plan, roots, layout, recording, context, numbers)
+        if loaded is not None and table.loaded is not None:
+            entry = table.loaded.entry(entry, context, plan.signature.arguments(layout), loaded, numbers)
+        key = (entry.graphdef, *key[1:])
+        if numbers is not None:
+            numbers.stored(table, key)
+        entry = table.store(key, entry)
+        given = recording.leaves if numbers is None else numbers.given(recording.leaves)
+        if loaded is not None and entry.compiled.stage_for(given) is not None:
+            compile_events.loaded(table, entry, plan.name, recording)
+        return entry
+
+    def _advise(self, recording: _core.Recording, arguments: int) -> None:
+        """Warns of what keeps this function from being fast, before one more structure is compiled."""
+        name, table, graphdef, names = self._plan.name, self._table, recording.graphdef, recording.names
+        table.history.warns = True
+        table.advice.captured(name, recording.leaves, graphdef, names, arguments)
+
+    def _build(
+        self,
+        plan: Plan,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        recording: _core.Recording,
+        context: Any,
+        numbers: SymbolicNumbers | None,
+    ) -> _core.Entry:
+        return build_entry(plan, self, roots, layout, recording, context, numbers=numbers)
+
+    def _with_symbols(
+        self,
+        plan: Plan,
+        roots: tuple[Any, ...],
+        layout: tuple[Any, ...],
+        static: _core.Recording,
+        context: Any,
+        opened: _core.Opened,
+    ) -> tuple[SymbolicNumbers, _core.Recording] | tuple[None, None]:
+        """What is symbolic in a call that differs from others in Python numbers alone, and its recording with that."""
+        table = self._table
+        if not self._takes_symbols or table.knows(static, context):
+            return None, None
+        if table.numbers.expects and table.loaded_for(static, context, plan.name) is not None:
+            return None, None
+        places, reads = plan.signature.origins, table.reads
+        known = reads.changing if reads is not None else ()
+        changing = {i for i, place in enumerate(places, len(roots) - len(places)) if place.key in known}
+        while (numbers := table.numbers.symbolic(static, context, changing)) is not None:
+            try:
+                recording = plan.record(roots, layout, opened=opened, symbolic=numbers.places.keys())
+            except GraftaxError:
+                numbers.refuse()
+                continue
+            if numbers.found_in(recording):
+                return numbers, recording
+        return None, None
+
+    @property
+    def _takes_symbols(self) -> bool:
+        reads = self._table.reads
+        symbolic = self._options.numbers == "symbolic" and reads is not None and reads.builtins.tells_types
+        return symbolic and not lacks_symbols()
+
+    def _recorded_symbolic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _core.Recording | None:
+        """A call that is not made, recorded with the symbols that it would have."""
+        roots, layout, recording = self._anew(lambda: self._prepare(args, kwargs))
+        numbers = self._table.numbers.would_be_symbolic(recording) if self._takes_symbols else None
+        if numbers is None:
+            return None
+        try:
+            return self._plan.record(roots, layout, symbolic=numbers.places.keys())
+        except GraftaxError:
+            return None
+
+    def _look_at(self, recording: _core.Recording, plan: Plan) -> None:
+        """Begins anew where what the function reads, or what its code is, has changed since its signature was read."""
+        if self._table.reads is not None and self._table.reads.is_large:
+            self._table.clear()
+        reads, signature = self._table.reads, plan.signature
+        if reads is None:
+            return
+        grown = reads.see_receivers(self._function)  # before its own code is noted, which would make them roots
+        reads.has(recording.functions)
+        code = self._function.__code__
+        reads.note_itself(self._function)
+        grown |= reads.refresh() | reads.see_named(recording.named)
+        if grown or not signature.has_roots_of(reads) or signature.code is not code:
+            raise NewReads
+
+    def _reads(self, entry: _core.Entry) -> _core.Reads | None:
+        """What an entry that was traced just now depends on."""
+        for outcome in entry.outcomes:
+            entry.waits = entry.waits or id(outcome) in self._table.waiting
+            self._table.waiting.discard(id(outcome))
+            entry.note_identities(self._table.asked.pop(id(outcome), {}))
+        compile_events.finished(self._table)
+        if entry.host is None:
+            self._table.numbers.settle()
+        else:
+            entry.evaluate = entry.host.compiled(len(entry.outcomes))
+        return self._table.reads.reads() if self._table.reads is not None else None
+
+    @boundary
+    def _plain(self, *args: Any, **kwargs: Any) -> Any:
+        """A call under `jax.disable_jit` or in another's trace: the function, with objects in place of handles."""
+        if self._method is not None and self._has_changed():
+            self._rebind()
+        if self._options.mutation != "propagate" and _core.is_watched():
+            bound = functools.partial(self._function, *self._prefix) if self._prefix else self._function
+            return Jitted._as_program(self._plan.name, bound, args, kwargs, self._options.mutation)
+        if not any(map(is_handle, (*args, *kwargs.values()))):
+            return self._function(*self._prefix, *args, **kwargs)
+        roots, layout = self._bound(args, kwargs)
+        plan, uses_up = self._plan, self._options.mutation == "propagate"
+        return plan.signature.call(self._function, roots, list(roots), layout, plan.name, uses_up)
+
+    def _explain(
+        self, error: BaseException, roots: tuple[Any, ...], layout: tuple[Any, ...], traced: _core.Entry | None = None
+    ) -> BaseException:
+        """Names the key path where a failed call's error speaks of a flat leaf, or of a deleted array.
+
+        What a library raised from inside of the computation is that library's own error. Where the program of a call
+        with symbols cannot be compiled, the call begins anew without them.
+        """
+        own = own_error(error)
+        if own is not None:
+            own.__suppress_context__ = True
+            return own
+        has_run = isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
+        if traced is not None and traced.host is not None and isinstance(error, Exception) and not has_run:
+            traced.host.give_up(error)
+        if is_unexpected(error):
+            return ended_among(self._plan.name, roots, self._plan.signature.root_names(layout)) or error
+        if is_of_a_deleted_array(error):
+            recording = self._plan.record(roots, layout)
+            for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
+                if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+                    error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
+                    break
+        elif is_of_shardings(error):
+            recording = self._plan.record(roots, layout)
+            rename_leaves(error, leaf_names(recording.graphdef, recording.names))
+        elif is_of_another_sharding(error):
+            recording = self._plan.record(roots, layout)
+            named = zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True)
+            if found := [path for leaf, path in named if has_this_sharding(error, leaf)]:
+                error.args = (f"{error} (of {self._plan.name} that is {' or '.join(found)})",)
+        return error
+
+    # ---- asked for by name
+
+    def clear_cache(self) -> None:
+        """Drops every compiled entry of the function under these options."""
+        self._table.clear()
+
+    def freeze(self) -> None:
+        """From now on a call that would compile raises `RecompileError`, which says why, and compiles nothing."""
+        self._table.frozen = True
+
+    def save_compiled(self, path: str | os.PathLike[str]) -> int:
+        """Writes all its programs to a file, from which another process runs them without a trace or a compilation.
+
+        Args:
+            path: the file.
+
+        Returns:
+            How many programs it holds.
+
+        Raises:
+            GraftaxError: where there is none, or the code reads what no other process finds by name.
+        """
+        from graftax._export import save  # it needs all of this class
+
+        return save(self, path)
+
+    def load_compiled(
+        self, path: str | os.PathLike[str], *, progress: Callable[[int, int, float], Any] | None = None
+    ) -> int:
+        """Takes the programs that `save_compiled` wrote, before the first call.
+
+        They are used where everything is as it was: the function and what its code reads, the structures, JAX, its
+        settings, Python, the devices. Anything else is a miss, which compiles as usual.
+
+        Loading runs what is in the file, as unpickling does: load only files that you trust.
+
+        Args:
+            path: the file.
+            progress: is told of each program that is loaded, as in `warm`. Without it a terminal shows a line.
+
+        Returns:
+            How many programs there are; 0, with a warning that says why, where the file does not fit here.
+        """
+        from graftax._export import load
+
+        return load(self, path, progress)
+
+    def unfreeze(self) -> None:
+        """Lets it compile again."""
+        self._table.frozen = False
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, bound and size of the function's table, and how often it was traced."""
+        t = self._table
+        return CacheInfo(t.hits + t.found, t.misses, t.maxsize, len(t.entries), t.traces)
+
+    # ---- as a method, a pickle, a copy
+
+    # A type checker asks for a classmethod and a staticmethod here too, whose first parameters tell them from a method.
+    @overload
+    def __get__(self: Jitted[Concatenate[type[T], Q], R], instance: T | None, owner: type[T]) -> Jitted[Q, R]: ...
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Jitted[P, R]: ...
+    @overload
+    def __get__(self: Jitted[Concatenate[T, Q], R], instance: T, owner: type | None = None) -> Jitted[Q, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Jitted[P, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or not isinstance(self.__wrapped__, types.FunctionType):
+            return self  # as plain Python: only functions become methods
+        of_a_tree = not self._options.captured and is_tree(instance)
+        kind: Any = self._method_of_a_tree if of_a_tree else type(self)
+        bound = kind.__new__(kind)
+        self.bind(bound, instance)
+        return bound
+
+    def bind(self, bound: Jitted[..., R], instance: Any) -> None:
+        """Makes `bound` this method of an object."""
+        bound._configure(self._function, (*self._prefix, instance), self._table, self._binding)
+        bound.__dict__.update(self.__dict__)
+        bound.__self__, bound._method_of = instance, self
+
+    @property
+    def _is_bound(self) -> bool:
+        return bool(self._prefix) and isinstance(self.__wrapped__, types.FunctionType)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__signature__" and self._is_bound:  # without self, as that of any bound method
+                return inspect.signature(self.__wrapped__.__get__(self.__self__))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __eq__(self, other: object) -> bool:
+        """As methods of Python: they are equal where they are the same method of one object."""
+        if self is other or not (self._is_bound and isinstance(other, Jitted) and other._is_bound):
+            return self is other
+        return self.__self__ is other.__self__ and self._method_of is other._method_of
+
+    def __hash__(self) -> int:
+        return hash((id(self.__self__), self._method_of)) if self._is_bound else object.__hash__(self)
+
+    def __repr__(self) -> str:
+        if not self._is_bound:
+            return f"<graftax.jit of {self.__wrapped__!r}>"
+        # Not the object's own repr, which may read its arrays from a device.
+        return f"<bound graftax.jit of {self.__wrapped__!r}, of {object.__repr__(self.__self__)}>"
+
+    def __reduce__(self) -> Any:
+        if self._is_bound:
+            return (_bind_to, (self._method_of, self.__self__))
+        module, name = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(module or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return (_from_pickle, (type(self), self.__wrapped__, self._options))
+
+    def __copy__(self) -> Jitted[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Jitted[P, R]:
+        if not self._prefix:
+            return self
+        if self._is_bound:
+            return self._method_of.__get__(copy.deepcopy(self.__self__, memo))
+        return type(self)(copy.deepcopy(self.__wrapped__, memo), self._options)
+
+
+class _Annotations:
+    """The function's own annotations, which `functools.update_wrapper` copies before Python 3.14 only."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self._own = own
+
+    def __get__(self, jitted: Any, owner: type | None = None) -> dict[str, Any]:
+        return self._own if jitted is None else jitted.__wrapped__.__annotations__
+
+
+Jitted.__annotations__ = cast(Any, _Annotations(Jitted.__annotations__))
+
+
+def _from_pickle(cls: type[Jitted[P, R]], function: Callable[P, R], options: Options) -> Jitted[P, R]:
+    """The one that is alive, as a function is found by its name: a graph that holds it is equal to its pickle."""
+    loaded = cls(function, options)
+    alive: Jitted[P, R] | None = loaded._table.made and loaded._table.made()
+    if alive is None or loaded._prefix or type(alive) is not cls:
+        return loaded
+    return alive if vars(alive._options) == vars(options) else loaded
+
+
+def _bind_to(jitted: Jitted[P, R], instance: Any) -> Jitted[Any, R]:
+    """What a pickled bound method is loaded through."""
+    return jitted.__get__(instance)
+
+
+def _on_trace(name: str, options: Options, table: Callable[[], FunctionTable | None], lost: list[str]) -> None:
+    alive = table()
+    if alive is not None:
+        alive.traces += 1
+    if lost and options.warn_lost:
+        warnings.warn(CHANGE_LOST.format(name=name, paths=", ".join(lost)), LostChangeWarning, caller_level())

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Python numbers of a call are symbolic: those that were seen to change while everything else stayed the same."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graftax import _core
+from graftax._capture.caught_errors import catching
+from graftax._capture.numbers.host_program import HostProgram
+from graftax._capture.numbers.symbols import SymbolTrace, is_symbol
+from graftax._capture.read_set import ReadSet
+from graftax._capture.retrace_signals import NewReads
+from graftax._graph.structure import Op, Place, Structure, place_name
+
+if TYPE_CHECKING:
+    from graftax._jit.cache import FunctionTable
+
+_LOCK = threading.RLock()
+_MOST_FAMILIES = 64  # of one function
+_MOST_COMPARED = 4  # families, for numbers that changed together with the structure
+_MOST_PINS = 4  # variants for single values of one number, before it is static again
+
+Number = int | float
+
+
+class Family:
+    """Structures of one function that differ in Python numbers alone.
+
+    Numbers go by their order in the structure. The first values are static; one that differs from its first value later
+    is symbolic, unless it was seen that it cannot be.
+    """
+
+    def __init__(self, values: tuple[Number, ...]) -> None:
+        self._first = self._latest = values
+        self.names: tuple[str, ...] = ()
+        self._symbolic: set[int] = set()
+        self._static: set[int] = set()  # for good
+        self._failed: tuple[Number, ...] | None = None  # a trace with symbols has raised for these
+        self._pins: collections.Counter[int] = collections.Counter()
+        self.capacity: dict[type, int] = {}
+
+    def symbolic(self, values: tuple[Number, ...]) -> list[int]:
+        """Which of these numbers are symbolic in a call that has them."""
+        for i, (value, first) in enumerate(zip(values, self._first, strict=True)):
+            if not _same(value, first):
+                self._symbolic.add(i)
+        self._latest = values
+        if self._failed is not None and all(map(_same, values, self._failed)):
+            return []
+        return sorted(self._symbolic - self._static)
+
+    def expect(self, numbers: Iterable[int]) -> None:
+        """These have changed before they were part of such structures."""
+        self._symbolic.update(numbers)
+
+    def changes(self) -> Iterator[tuple[str, Number, bool]]:
+        """(name, latest value, whether it is known to change) of each number that a symbol may stand for."""
+        for i, (name, value) in enumerate(zip(self.names, self._latest, strict=False)):
+            if i not in self._static and not self._pins[i]:
+                yield name, value, i in self._symbolic
+
+    def make_static(self, numbers: Sequence[int]) -> None:
+        self._static.update(numbers)
+
+    def fail(self, values: tuple[Number, ...]) -> None:
+        """A trace with symbols has raised. Is it because of them? A static one for the same values will tell."""
+        self._failed = values
+
+    def settle(self) -> None:
+        """A static trace has succeeded: where one with symbols had not, there will be no other."""
+        if self._failed is not None:
+            self.make_static(list(self._symbolic))
+            self._failed = None
+
+    def pin(self, numbers: Sequence[int]) -> None:
+        """A variant was made for single values of these numbers."""
+        self._pins.update(numbers)
+        self.make_static([number for number in numbers if self._pins[number] >= _MOST_PINS])
+
+
+def _same(one: Number, other: Number) -> bool:
+    return one is other or (repr(one) == repr(other))
+
+
+class Numbers:
+    """The families of one function's table."""
+
+    def __init__(self) -> None:
+        self._families: collections.OrderedDict[Any, Family] = collections.OrderedDict()
+        self._recent: tuple[Family, ...] = ()  # the last ones, without keys: to compare these runs code of the user's
+        self._expected: set[frozenset[str]] = set()  # places of numbers that were symbolic in another process
+
+    def expect(self, places: frozenset[str]) -> None:
+        """Numbers in these places are symbolic from the start, where a structure has all of them."""
+        if places:
+            self._expected.add(places)
+
+    @property
+    def expects(self) -> bool:
+        return bool(self._expected)
+
+    def would_be_symbolic(self, recording: _core.Recording) -> SymbolicNumbers | None:
+        """The same for a call that is only asked about."""
+        key = self._key(recording, None)
+        with _LOCK:
+            families = [family for known, family in self._families.items() if known[::2] == key[::2]]
+        looking = Numbers()
+        looking._expected = self._expected
+        if families:
+            looking._families[key] = copy.deepcopy(families[-1])
+        else:
+            looking._recent = copy.deepcopy(self._recent)
+        return looking.symbolic(recording, None)
+
+    @staticmethod
+    def _key(recording: _core.Recording, context: Any) -> tuple[Any, ...]:
+        graphdef = recording.graphdef
+        return graphdef.without_numbers(), context, tuple(type(value) for _, value in graphdef.numbers())
+
+    def symbolic(
+        self, recording: _core.Recording, context: Any, changing: Collection[int] = ()
+    ) -> SymbolicNumbers | None:
+        """What is symbolic in a call of this structure, which has no static entry. None where nothing is.
+
+        Args:
+            changing: roots that are numbers, and were seen to change.
+        """
+        found = recording.graphdef.numbers()
+        if not found:
+            return None
+        values = tuple(value for _, value in found)
+        family, is_new = self._family(self._key(recording, context), values)
+        if is_new:
+            structure = Structure(recording.graphdef)
+            family.names = tuple(place_name(structure.place(structure.rows[row]), recording.names) for row, _ in found)
+            family.expect(self._seen_elsewhere(family.names))
+            family.expect(self._changed_since(family, values))
+        if changing:
+            at = {row.number for i, row in enumerate(Structure(recording.graphdef).roots) if i in changing}
+            family.expect(i for i, (row, _) in enumerate(found) if row in at)
+        chosen = family.symbolic(values)
+        if not chosen:
+            return None
+        structure = Structure(recording.graphdef)
+        repeated = [structure.target(row) for row in structure.rows if row.op is Op.same]
+        rows = {i: found[i][0] for i in chosen}
+        again = [i for i, row in rows.items() if any(r.number <= row < r.end for r in repeated)]
+        family.make_static(again)  # an equal immutable value elsewhere is one with it
+        places = {structure.place(structure.rows[row]): i for i, row in rows.items() if i not in again}
+        return SymbolicNumbers(family, places, values) if places else None
+
+    def _seen_elsewhere(self, names: Sequence[str]) -> list[int]:
+        fitting = [places for places in self._expected if places <= set(names)]
+        expected = max(fitting, key=len, default=frozenset[str]())
+        return [i for i, name in enumerate(names) if name in expected]
+
+    def _changed_since(self, family: Family, values: tuple[Number, ...]) -> list[int]:
+        """What has another value than in the structure before, as a counter has while its object is set up."""
+        known: dict[str, tuple[Number, bool]] = {}
+        for other in [other for other in self._recent if other is not family]:
+            known.update({name: (value, changes) for name, value, changes in other.changes()})
+        found: list[int] = []
+        for i, (name, value) in enumerate(zip(family.names, values, strict=True)):
+            before, changes = known.get(name, (None, False))
+            if type(before) is type(value) and before is not None and (changes or not _same(before, value)):
+                found.append(i)
+        return found
+
+    def _family(self, key: Any, values: tuple[Number, ...]) -> tuple[Family, bool]:
+        """The family of a key, and whether it is new."""
+        with _LOCK:  # keys compare objects of the user's, whose code may let another thread in
+            family = self._families.get(key)
+            is_new = family is None
+            if family is None:
+                family = self._families[key] = Family(values)
+                while len(self._families) > _MOST_FAMILIES:
+                    self._families.popitem(last=False)
+            self._families.move_to_end(key)
+            others = [other for other in self._recent if other is not family]
+            self._recent = (*others[-_MOST_COMPARED:], family)
+            return family, is_new
+
+    def settle(self) -> None:
+        for family in self._recent[-1:]:
+            family.settle()
+
+
+class NotSymbolic(NewReads):
+    """Raised out of a trace with symbols: the call begins anew, without them or with more room for them."""
+
+
+class SymbolicNumbers:
+    """The symbolic numbers of one entry.
+
+    Args:
+        places: of the numbers, with the number of each in its family.
+        values: all numbers of the call that it is made for.
+    """
+
+    def __init__(self, family: Family, places: dict[Place, int], values: tuple[Number, ...]) -> None:
+        self.places = places
+        self._family, self._values = family, values
+        self._forget: Callable[[], None] = lambda: None
+        self._numbers: list[int] = []  # in the family, by symbol
+        self.leaves: list[int] = []  # which leaves they are
+
+    def found_in(self, recording: _core.Recording) -> bool:
+        """Finds the leaves that they are in a recording with them. False where one cannot be a leaf."""
+        structure = Structure(recording.graphdef)
+        self.leaves, self._numbers = [], []
+        for row in structure.leaves:  # an array in two places is two of these, where it is donated
+            number = self.places.get(structure.place(row)) if row.is_number else None
+            if number is not None:
+                self.leaves.append(row.leaf)
+                self._numbers.append(number)
+        left_out = set(self.places.values()) - set(self._numbers)
+        self._family.make_static(sorted(left_out))
+        return not left_out
+
+    def refuse(self) -> None:
+        """Objects that hold them cannot be rebuilt around symbols."""
+        self._family.make_static(list(self.places.values()))
+
+    def begin(self) -> HostProgram:
+        kinds = tuple(type(self._values[number]) for number in self._numbers)
+        self.program = HostProgram(kinds, self._family.capacity)
+        self.program.leaves = self.leaves
+        self.program.give_up = self._fail
+        return self.program
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Something in the way from a trace with symbols to its program has raised, or has caught what was raised."""
+        self._family.fail(self._values)
+        self._forget()
+        raise NotSymbolic from error
+
+    def resume(self, program: HostProgram) -> None:
+        """What a host program of another process was for is what this one is for."""
+        self.program = program
+
+    def given(self, leaves: Sequence[Any]) -> list[Any]:
+        """What an executable is given of a call with these leaves, but for the values."""
+        vectors = self.program.vectors((), ())
+        return [*(np.int32(0) if i in self.leaves else leaf for i, leaf in enumerate(leaves)), *vectors]
+
+    def stored(self, table: FunctionTable, key: tuple[Any, ...]) -> None:
+        alive = weakref.ref(table)
+
+        def forget() -> None:
+            here = alive()
+            if here is not None:
+                here.drop(key)
+
+        self._forget = forget
+
+    def run(
+        self,
+        reads: ReadSet,
+        recording: _core.Recording,
+        leaves: Sequence[Any],
+        computed: tuple[Any, ...] | None,
+        trace: Callable[[list[Any]], tuple[_core.Outcome, list[Any]]],
+    ) -> tuple[_core.Outcome, list[Any]]:
+        """A trace with symbols in place of the numbers. Its Outcome knows which output leaves are numbers.
+
+        Raises:
+            NotSymbolic: where it raises, or has too little room for what it has to be given.
+        """
+        given, vectors = list(leaves[:-2]), {int: leaves[-2], float: leaves[-1]}
+        values = [recording.leaves[leaf] for leaf in self.leaves]
+        arrays = None if computed is None else {int: computed[0], float: computed[1]}
+        symbols = SymbolTrace(self.program, values, vectors, arrays, reads)
+        while symbols.roots:  # nothing here holds one when the trace ends
+            symbol = symbols.roots.pop()
+            given[self.leaves[len(symbols.roots)]] = symbol
+            del symbol
+        try:
+            with catching() as caught:
+                outcome, out = trace(given)
+            if caught.is_suspect:
+                self._fail(None)
+        except NewReads:
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            given.clear()
+        outcome.numbers = [
+            (leaf, self.program.output(symbols.node(value))) for leaf, value in enumerate(out) if is_symbol(value)
+        ]
+        out = [value for value in out if not is_symbol(value)]
+        symbols.close()
+        if symbols.lacks:
+            for kind in symbols.lacks:
+                self._family.capacity[kind] = 2 * len(self.program.inputs[kind])
+            self._forget()
+            raise NotSymbolic
+        self._family.pin([self._numbers[symbol] for symbol in self.program.pinned()])
+        return outcome, out

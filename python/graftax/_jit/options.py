@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One frozen record of jit's options, passed along as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class FilterJitOptions(TypedDict, total=False):
+    """The keyword arguments of `filter_jit`."""
+
+    donate: str | int | Sequence[str | int] | None
+    dynamic: str | int | Sequence[str | int] | None
+    ignore: Any
+    cache_size: int
+    in_shardings: Any
+    out_shardings: Any
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+    warn_impure: bool
+    numbers: Literal["symbolic", "static"]
+
+
+class JitOptions(FilterJitOptions, total=False):
+    """The keyword arguments of `jit`."""
+
+    mutation: Literal["propagate", "error", "discard"]
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    check: bool
+    progress: bool | Callable[[str, float], Any]
+
+
+MUTATION = ("propagate", "error", "discard")
+NUMBERS = ("symbolic", "static")
+DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")  # equinox's words
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `jit` was asked for. Hashable: two `jit(f)` with equal options share one table."""
+
+    mutation: str = "propagate"
+    warn_lost: bool = False  # filter_jit: a change that is dropped earns one warning
+    captured: bool = True  # the function's closure and globals are part of the program
+    check: bool = dataclasses.field(default=False, compare=False)  # the plain function runs beside
+    progress: Any = dataclasses.field(default=False, compare=False)  # says what a first call does
+    warn_impure: bool = dataclasses.field(default=False, compare=False)  # calls that cannot be replayed are named
+    numbers: str = "static"  # "symbolic": Python numbers that change between calls do not compile
+    cache_size: int = 512
+    static: tuple[int | str, ...] = ()
+    donate: tuple[int | str, ...] = ()
+    donate_word: str = "none"
+    dynamic: tuple[int | str, ...] = ()
+    ignore: tuple[Any, ...] = ()  # patterns, types, filters, predicates
+    in_shardings: Any = None
+    out_shardings: Any = None
+    keep_unused: bool = False
+    inline: bool = False
+    compiler_options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mutation not in MUTATION:
+            raise ValueError(f"mutation={self.mutation!r}: expected one of {', '.join(map(repr, MUTATION))}")
+        if self.numbers not in NUMBERS:
+            raise ValueError(f"numbers={self.numbers!r}: expected one of {', '.join(map(repr, NUMBERS))}")
+        if self.cache_size < 1:
+            raise ValueError(f"cache_size={self.cache_size}: expected at least 1")
+
+    @property
+    def donates(self) -> bool:
+        return bool(self.donate) or self.donate_word != "none"
+
+    @property
+    def warns_impure(self) -> bool:
+        return self.warn_impure and not self.check  # which compares what these calls did
+
+    @property
+    def shards(self) -> bool:
+        return self.in_shardings is not None or self.out_shardings is not None or bool(self.compiler_options)
+
+    @property
+    def by_value(self) -> bool:
+        return self.mutation == "discard"
+
+
+def names_and_numbers(numbers: Any, names: Any) -> tuple[int | str, ...]:
+    """JAX's `*_argnums` and `*_argnames` as one tuple."""
+    out: list[int | str] = []
+    if numbers is not None:
+        out += [numbers] if isinstance(numbers, int) else list(numbers)
+    if names is not None:
+        out += [names] if isinstance(names, str) else list(names)
+    return tuple(out)
+
+
+def one_or_more(chosen: Any) -> tuple[int | str, ...]:
+    """An option that takes one name or position, or several, as a tuple."""
+    if chosen is None:
+        return ()
+    return (chosen,) if isinstance(chosen, (int, str)) else tuple(chosen)
+
+
+def several(chosen: Any) -> tuple[Any, ...]:
+    """An option that takes one specification, or a tuple or a list of them, as a tuple."""
+    if chosen is None:
+        return ()
+    return tuple(chosen) if type(chosen) in (tuple, list) else (chosen,)
+
+
+def donation(donate: Any, numbers: Any, names: Any) -> dict[str, Any]:
+    """`donate=` (a word, names or positions) together with JAX's spellings, as fields of `Options`."""
+    chosen = names_and_numbers(numbers, names)
+    if donate is None:
+        return {"donate": chosen}
+    if isinstance(donate, str) and donate in DONATE:
+        return {"donate": chosen, "donate_word": donate}
+    return {"donate": (*chosen, *one_or_more(donate))}
+
+
+def is_path(which: int | str) -> bool:
+    """Is it a pattern of key paths (`state.opt`, `**.bias`), rather than a position or a name?"""
+    return isinstance(which, str) and not which.isidentifier()
+
+
+def split_patterns(chosen: Sequence[int | str]) -> tuple[tuple[int | str, ...], tuple[str, ...]]:
+    """Positions and names of arguments apart from patterns of key paths."""
+    patterns = tuple(c for c in chosen if isinstance(c, str) and is_path(c))
+    return tuple(c for c in chosen if c not in patterns), patterns

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`f.warm`: what calls will need, compiled beforehand and side by side."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from graftax._base.progress_bar import Bar, Tell
+from graftax._explain.compile_events import expected
+
+NO_CALL = (
+    "warm takes a list of calls, each a tuple of positional arguments or a dict of keyword arguments, and {call!r} is "
+    'neither: write f.warm([(x, "train"), (x, "test")]).'
+)
+
+
+def warm(lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, tell: Tell | None) -> None:
+    """Lowers all calls in this thread, whose settings count, and compiles what they need in several."""
+    given = [_arguments(call) for call in calls]
+    tell = tell or Bar(name)
+    begin = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
+        with expected():
+            waiting = [pool.submit(lower(*args, **kwargs).compile) for args, kwargs in given]
+        for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
+            future.result()
+            tell(done, len(given), time.perf_counter() - begin)
+
+
+def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(call, dict):
+        return (), call
+    if not isinstance(call, tuple):
+        raise TypeError(NO_CALL.format(call=call))
+    return call, {}

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives the core what it asks Python for, once, at import; says what `dir(graftax)` shows."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import ModuleType
+
+from jax import tree_util
+
+from graftax import _core
+from graftax._capture.bytecode import Shown
+from graftax._capture.retrace_signals import NewReads
+from graftax._jax import compat, fast_dispatch, tracebacks
+from graftax._setup import core_hooks
+
+
+def setup() -> None:
+    registry = compat.tree_registry()
+    _core.setup(core_hooks, registry, tree_util.default_registry.flatten_one_level, compat.array_class())
+    _core.use_settings(
+        disable_jit=fast_dispatch.setting("disable_jit", False),
+        prng_impl=fast_dispatch.setting("default_prng_impl", "threefry2x32"),
+        others=[fast_dispatch.setting("enable_custom_prng", False)],  # decides what `jax.random.PRNGKey` makes
+    )
+    _core.use_new_reads(NewReads)
+    _core.use_shown(Shown)
+    gc.callbacks.append(_core.let_go_of_kept)
+    fast_dispatch.setup()
+    tracebacks.setup()
+
+
+def public_names() -> list[str]:
+    """What `dir(graftax)` shows, and a shell completes: what a user may use, not the modules that it is made in."""
+    names = vars(sys.modules["graftax"])
+    return sorted(name for name, value in names.items() if name == "tree" or not isinstance(value, ModuleType))

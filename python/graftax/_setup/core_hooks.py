@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that the core asks Python for, by the names in `core/python/hooks.h`; `_setup` passes it on."""
+
+from jax import block_until_ready, named_scope
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
+
+from graftax._base import errors
+from graftax._base.errors import at_path
+from graftax._base.stack_reserve import with_room
+from graftax._graph.array_aliases import note_made
+from graftax._graph.graphdef_methods import children as graphdef_children
+from graftax._graph.graphdef_methods import fingerprint
+from graftax._graph.pickling import reduce_graphdef, reduce_outcome
+from graftax._graph.types.describe import describe, numpy_role
+from graftax._graph.types.function_nodes import named_function, writes_its_cells
+from graftax._graph.types.ignored import Ignored
+from graftax._graph.types.opaque_values import check_opaque, is_module_level
+from graftax._graph.types.pytree_nodes import dict_key, is_leaf, one_level_treedef
+from graftax._graph.types.recomputed_leaves import made_alike
+from graftax._graph.types.static_values import remade, text_array, write_text_array
+from graftax._jax.compat import new_ref, open_first
+from graftax._jax.compat import one_level_with_keys as open_with_keys
+from graftax._jax.jaxprs import open_jaxpr
+from graftax.interop import UNSPOKEN
+from graftax.tree._core_hooks import (
+    Mark,
+    deserialize_using_proto,
+    from_iterable_tree,
+    from_jax,
+    refuse_mismatch,
+    replaced,
+    to_jax,
+    treedef_from_state,
+)
+from graftax.tree._core_hooks import describe as describe_tree
+
+__all__ = [
+    "UNSPOKEN",
+    "FlattenedIndexKey",
+    "GetAttrKey",
+    "Ignored",
+    "Mark",
+    "SequenceKey",
+    "at_path",
+    "block_until_ready",
+    "check_opaque",
+    "describe",
+    "describe_tree",
+    "deserialize_using_proto",
+    "dict_key",
+    "errors",
+    "fingerprint",
+    "from_iterable_tree",
+    "from_jax",
+    "graphdef_children",
+    "is_leaf",
+    "is_module_level",
+    "made_alike",
+    "named_function",
+    "named_scope",
+    "new_ref",
+    "note_made",
+    "numpy_role",
+    "one_level_treedef",
+    "open_first",
+    "open_jaxpr",
+    "open_with_keys",
+    "reduce_graphdef",
+    "reduce_outcome",
+    "refuse_mismatch",
+    "remade",
+    "replaced",
+    "text_array",
+    "to_jax",
+    "treedef_from_state",
+    "with_room",
+    "write_text_array",
+    "writes_its_cells",
+]

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which array is sharded how, said by rules: the first that means an array decides."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from graftax import interop
+from graftax._base.errors import StructureError, some
+from graftax._graph.filters import filter_of
+from graftax._graph.path import Graph, GraphRow, Path
+from graftax._graph.select import Shown, matching
+from graftax._graph.structure import is_unspoken, plain_key
+from graftax._jax.tracebacks import boundary
+
+NO_RULE = "no rule means it. The last rule can be ('**', None), which replicates what no other means"
+UNUSED = "decides about no array: it means none, or rules before it mean them all"
+NO_AXIS = "the mesh has no axis {axis!r}: it has {axes}"
+TOO_LONG = "{spec} has {entries} entries, and the array {dims}"
+TWICE = "{spec} uses the axis {axis!r} twice"
+INDIVISIBLE = "dimension {dim} is {size}, which the {parts} devices of {axes} do not divide"
+NO_SPEC = "{spec!r} is no spec: give a PartitionSpec, None (replicated), a Sharding, or a function of a leaf"
+NO_MESH = (
+    "there is no mesh: give one (shard(obj, mesh, rules), Rules(..., mesh=mesh)), or call within jax.set_mesh(mesh)"
+)
+NOT_A_RULE = "a rule is a pair (where, spec), and {rule!r} is none"
+NO_WHERE = "{where!r} says of no array whether it is meant: give a pattern, re.Pattern, type, filter, or f(path, leaf)"
+PROBLEMS = "the rules do not fit {what}:\n{lines}"
+
+_MOST = 40  # problems that a message shows
+
+Where = Any  # a pattern, `re.Pattern`, type, filter or `f(path, leaf)`
+
+
+class FullySharded(NamedTuple):
+    """What `fsdp` returns: the largest dimension that the axes divide is split over them."""
+
+    axes: tuple[str, ...]
+    min_size: int
+
+    def spec(self, leaf: Any, mesh: Any) -> PartitionSpec:
+        parts = math.prod(mesh.shape.get(axis, 1) for axis in self.axes)
+        fits = [d for d, size in enumerate(leaf.shape) if size and size % parts == 0]
+        if math.prod(leaf.shape) < self.min_size or not fits:
+            return PartitionSpec()
+        dim = max(fits, key=lambda d: leaf.shape[d])
+        return PartitionSpec(*[None] * dim, self.axes)
+
+
+def fsdp(*axes: str, min_size: int = 2**18) -> Any:
+    """A spec for `Rules`: each array is split over mesh axes along its largest dimension that they divide.
+
+    Args:
+        axes: of the mesh.
+        min_size: arrays with fewer numbers are replicated, as those without such a dimension.
+
+    Example:
+        >>> graftax.Rules([("**", graftax.fsdp("data"))])
+        Rules([('**', FullySharded(axes=('data',), min_size=262144))])
+    """
+    return FullySharded(axes, min_size)
+
+
+class Assigned(NamedTuple):
+    """What becomes of one array."""
+
+    number: int  # its row
+    path: Path
+    leaf: Any
+    by: str  # the rule, `scalar`, `metadata`, `default`; empty where nothing says
+    spec: PartitionSpec | Sharding | None
+    problem: str
+
+
+class Assignment(NamedTuple):
+    """What rules say of an object: of each array once, and what is wrong."""
+
+    cls: str
+    arrays: list[Assigned]
+    unused: list[str]
+    mesh: Any
+
+    def lines(self) -> list[str]:
+        return [f"  {a.path!r}: {a.problem}" for a in self.arrays if a.problem] + [
+            f"  the rule {rule} {UNUSED}" for rule in self.unused
+        ]
+
+    def check(self) -> None:
+        """Raises StructureError with everything that is wrong."""
+        refuse(f"this {self.cls}", self.lines())
+
+    def shardings(self) -> Iterator[tuple[Assigned, Any]]:
+        """Each array, and its sharding; a bare spec where the mesh is that of the context."""
+        for array in self.arrays:
+            spec = array.spec
+            if isinstance(spec, PartitionSpec) and isinstance(self.mesh, jax.sharding.Mesh):
+                yield array, NamedSharding(self.mesh, spec)
+            else:
+                yield array, spec
+
+
+class TableRow(NamedTuple):
+    """A line of `Rules.table`."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: Any
+    rule: str
+    spec: Any
+    bytes: int
+    bytes_per_device: int
+    problem: str
+
+
+class Table(NamedTuple):
+    """What `Rules.table` returns: prints as a table."""
+
+    rows: tuple[TableRow, ...]
+    unused: tuple[str, ...]
+    bytes: int
+    bytes_per_device: int
+
+    def __str__(self) -> str:
+        head = ("path", "array", "rule", "spec", "bytes", "per device")
+        cells = [head] + [
+            (repr(r.path), f"{r.dtype}{list(r.shape)}", r.rule, r.problem or _spec_text(r.spec), _size(r.bytes))
+            + (_size(r.bytes_per_device),)
+            for r in self.rows
+        ]
+        cells.append(("", "", "", "all", _size(self.bytes), _size(self.bytes_per_device)))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        return "\n".join(lines + [f"the rule {rule} {UNUSED}" for rule in self.unused])
+
+    __repr__ = __str__
+
+
+class Rules:
+    """Says which array of an object is sharded how: the first rule that means an array decides.
+
+    The same rules are for `graftax.shard`, for `in_shardings=` and `out_shardings=` of `graftax.jit`, and for loading.
+
+    Args:
+        rules: pairs (where, spec).
+            where: a key-path pattern (`"layers[*].w"`, `"**[bias]"`), which means all that is below, too; a compiled
+            regular expression, looked for in the path joined with `/` (`layers/0/w`); a type or a filter; or a function
+            `f(path, leaf)`.
+            spec: a `PartitionSpec`; None, which replicates; a function of the leaf that returns one of these;
+            `graftax.fsdp("data")`; or a sharding.
+        mesh: the mesh, where no other is given and none is set with `jax.set_mesh`.
+
+    Scalars are replicated, and need no rule. Where no rule means an array, the names of axes count that Flax keeps
+    beside it (`nnx.with_partitioning`, `nn.with_partitioning`).
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> rules = graftax.Rules([("**[bias]", None), ("layers[*]", P("data")), ("**", graftax.fsdp("data"))])
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> print(rules.table({"layers": [{"bias": jnp.ones(4), "w": jnp.ones((4, 4))}]}, mesh).rows[0].rule)
+        **[bias]
+    """
+
+    def __init__(self, rules: Iterable[tuple[Where, Any]] | Mapping[Where, Any], *, mesh: Any = None) -> None:
+        given: Iterable[Any] = cast("Mapping[Any, Any]", rules).items() if isinstance(rules, Mapping) else rules
+        pairs: list[tuple[Any, Any]] = []
+        for rule in given:
+            if not isinstance(rule, tuple) or len(cast("tuple[Any, ...]", rule)) != 2:
+                raise TypeError(NOT_A_RULE.format(rule=rule))
+            pairs.append(cast("tuple[Any, Any]", rule))
+            _check_spec(pairs[-1][1])
+        self._pairs, self._mesh = tuple(pairs), mesh
+
+    def __repr__(self) -> str:
+        return f"Rules({list(self._pairs)!r})"
+
+    @boundary
+    def shardings(self, obj: Any, mesh: Any = None) -> dict[Path, Any]:
+        """The sharding of each array of an object, by its path; the arrays may be `jax.ShapeDtypeStruct`s.
+
+        Raises:
+            StructureError: where the rules do not fit; says everything that is wrong.
+        """
+        assignment = self.assign(Graph(obj), mesh)
+        assignment.check()
+        return {array.path: sharding for array, sharding in assignment.shardings()}
+
+    @boundary
+    def table(self, obj: Any, mesh: Any = None) -> Table:
+        """What the rules say of each array of an object, and the bytes on each device. Moves nothing.
+
+        Args:
+            obj: any object, with arrays or `jax.ShapeDtypeStruct`s.
+            mesh: as for `shard`.
+        """
+        assignment = self.assign(Graph(obj), mesh)
+        rows: list[TableRow] = []
+        for array, sharding in assignment.shardings():
+            size = math.prod(array.leaf.shape) * _width(array.leaf)
+            here = size if array.problem else _part(array, sharding, assignment.mesh) * _width(array.leaf)
+            about = array.path, tuple(array.leaf.shape), array.leaf.dtype, array.by, array.spec
+            rows.append(TableRow(*about, size, here, array.problem))
+        total, per_device = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
+        return Table(tuple(rows), tuple(assignment.unused), total, per_device)
+
+    def assign(self, graph: Graph, mesh: Any = None, default: Any = ..., local: bool = False) -> Assignment:
+        """What the rules say of each array of a graph. Raises nothing for what does not fit.
+
+        Args:
+            graph: the object.
+            mesh: where it is None, that of the rules, then that of the context.
+            default: the spec of arrays that nothing means; `...`: they are a problem.
+            local: arrays are this process's part of the whole: what has to divide them are its own devices.
+        """
+        mesh = mesh_of(mesh if mesh is not None else self._mesh)
+        arrays = _arrays(graph)
+        free = [number for number in arrays if arrays[number].shape != ()]
+        decided: dict[int, tuple[str, Any]] = {}
+        unused: list[str] = []
+        for where, spec in self._pairs:
+            found = [number for number in _meant(graph, where, list(arrays), arrays) if number not in decided]
+            if not found:
+                unused.append(_where_text(where))
+            decided.update((number, (_where_text(where), spec)) for number in found)
+        for number in free:
+            if number not in decided and (names := _metadata(graph, number)) is not None:
+                decided[number] = "metadata", names
+            elif number not in decided and default is not ...:
+                decided[number] = "default", default
+        assigned: list[Assigned] = []
+        for number, leaf in arrays.items():
+            by, spec = decided.get(number, ("", None))
+            if leaf.shape == ():
+                by, spec = "scalar", PartitionSpec()
+            spec, problem = _resolved(spec, leaf, mesh.local_mesh if local else mesh) if by else (None, NO_RULE)
+            assigned.append(Assigned(number, graph.path(number), leaf, by, spec, problem))
+        return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
+
+
+def refuse(what: str, lines: Sequence[str]) -> None:
+    """Raises StructureError with these problems, where there are some."""
+    if lines:
+        more = [f"  and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+        raise StructureError(PROBLEMS.format(what=what, lines="\n".join([*lines[:_MOST], *more])))
+
+
+def mesh_of(mesh: Any) -> Any:
+    """The mesh that is meant: the given one, or that of `jax.set_mesh`.
+
+    Raises:
+        StructureError: where there is none.
+    """
+    if mesh is None:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            raise StructureError(NO_MESH)
+    return mesh
+
+
+def is_placed(row: GraphRow) -> bool:
+    """Is it an array that rules are for, or a shape in its place? A shape in a Variable of NNX is structure for JAX."""
+    return (row.what == "array" and not row.aux) or isinstance(row.value, jax.ShapeDtypeStruct)
+
+
+def _arrays(graph: Graph) -> dict[int, Any]:
+    """The arrays of a graph by row, and shapes in their place; each once."""
+    seen: set[int] = set()
+    found: dict[int, Any] = {}
+    for number, row in enumerate(graph.rows):
+        if is_placed(row) and id(row.value) not in seen:
+            seen.add(id(row.value))
+            found[number] = row.value
+    return found
+
+
+def _meant(graph: Graph, where: Any, numbers: list[int], arrays: dict[int, Any]) -> list[int]:
+    """Which of the arrays a rule means."""
+    if isinstance(where, re.Pattern):
+        return [n for n in numbers if cast("re.Pattern[str]", where).search(joined(graph.path(n)))]
+    wanted = filter_of(where)
+    if isinstance(where, (str, Path)) or wanted is not None:
+        try:
+            chosen = graph.below(matching(graph, where) if wanted is None else wanted.means(Shown(graph)))
+        except StructureError:  # it means nothing
+            return []
+        same = {id(graph.rows[number].value) for number in chosen}  # at whichever of its places
+        return [n for n in numbers if id(arrays[n]) in same]
+    if callable(where):
+        return [n for n in numbers if where(graph.path(n), arrays[n])]
+    raise TypeError(NO_WHERE.format(where=where))
+
+
+def joined(path: Iterable[Any]) -> str:
+    """A path as regular expressions see it: `layers/0/w`. What is in a Variable of a library is the Variable."""
+    return "/".join(str(plain_key(entry)) for entry in path if not is_unspoken(entry))
+
+
+def _metadata(graph: Graph, number: int) -> Any:
+    """The spec that a library keeps beside an array, in what holds it."""
+    up = graph.rows[number].parent
+    return None if up < 0 else interop.axes(graph.rows[up].value)
+
+
+def _check_spec(spec: Any) -> None:
+    if spec is not None and not isinstance(spec, (PartitionSpec, Sharding, FullySharded)) and not callable(spec):
+        raise TypeError(NO_SPEC.format(spec=spec))
+
+
+def _resolved(spec: Any, leaf: Any, mesh: Any) -> tuple[Any, str]:
+    """(the spec of an array or its sharding, what is wrong with it)."""
+    if isinstance(spec, FullySharded):
+        missing = [axis for axis in spec.axes if axis not in mesh.shape]
+        spec = PartitionSpec(missing[0]) if missing else spec.spec(leaf, mesh)
+    elif callable(spec) and not isinstance(spec, (PartitionSpec, Sharding)):
+        spec = cast("Callable[[Any], Any]", spec)(leaf)
+    if spec is None:
+        spec = PartitionSpec()
+    if isinstance(spec, Sharding):
+        try:
+            spec.shard_shape(tuple(leaf.shape))
+        except ValueError as error:
+            return spec, str(error)
+        return spec, ""
+    if not isinstance(spec, PartitionSpec):
+        return None, NO_SPEC.format(spec=spec)
+    return spec, _misfit(spec, leaf, mesh)
+
+
+def _misfit(spec: PartitionSpec, leaf: Any, mesh: Any) -> str:
+    if len(spec) > len(leaf.shape):
+        return TOO_LONG.format(spec=_spec_text(spec), entries=len(spec), dims=_dims(leaf))
+    axes = [_axes(entry) for entry in spec]
+    for axis, times in Counter(axis for part in axes for axis in part).items():
+        if axis not in mesh.shape:
+            return NO_AXIS.format(axis=axis, axes=some([f"{a} ({n})" for a, n in mesh.shape.items()]))
+        if times > 1:
+            return TWICE.format(spec=_spec_text(spec), axis=axis)
+    for dim, part in enumerate(axes):
+        parts = math.prod(mesh.shape[axis] for axis in part)
+        if leaf.shape[dim] % parts:
+            named = " and ".join(map(repr, part))
+            return INDIVISIBLE.format(dim=dim, size=leaf.shape[dim], parts=parts, axes=named)
+    return ""
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of an entry of a spec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+
+def _part(array: Assigned, sharding: Any, mesh: Any) -> int:
+    """How many numbers of an array are on one device."""
+    if isinstance(sharding, Sharding):
+        return math.prod(sharding.shard_shape(tuple(array.leaf.shape)))
+    axes = [axis for entry in cast("PartitionSpec", array.spec) for axis in _axes(entry)]
+    return math.prod(array.leaf.shape) // math.prod(mesh.shape[axis] for axis in axes)
+
+
+def _dims(leaf: Any) -> str:
+    return "1 dimension" if len(leaf.shape) == 1 else f"{len(leaf.shape)} dimensions"
+
+
+def _width(leaf: Any) -> int:
+    return leaf.dtype.itemsize
+
+
+def _where_text(where: Any) -> str:
+    if isinstance(where, str):
+        return where
+    if isinstance(where, re.Pattern):
+        return f"re {cast('re.Pattern[str]', where).pattern}"
+    return getattr(where, "__name__", None) or repr(where)
+
+
+def _spec_text(spec: Any) -> str:
+    return str(spec).replace("PartitionSpec", "P") if isinstance(spec, PartitionSpec) else str(spec)
+
+
+def _size(size: int) -> str:
+    return f"{size:,}"

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture as one page that needs nothing else. What is drawn of it is drawn when it is opened."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from graftax._show.model import Picture
+
+_FRAME = 480  # pixels of a notebook
+
+
+def page(picture: Picture, notes: Sequence[str]) -> str:
+    """The page, as text."""
+    template = importlib.resources.files("graftax._show").joinpath("page.html").read_text(encoding="utf-8")
+    title = picture.text(0)
+    data = json.dumps(_columns(picture), separators=(",", ":"), ensure_ascii=False)
+    # Inside of a script nothing but "</" could end it; JSON reads the backslash as nothing.
+    filled = {"TITLE": html.escape(title), "NOTES": "".join(f"<p>{html.escape(note)}</p>" for note in notes)}
+    filled["DATA"] = data.replace("</", "<\\/").replace("<!--", "<\\!--")
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
+
+
+def framed(text: str) -> str:
+    """The page within another one, as a notebook shows it."""
+    source = html.escape(text, quote=True)
+    return f'<iframe srcdoc="{source}" style="width:100%;height:{_FRAME}px;border:0" loading="lazy"></iframe>'
+
+
+def _columns(picture: Picture) -> dict[str, Any]:
+    """What the page draws, by column: rows in the order of the walk, texts that repeat by number."""
+    order, up, labels = _walk(picture)
+    position = {number: i for i, number in enumerate(order)}
+    texts: dict[str, int] = {}
+
+    def number_of_text(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    kinds = {"node": 0, "array": 1, "value": 2}
+    sizes = picture.sizes
+    columns: dict[str, Any] = {
+        "up": up,
+        "label": [number_of_text(label) for label in labels],
+        "text": [number_of_text(picture.text(number)) for number in order],
+        "kind": [kinds[picture.look(number)] for number in order],
+        "parameters": [sizes[number].parameters for number in order],
+        "bytes": [sizes[number].bytes for number in order],
+        "first": {position[p]: position.get(first, 0) for p, first in picture.first.items() if p in position},
+        "number": {position[p]: n for p, n in picture.tags.items() if p in position},
+        "marks": {i: words for i, number in enumerate(order) if (words := picture.marks(number))},
+        "only": picture.only is not None,
+    }
+    return {**columns, "texts": list(texts)}
+
+
+def _walk(picture: Picture) -> tuple[list[int], list[int], list[str]]:
+    """(rows, the one above each by its position here, labels), in pre-order."""
+    order: list[int] = []
+    up: list[int] = []
+    labels: list[str] = []
+    stack: list[tuple[int, int, str]] = [(0, -1, "")]
+    while stack:
+        number, above, label = stack.pop()
+        here = len(order)
+        order.append(number)
+        up.append(above)
+        labels.append(label)
+        if number not in picture.first and picture.is_open(number):
+            stack += [(child, here, name) for name, child in reversed(picture.children(number))]
+    return order, up, labels

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture as a drawing: a box for each object, an arrow for each reference, several to one that is shared."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import NamedTuple
+
+from graftax._show.format import cut, short_bytes
+from graftax._show.model import Picture
+
+TOO_MANY = "a drawing of {count} objects could not be read: use html(), or draw a part of it. At most {most} are drawn."
+
+_MOST = 80  # boxes
+_MOST_ROWS = 14  # of a box
+_CHARACTERS = 34  # of a row
+_WIDE, _HIGH = 7.3, 18  # pixels of a character and of a row
+_PAD, _ACROSS, _DOWN = 9, 64, 14  # pixels inside of a box, and between boxes
+_LANE, _LANES = 5, 5  # pixels between arrows that go around boxes, and how many lie side by side
+
+_STYLE = """
+text { font: 12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1d2026; }
+.back { fill: #ffffff; } .box { fill: #f6f7fa; stroke: #c4c9d2; } .head { fill: #e6eefb; stroke: #c4c9d2; }
+.title { font-weight: 600; fill: #0b4f96; } .soft { fill: #5d6470; } .array { fill: #14713d; } .value { fill: #8a4b00; }
+.mark { fill: #b3261e; font-weight: 600; }
+.edge { fill: none; stroke: #8b93a1; stroke-width: 1.2; } .again { stroke: #8a2be2; stroke-dasharray: 4 3; }
+.tip { fill: #8b93a1; } .tip-again { fill: #8a2be2; }
+@media (prefers-color-scheme: dark) {
+text { fill: #e4e6eb; } .back { fill: #16181d; } .box { fill: #1e222a; stroke: #444b57; }
+.head { fill: #22314a; stroke: #444b57; } .title { fill: #8cc0ff; } .soft { fill: #98a0ad; } .array { fill: #75d69c; }
+.value { fill: #e9b872; } .mark { fill: #ff8f85; } .edge { stroke: #78808e; } .again { stroke: #c99bff; }
+.tip { fill: #78808e; } .tip-again { fill: #c99bff; } }
+"""
+
+
+class _RowText(NamedTuple):
+    label: str
+    text: str
+    kind: str
+    marks: str
+    to: int | None  # the row of the box that it points to
+    again: bool  # and that stands elsewhere
+
+
+class _Box:
+    """One object: where it is drawn, and what stands in it."""
+
+    def __init__(self, picture: Picture, number: int, level: int) -> None:
+        self.number, self.level = number, level
+        size = picture.sizes[number].bytes
+        tag = f" #{picture.tags[number]}" if number in picture.tags else ""
+        self.title = cut(picture.text(number), _CHARACTERS) + tag
+        self.marks = _marks(picture, number)
+        self.weight = short_bytes(size) if size else ""
+        children = picture.children(number)
+        shown = children if len(children) <= _MOST_ROWS else children[: _MOST_ROWS - 1]
+        self.rows = [_row(picture, label, child) for label, child in shown]
+        if len(shown) < len(children):
+            self.rows.append(_RowText("", f"… {len(children) - len(shown)} more", "soft", "", None, False))
+        head = len(self.title) + len(self.marks) + len(self.weight) + 2
+        longest = max([len(r.label) + 2 + len(r.text) + len(r.marks) for r in self.rows] + [head])
+        self.width = longest * _WIDE + 2 * _PAD
+        self.height = _HIGH * (len(self.rows) + 1) + _PAD
+        self.x = self.y = 0.0
+
+
+def _marks(picture: Picture, number: int) -> str:
+    return "".join(f"  {word}" for word in picture.marks(number))
+
+
+def _row(picture: Picture, label: str, number: int) -> _RowText:
+    first = picture.first.get(number)
+    target = number if first is None else first
+    if picture.is_open(target):
+        text = f"#{picture.tags[target]}" if first is not None else ""
+        marks = "" if first is None else _marks(picture, number)  # else those of the box that it points to
+        return _RowText(label, text, "soft", marks, target, first is not None)
+    text = cut(picture.text(number), _CHARACTERS)
+    if target in picture.tags:
+        text += f" #{picture.tags[target]}"
+    look = "array" if picture.look(number) == "array" else "value"
+    return _RowText(label, text, look, _marks(picture, number), None, False)
+
+
+def drawing(picture: Picture) -> str:
+    """The drawing, as SVG.
+
+    Raises:
+        ValueError: where there are too many boxes.
+    """
+    boxes = _boxes(picture)
+    if len(boxes) > _MOST:
+        raise ValueError(TOO_MANY.format(count=f"{len(boxes):,}", most=_MOST))
+    width, height = _place(list(boxes.values()))
+    right: dict[int, float] = {}
+    for box in boxes.values():
+        right[box.level] = max(right.get(box.level, 0), box.x + box.width)
+    parts: list[str] = []
+    lanes = 0
+    for box in boxes.values():
+        for i, row, to in _pointing(box, boxes):
+            if to.level == box.level + 1:
+                parts.append(_edge(box, i, to, row.again))
+            else:
+                parts.append(_detour(box, i, to, right[box.level], lanes, height - _DOWN))
+                lanes += 1
+    height += _LANE * lanes
+    parts += [_drawn(box) for box in boxes.values()]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" role="img" aria-label="{escape(picture.text(0))}"><style>{_STYLE}</style>'
+        f'<rect class="back" width="100%" height="100%"/>{"".join(parts)}</svg>'
+    )
+
+
+def _pointing(box: _Box, boxes: dict[int, _Box]) -> list[tuple[int, _RowText, _Box]]:
+    return [(i, row, boxes[row.to]) for i, row in enumerate(box.rows) if row.to is not None and row.to in boxes]
+
+
+def _boxes(picture: Picture) -> dict[int, _Box]:
+    boxes: dict[int, _Box] = {}
+    stack = [(0, 0)]
+    while stack:
+        number, level = stack.pop()
+        box = boxes[number] = _Box(picture, number, level)
+        if len(boxes) > _MOST:
+            boxes.update((i, box) for i in range(len(picture)) if picture.is_open(i))  # to count them
+            return boxes
+        stack += [(row.to, level + 1) for row in reversed(box.rows) if row.to is not None and not row.again]
+    return boxes
+
+
+def _place(boxes: list[_Box]) -> tuple[float, float]:
+    """Gives each box its place, a column a level, and returns the size of the whole."""
+    widths: dict[int, float] = {}
+    for box in boxes:
+        widths[box.level] = max(widths.get(box.level, 0), box.width)
+    left: dict[int, float] = {}
+    x = float(_DOWN + 14 + _LANE * _LANES)
+    for level in sorted(widths):
+        left[level] = x
+        x += widths[level] + _ACROSS
+    free: dict[int, float] = {}
+    for box in boxes:  # in pre-order: none stands above the one that it is in
+        above = max((y for level, y in free.items() if level >= box.level), default=float(_DOWN))
+        box.x, box.y = left[box.level], max(free.get(box.level, float(_DOWN)), above if box.level in free else 0.0)
+        box.y = max(box.y, float(_DOWN))
+        free[box.level] = box.y + box.height + _DOWN
+        for level in [level for level in free if level > box.level]:
+            free[level] = max(free[level], box.y)
+    return x, max(box.y + box.height for box in boxes) + 2 * _DOWN
+
+
+def _drawn(box: _Box) -> str:
+    x, y, w = box.x, box.y, box.width
+    head = f"M{x:.1f} {y + _HIGH + 3:.1f}v{2 - _HIGH}q0 -5 5 -5h{w - 10:.1f}q5 0 5 5v{_HIGH - 2}z"
+    parts = [
+        f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{box.height:.1f}" rx="5"/>',
+        f'<path class="head" d="{head}"/>',
+        f'<text class="title" x="{x + _PAD:.1f}" y="{y + 14:.1f}">{escape(box.title)}{_marked(box.marks)}</text>',
+    ]
+    if box.weight:
+        parts.append(
+            f'<text class="soft" x="{x + w - _PAD:.1f}" y="{y + 14:.1f}" text-anchor="end">{escape(box.weight)}</text>'
+        )
+    for i, row in enumerate(box.rows):
+        at = y + _HIGH * (i + 2) - 1
+        label = f"{escape(row.label)}<tspan class='soft'>: </tspan>" if row.label else ""
+        text = f'{label}<tspan class="{row.kind}">{escape(row.text)}</tspan>{_marked(row.marks)}'
+        parts.append(f'<text x="{x + _PAD:.1f}" y="{at:.1f}">{text}</text>')
+    return "".join(parts)
+
+
+def _marked(marks: str) -> str:
+    return f'<tspan class="mark" xml:space="preserve">{escape(marks)}</tspan>' if marks else ""
+
+
+def _edge(box: _Box, row: int, to: _Box, again: bool) -> str:
+    """From a row of one box to the head of one in the next column."""
+    x, y = box.x + box.width, box.y + _HIGH * (row + 2) - 5
+    end_x, end_y = to.x, to.y + _HIGH / 2 + (4 if again else 0)
+    bend = max((end_x - x) / 2, 24)
+    curve = f"M{x:.1f} {y:.1f}C{x + bend:.1f} {y:.1f} {end_x - bend:.1f} {end_y:.1f} {end_x - 6:.1f} {end_y:.1f}"
+    return _arrow(curve, end_x, end_y, again)
+
+
+def _detour(box: _Box, row: int, to: _Box, right: float, lane: int, bottom: float) -> str:
+    """The same to any other column, around all boxes: down between two columns, along below, and up between two."""
+    x, y = box.x + box.width, box.y + _HIGH * (row + 2) - 5
+    end_x, end_y = to.x, to.y + _HIGH / 2 + 4
+    shift = _LANE * (lane % _LANES)
+    down, along, up = right + 8 + shift, bottom + _LANE * (lane + 1), end_x - 14 - shift
+    line = f"M{x:.1f} {y:.1f}H{down:.1f}V{along:.1f}H{up:.1f}V{end_y:.1f}H{end_x - 6:.1f}"
+    return _arrow(line, end_x, end_y, True)
+
+
+def _arrow(line: str, x: float, y: float, again: bool) -> str:
+    edge, tip = ("edge again", "tip-again") if again else ("edge", "tip")
+    return f'<path class="{edge}" d="{line}"/><path class="{tip}" d="M{x:.1f} {y:.1f}l-8 -4v8z"/>'

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`optimizer`: any transformation of Optax for any objects. Optax itself is imported by nobody but the user."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from graftax._base.errors import StructureError, UntiedWarning, some, type_name
+from graftax._base.handles import is_handle, run_inside
+from graftax._graph.array_aliases import outside
+from graftax._graph.edit import selection
+from graftax._graph.path import Graph, Path
+from graftax._graph.patterns import nearest
+from graftax._graph.types.register import register_static
+from graftax._jax.compat import as_weak
+from graftax._jax.tracebacks import caller_level
+from graftax._training.array_maps import array_numbers, is_inexact
+from graftax._training.labels import seen_by_labels
+from graftax._training.match_gradients import gradients_in, other_shape, require_shapes
+from graftax._training.optax_repr import transformation_text
+
+NO_TRANSFORMATION = (
+    "graftax.optimizer(tx, model): the first argument has to be a transformation of Optax, an object with init and "
+    "update, and is {found}.{hint}"
+)
+NO_PARAMETERS = (
+    "graftax.optimizer: there is no array of a floating dtype to train in {where}. Python numbers are static: make "
+    "them arrays (jnp.asarray). The model has {arrays}."
+)
+GONE = (
+    "Optimizer: this {cls} has no array at {path}, which the model has that the optimizer was made for. {near}Make a "
+    "new optimizer after a change of the structure."
+)
+OTHER_NAMES = "Optimizer: the names of the parameters do not fit: {differ}. opt.parameters(model) has them all."
+TIED_OUTSIDE = (
+    "graftax.optimizer is made inside of a traced function, where {first} and {second} are two parameters, and outside "
+    "they are one array. They will be trained apart. Make the optimizer before the call and pass it, or tie objects: "
+    "one object in both places is one parameter anywhere."
+)
+NO_FORM = (
+    "graftax.optimizer: params= makes, of the dict of parameters, what has `fast` and `slow`, such as "
+    "optax.LookaheadParams.init_synced, and returned {found}."
+)
+
+T = TypeVar("T")
+
+
+class Transformation(Protocol):
+    """What Optax calls a GradientTransformation."""
+
+    @property
+    def init(self) -> Callable[..., Any]: ...
+    @property
+    def update(self) -> Callable[..., Any]: ...
+
+
+def optimizer(
+    tx: Transformation, model: Any, wrt: Any = None, *, params: Callable[..., Any] | None = None
+) -> Optimizer:
+    """An optimizer of the floating arrays in any objects, with a transformation of Optax.
+
+    For the transformation the parameters are one dict, from key path to array, each array once: a layer that is
+    reached twice is there once, and an array that stands in several places is one parameter, which stays tied. So
+    masks and labels go by key path, and `graftax.labels` makes them of patterns and types.
+
+    Args:
+        tx: `optax.adam(1e-3)`, `optax.chain(...)`, any object with `init` and `update`.
+        model: any object. It is not kept.
+        wrt: which of its arrays are trained: a pattern of key paths or several, a type, a predicate, a tree of bools,
+            as in `graftax.partition`. All floating ones otherwise, also statistics: where there are any, say it.
+        params: for transformations that take more than one set of parameters: `optax.LookaheadParams.init_synced`. The
+            slow ones are `opt.slow`.
+
+    Returns:
+        an `Optimizer`: a plain object, which is passed to jitted functions along with the model.
+
+    Raises:
+        StructureError: where `wrt` matches nothing.
+        TypeError: where there is nothing to train.
+
+    Example:
+        >>> import optax
+        >>> layer = {"w": jnp.ones(2), "name": "tied"}
+        >>> model = {"first": layer, "second": layer}
+        >>> opt = graftax.optimizer(optax.sgd(0.5), model)
+        >>> @graftax.jit
+        ... def step(model, opt):
+        ...     loss = lambda model: (model["first"]["w"] * model["second"]["w"]).sum()
+        ...     value, grads = graftax.value_and_grad(loss)(model)
+        ...     opt.update(model, grads)
+        ...     return value
+        >>> step(model, opt), model["second"] is layer, layer["w"]
+        (Array(2., dtype=float32), True, Array([0., 0.], dtype=float32))
+    """
+    return Optimizer(tx, model, wrt, params)
+
+
+class Optimizer:
+    """What `graftax.optimizer` returns: a transformation, its state, and the names of the parameters.
+
+    Attributes:
+        tx: the transformation.
+        state: its state as Optax has it, in which parameters go by name. It may be pickled, and assigned.
+        slow: the slow parameters of Lookahead, by name; None otherwise.
+    """
+
+    def __init__(self, tx: Any, model: Any, wrt: Any = None, params: Callable[..., Any] | None = None) -> None:
+        if isinstance(tx, type) or not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+            raise TypeError(NO_TRANSFORMATION.format(found=_found(tx), hint=_hint(tx, model)))
+        graph = _opened(model)
+        self.tx, self.slow, self._form = tx, None, None
+        self._names = names = _named(graph, wrt)
+        values = names.values(graph)
+        if params is not None:
+            formed = params(values)
+            if not (hasattr(formed, "fast") and hasattr(formed, "slow")):
+                raise TypeError(NO_FORM.format(found=_found(formed)))
+            self._form, self.slow = type(formed), dict(formed.slow)
+            values = formed
+        with seen_by_labels(graph, names.numbers(graph)):
+            self.state: Any = _owned(tx.init(values))
+
+    def update(self, model: T, grads: Any, **extra: Any) -> T:
+        """One step: changes the parameters of the model by the gradients, and the state.
+
+        Args:
+            model: the object that the optimizer was made for, or one with arrays at the same key paths.
+            grads: what `graftax.grad` (or JAX's) returns for the model: what is None there must not be trained. Or a
+                dict by the names of `parameters(model)`, or a list in their order.
+            **extra: passed on to transformations that take more, such as `value=`. Of `grad=` and `value_fn=` (of a
+                line search) the one is a gradient in any of these forms, the other a function of the model.
+
+        Returns:
+            the model itself, changed in place; a new one where no mutable object holds its parameters: tuples, Equinox
+            modules. `model = opt.update(model, grads)` is right for both.
+
+        Raises:
+            StructureError: where gradients and parameters do not fit, at the path. Nothing is changed then.
+        """
+        if is_handle(model):
+            run_inside("Optimizer.update", model, lambda inside: self.update(inside, grads, **extra))
+            return model
+        graph, names = Graph(model), self._names
+        numbers = names.numbers(graph)
+        params = names.values(graph)
+        given = gradients_in(graph, numbers, grads)
+        extra = self._accepted(graph, numbers, extra)
+        together = params if self._form is None else self._form(fast=params, slow=self.slow)
+        shapes = {name: value.shape for name, value in params.items()}
+        try:
+            with seen_by_labels(graph, numbers):
+                updates, state = self.tx.update(given, self.state, together, **extra)
+        except (TypeError, ValueError):
+            require_shapes(given, shapes)  # rows of gradients, which few transformations take
+            raise
+        slow, updates = (None, updates) if self._form is None else (updates.slow, updates.fast)
+        if any(np.shape(updates[name]) != shape for name, shape in shapes.items()):
+            require_shapes(given, shapes)
+        if slow is not None:
+            self.slow = {name: _moved(value, slow[name]) for name, value in (self.slow or {}).items()}
+        new = {name: _moved(value, updates[name]) for name, value in params.items()}
+        changed = graph.put({number: new[name] for name, where in numbers.items() for number in where})
+        self.state = _kept(self.state, state)
+        return changed
+
+    def parameters(self, model: Any) -> dict[str, Any]:
+        """The parameters of a model by name, each once: what the transformation is given."""
+        return self._names.values(_opened(model))
+
+    def assign(self, model: T, parameters: Mapping[str, Any]) -> T:
+        """Writes parameters into a model, such as averages that a transformation keeps (`opt.slow`).
+
+        Returns:
+            the model itself, or a new one where no mutable object holds its parameters.
+
+        Raises:
+            StructureError: where names or shapes do not fit.
+        """
+        if is_handle(model):
+            run_inside("Optimizer.assign", model, lambda inside: self.assign(inside, parameters))
+            return model
+        graph = Graph(model)
+        numbers = self._names.numbers(graph)
+        _same_names(numbers, parameters)
+        for name, where in numbers.items():
+            shape, value = graph.rows[where[0]].value.shape, parameters[name]
+            if np.shape(value) != shape:
+                raise StructureError(other_shape("parameter", name, shape, value))
+        return graph.put({number: parameters[name] for name, where in numbers.items() for number in where})
+
+    def _accepted(self, graph: Graph, numbers: dict[str, list[int]], extra: dict[str, Any]) -> dict[str, Any]:
+        """The extra arguments that the transformation takes: one without any is given none, as in Optax."""
+        if not extra:
+            return extra
+        taken = inspect.signature(self.tx.update).parameters.values()
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
+            names = {parameter.name for parameter in taken}
+            extra = {name: value for name, value in extra.items() if name in names}
+        if extra.get("grad") is not None:
+            extra = {**extra, "grad": gradients_in(graph, numbers, extra["grad"])}
+        function = extra.get("value_fn")
+        if function is None:
+            return extra
+
+        @functools.wraps(function)  # Optax passes on those extra arguments that its signature names
+        def of_parameters(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            changes = {number: params[name] for name, where in numbers.items() for number in where}
+            return function(graph.core.build(changes, all=True), *args, **kwargs)
+
+        return {**extra, "value_fn": of_parameters}
+
+    def __repr__(self) -> str:
+        names = self._names
+        tied = [
+            f"{name} = {' = '.join(map(_name, paths[1:]))}" for name, paths in names.paths.items() if len(paths) > 1
+        ]
+        ties = f"; tied: {some(tied, 3)}" if tied else ""
+        count = len(names.paths)
+        shown = some(list(names.paths), 4)
+        return f"Optimizer({transformation_text(self.tx)}; {count} parameter{'s'[: count != 1]}: {shown}{ties})"
+
+
+@register_static
+class Names:
+    """The names of the parameters, and where each stands. One static value, compared as a whole.
+
+    Args:
+        paths: an array that stands in several places has several.
+    """
+
+    def __init__(self, paths: dict[str, tuple[Path, ...]]) -> None:
+        self.paths = paths
+        self._hash = hash(tuple(paths.items()))
+
+    def numbers(self, graph: Graph) -> dict[str, list[int]]:
+        """The numbers of their rows in a graph, by name.
+
+        Raises:
+            StructureError: where there is no array.
+        """
+        return {name: [self._number(graph, path) for path in paths] for name, paths in self.paths.items()}
+
+    def values(self, graph: Graph) -> dict[str, Any]:
+        """The arrays of a graph, by name; those of NumPy as JAX's."""
+        return {name: jnp.asarray(graph.rows[numbers[0]].value) for name, numbers in self.numbers(graph).items()}
+
+    def _number(self, graph: Graph, path: Path) -> int:
+        try:
+            number = graph.number(path)
+        except StructureError:
+            number = 0 if path else -1
+        row = graph.rows[number]
+        if number < 0 or not is_inexact(row.value):
+            there = nearest(_name(path), (_name(graph.path(at)) for at in array_numbers(graph)))
+            near = f"It has {there}. " if there else "It has no arrays. "
+            raise StructureError(GONE.format(cls=type_name(graph.rows[0].value), path=repr(path), near=near))
+        return number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names) and self._hash == other._hash and self.paths == other.paths
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"<{some(list(self.paths))}>"
+
+
+def _opened(model: Any) -> Graph:
+    return run_inside("graftax.optimizer", model, Graph) if is_handle(model) else Graph(model)
+
+
+def _named(graph: Graph, wrt: Any) -> Names:
+    numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
+    numbers = numbers if wrt is None else sorted(selection(graph, wrt, numbers))
+    at: dict[int, list[Path]] = {}
+    for number in numbers:
+        at.setdefault(id(graph.rows[number].value), []).append(graph.path(number))
+    if not at:
+        where = "this model" if wrt is None else f"what wrt={wrt!r} means"
+        arrays = nearest("", (_name(graph.path(number)) for number in array_numbers(graph)))
+        raise TypeError(NO_PARAMETERS.format(where=where, arrays=arrays or "no array at all"))
+    _warn_of_ties(graph, [graph.number(paths[0]) for paths in at.values()])
+    named: dict[str, tuple[Path, ...]] = {}
+    for paths in at.values():
+        name = _name(paths[0])
+        while name in named:  # keys of a dict that print alike
+            name += "'"
+        named[name] = tuple(paths)
+    return Names(dict(sorted(named.items())))  # as JAX sorts a dict
+
+
+def _warn_of_ties(graph: Graph, numbers: list[int]) -> None:
+    """In a trace an array that stands in two places is two."""
+    seen: dict[int, int] = {}
+    for number, value in zip(numbers, outside([graph.rows[number].value for number in numbers]), strict=True):
+        if value.ndim > 0 and seen.setdefault(id(value), number) != number:  # scalars are shared for no reason
+            first, second = (repr(graph.path(at)) for at in (seen[id(value)], number))
+            warnings.warn(TIED_OUTSIDE.format(first=first, second=second), UntiedWarning, caller_level())
+            return
+
+
+def _name(path: Path) -> str:
+    """A path as a name: without the dot in front."""
+    return str(path).removeprefix(".")
+
+
+def _same_names(numbers: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    missing, unknown = [n for n in numbers if n not in given], [n for n in given if n not in numbers]
+    if missing or unknown:
+        texts = [f"there is no {some(missing)}"] * bool(missing) + [f"{some(unknown)} is none of them"] * bool(unknown)
+        raise StructureError(OTHER_NAMES.format(differ=", and ".join(texts)))
+
+
+def _moved(value: Any, by: Any) -> Any:
+    return _as_weak_as(value, jnp.asarray(value + by).astype(value.dtype))
+
+
+def _as_weak_as(old: Any, new: Any) -> Any:
+    """The new array with the weak type of the old one: `jnp.asarray(0.5)` has one, and losing it compiles anew."""
+    is_weak = getattr(old, "weak_type", False) and getattr(new, "weak_type", True) is False
+    return as_weak(new) if is_weak and old.dtype == new.dtype else new
+
+
+def _found(value: Any) -> str:
+    return f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type_name(value)}"
+
+
+def _hint(tx: Any, model: Any) -> str:
+    if hasattr(model, "init") and hasattr(model, "update"):
+        return " The two are in the other order."
+    return f" Call it: {tx.__name__}(...)." if callable(tx) and hasattr(tx, "__name__") else ""
+
+
+def _owned(state: Any) -> Any:
+    """The state in new containers, each of which stands in one place."""
+    if _is_tuple(state):
+        return _tuple(state, map(_owned, state))
+    if type(state) is dict:
+        return {key: _owned(value) for key, value in cast("dict[Any, Any]", state).items()}
+    return list(map(_owned, cast("list[Any]", state))) if type(state) is list else state
+
+
+def _kept(old: Any, new: Any) -> Any:
+    """The new state, in the containers of the old one where these are of the same structure.
+
+    They stay the objects that they were: so a step may stand in a branch or in a loop. All is read before the first
+    container is written to, since the new state may refer to containers of the old one.
+    """
+    writes: list[tuple[Any, list[tuple[Any, Any]]]] = []
+    taken: set[int] = set()
+
+    def keep(old: Any, new: Any) -> Any:
+        new = _as_weak_as(old, new)
+        if type(old) is not type(new):
+            return _owned(new)
+        if _is_tuple(new) and len(old) == len(new):
+            return _tuple(new, map(keep, old, new))
+        is_dict = type(new) is dict
+        fits = (is_dict and old.keys() == new.keys()) or (type(new) is list and len(old) == len(new))
+        if not fits or id(old) in taken:
+            return _owned(new)
+        taken.add(id(old))
+        keys: Iterable[Any] = list(old) if is_dict else range(len(new))
+        writes.append((old, [(key, keep(old[key], new[key])) for key in keys]))
+        return old
+
+    kept = keep(old, new)
+    for container, items in writes:
+        for key, value in items:
+            container[key] = value
+    return kept
+
+
+def _is_tuple(value: Any) -> bool:
+    return type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _tuple(like: Any, parts: Iterable[Any]) -> Any:
+    return tuple(parts) if type(like) is tuple else type(like)(*parts)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Streams`: random keys by name, each from a key that stays and a count that comes back."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from graftax._base.errors import some
+from graftax._graph.patterns import nearest
+
+NO_STREAMS = (
+    "graftax.Streams takes names: graftax.Streams(0, 'params', 'dropout'), or graftax.Streams(params=0, dropout=1)."
+)
+NO_SEED = (
+    "graftax.Streams: {names} {have} no seed. Give one for all, graftax.Streams(0, ...), or each its own, {first}=0."
+)
+NOT_A_SEED = "graftax.Streams: a seed is an int or a random key (jax.random.key), and {name} is {found}."
+UNKNOWN = "Streams: there is no stream {name!r}. {near}Name all of them when it is made: a draw changes counts alone."
+
+
+class Streams:
+    """Random keys by name. Each name has its own counter, so that more dropout does not change the initializers.
+
+    A draw is `jax.random.fold_in(key of the name, count)`, and increments the counter: an array, which `jit`, `scan`,
+    `cond`, `grad` and `vmap` of this package update like any other. All layers that draw hold one object.
+
+    Args:
+        seed: an int or a random key, from which each name has a key of its own that depends on no other name.
+        *names: of the streams.
+        **seeds: names with seeds or keys of their own. These draw what `nnx.Rngs` of the same seeds draws.
+
+    Example:
+        >>> streams = graftax.Streams(0, "params", "dropout")
+        >>> @graftax.jit
+        ... def noise(streams):
+        ...     return jax.random.normal(streams("dropout"))
+        >>> bool(noise(streams) == noise(streams)), streams
+        (False, Streams(params: 0, dropout: 2))
+    """
+
+    def __init__(self, seed: Any = None, /, *names: str, **seeds: Any) -> None:
+        if not (names or seeds):
+            raise TypeError(NO_STREAMS)
+        if names and seed is None:
+            have = "has" if len(names) == 1 else "have"
+            raise TypeError(NO_SEED.format(names=some(list(names)), have=have, first=names[0]))
+        keys = {}
+        if names:
+            base = _key("the first argument", seed)
+            # crc32 is the same in every process, and another name changes nothing.
+            keys = {name: jax.random.fold_in(base, zlib.crc32(name.encode())) for name in names}
+        self.keys: dict[str, Any] = {**keys, **{name: _key(name, seed) for name, seed in seeds.items()}}
+        self.counts: dict[str, Any] = {name: jnp.zeros(_shape(key), jnp.uint32) for name, key in self.keys.items()}
+
+    def __call__(self, name: str) -> jax.Array:
+        """The next key of a stream.
+
+        Raises:
+            KeyError: where there is no such stream.
+        """
+        if name not in self.keys:
+            near = nearest(name, iter(self.keys))
+            raise KeyError(UNKNOWN.format(name=name, near=f"It has {near}. " if near else ""))
+        key = jax.random.fold_in(self.keys[name], self.counts[name])
+        self.counts[name] = self.counts[name] + 1
+        return key
+
+    def fork(self, *names: str) -> Streams:
+        """Streams of their own, each from the next key of its name: for a part that may draw as often as it likes.
+
+        Args:
+            *names: which of them; all otherwise.
+        """
+        return Streams(**{name: self(name) for name in names or tuple(self.keys)})
+
+    def split(self, count: int | tuple[int, ...], *names: str) -> Streams:
+        """As `fork`, with a row for each member of a `vmap`: `graftax.vmap(Model)(streams.split(5))`.
+
+        Args:
+            count: how many rows; several for a `vmap` in a `vmap`.
+            *names: which of them; all otherwise.
+        """
+        return Streams(**{name: jax.random.split(self(name), count) for name in names or tuple(self.keys)})
+
+    def __repr__(self) -> str:
+        counts = [f"{name}: {_counted(count)}" for name, count in self.counts.items()]
+        return f"Streams({', '.join(counts)})"
+
+
+def _key(name: str, seed: Any) -> Any:
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        return jax.random.key(seed)
+    if isinstance(seed, jax.Array) and (jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.dtype == jnp.uint32):
+        return seed
+    found = f"of dtype {seed.dtype}" if isinstance(seed, jax.Array) else type(seed).__qualname__
+    raise TypeError(NOT_A_SEED.format(name=name, found=found))
+
+
+def _shape(key: Any) -> tuple[int, ...]:
+    """How many keys these are: of `jax.random.key`, or in their old form, whose last axis is the key."""
+    return key.shape if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key.shape[:-1]
+
+
+def _counted(count: Any) -> str:
+    if isinstance(count, Tracer):
+        return "traced"
+    return str(int(count)) if np.ndim(count) == 0 else f"{np.shape(count)[0]} rows"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functions with a derivative rule of their own have in common."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from graftax._base.errors import MutationError
+from graftax._jax.compat import ClosedOver
+from graftax._jax.tracebacks import caller_level
+from graftax.transforms._engine.custom_derivative_call import CustomCall
+from graftax.transforms._engine.graph_after import type_text
+from graftax.transforms._engine.lift import LATER, Make, name_of
+from graftax.transforms._engine.program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
+from graftax.transforms._engine.snapshot import Snapshot
+from graftax.transforms._engine.tangents import is_inexact
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+NO_RULE = "{name} has no rule: give it one with {how}, or call the function without the decorator."
+RULE_CHANGES_COPY = (
+    "the bwd of {name} changed what it is given, which are copies: the change would be lost.\n{differences}\n(expected "
+    "is what it was given.) Return the new value as a cotangent, or do the change in the function itself."
+)
+NO_SUCH_NONDIFF = "{name}: nondiff_argnums has {which}, and the call has {count} arguments. Positions begin at 0."
+RULE_PAIR = "{name}: its {rule} has to return a pair {pair}; it returned {found}."
+OLD_RULE = (
+    "{title}.{old} is the old form of {new}, in which None stands for a {of} that is not there; with {old} arrays of "
+    "zeros are made for it."
+)
+KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
+
+
+class _InClasses(Generic[P, R]):
+    """What is a method where it stands in the body of a class."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: _InClasses[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(cast(Any, self), instance)
+
+
+class CustomRule(_InClasses[P, R]):
+    """A function with a derivative rule. In a class body it is a method: the instance is its first argument."""
+
+    _make: Make = Program
+    _title = ""
+
+    @classmethod
+    def _made(cls, fun: Any, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
+        if fun is LATER and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
+            return functools.partial(cls, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        fun: Callable[P, R] = LATER,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ) -> None:
+        if not callable(fun):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fun))
+        functools.update_wrapper(cast(Any, self), fun, updated=())
+        self.__wrapped__ = fun
+        numbers = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+        names = (nondiff_argnames,) if isinstance(nondiff_argnames, str) else tuple(nondiff_argnames)
+        self._nondiff = (*numbers, *map(self._position, names))
+
+    def _position(self, argument: str) -> int:
+        known = list(inspect.signature(self.__wrapped__).parameters)
+        if argument not in known:
+            name, operands = name_of(self.__wrapped__, self._title), ", ".join(known)
+            raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
+        return known.index(argument)
+
+    def __repr__(self) -> str:
+        return f"<graftax.{self._title} of {self.__wrapped__!r}>"
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CustomCall:
+        """The call by positional arguments: a rule knows its arguments by position."""
+        name = name_of(self.__wrapped__, self._title)
+        bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TypeError(KEYWORD_ONLY.format(name=name, error=", ".join(bound.kwargs)))
+        operands = bound.args
+        count = len(operands)
+        for i in self._nondiff:
+            if not -count <= i < count:
+                raise IndexError(NO_SUCH_NONDIFF.format(name=name, which=i, count=count))
+        nondiff = {i % count for i in self._nondiff}
+        return CustomCall(type(self)._make(name, [self.__wrapped__], operands), nondiff)
+
+    def _no_rule(self, how: str) -> AttributeError:
+        return AttributeError(NO_RULE.format(name=name_of(self.__wrapped__, self._title), how=how))
+
+
+def pair(name: str, rule: str, what: str, result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
+        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=what, found=type_text(result)))
+    one, other = cast("Sequence[Any]", result)
+    return one, other
+
+
+def refuse_changes(name: str, before: Snapshot) -> None:
+    text = before.changes()
+    if text:
+        raise MutationError(RULE_CHANGES_COPY.format(name=name, differences=text))
+
+
+class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
+    """A derivative by what the rule has no place for: as Equinox raises it, and as JAX and the rules of its kind do."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)  # JAX's own exception takes no message
+
+
+class FilteredRule(_InClasses[P, R]):
+    """What Equinox's two have in common."""
+
+    _title = ""
+
+    def __init__(self, fn: Callable[P, R]) -> None:
+        if not callable(fn):
+            raise TypeError(NOT_CALLABLE.format(name=f"graftax.{self._title}", given=fn))
+        functools.update_wrapper(cast(Any, self), fn, updated=())
+        self.__wrapped__ = fn
+
+    def _name(self) -> str:
+        return name_of(self.__wrapped__, self._title)
+
+    def _warn_old(self, old: str, new: str, of: str) -> None:
+        warnings.warn(OLD_RULE.format(title=self._title, old=old, new=new, of=of), DeprecationWarning, caller_level())
+
+    def _missing(self, how: str) -> RuntimeError:
+        return RuntimeError(NO_RULE.format(name=self._name(), how=how))
+
+
+def none_for_zero(tree: Any) -> Any:
+    def shown(x: Any) -> Any:
+        return x if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) else None
+
+    return jax.tree.map(shown, tree, is_leaf=lambda x: isinstance(x, SymbolicZero))
+
+
+def with_zeros(like: Any, tree: Any) -> Any:
+    def filled(x: Any, tangent: Any) -> Any:
+        is_array = isinstance(x, (jax.Array, np.ndarray)) and is_inexact(x)
+        return jnp.zeros_like(x) if tangent is None and is_array else tangent
+
+    return jax.tree.map(filled, like, tree)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `functools.lru_cache` that a traced function fills keeps no tracer: plainly, jitted, and again."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import graftax
+from graftax._capture import user_caches
+
+
+@functools.lru_cache
+def table(n):
+    return jnp.arange(n) * 1.0
+
+
+@functools.cache
+def rotations(n):
+    return {"cos": jnp.cos(table(n)), "sin": (jnp.sin(table(n)),)}
+
+
+class Layer:
+    def __init__(self):
+        self.w = jnp.ones(3)
+
+    @functools.lru_cache  # noqa: B019 - what is tried
+    def twice(self):
+        return self.w * 2
+
+    @staticmethod
+    @functools.cache
+    def rows(n):
+        return jnp.arange(n) * 2.0
+
+    @classmethod
+    @functools.cache
+    def of_class(cls, n):
+        return jnp.arange(n) * 3.0
+
+
+@functools.cache
+def scaled(layer, by):
+    return layer.w * by
+
+
+def memo(function):
+    cached = functools.lru_cache(function)
+
+    @functools.wraps(function)
+    def wrapped(*args):
+        return cached(*args)
+
+    return wrapped
+
+
+@memo
+def decorated(n):
+    return jnp.ones(n) * n
+
+
+def of_a_global(layer, x):
+    return x + table(3)
+
+
+def of_containers(layer, x):
+    return x * rotations(3)["cos"] + rotations(3)["sin"][0]
+
+
+def of_methods(layer, x):
+    return layer.twice() + layer.rows(3) + Layer.of_class(3) + x
+
+
+def of_a_decorator(layer, x):
+    return decorated(3) + x
+
+
+def of_an_object(layer, x):
+    return scaled(layer, 2) + scaled(layer, 2) + x
+
+
+def in_a_loop_and_after_it(layer, x):
+    total, _ = graftax.scan(lambda c, row: (c + table(4).sum() + row, table(4)[0]), 0.0, x)
+    return total + table(4).sum()
+
+
+def in_a_gradient_and_after_it(layer, x):
+    return graftax.grad(lambda w: (w * table(3)).sum())(x) + table(3)
+
+
+def in_branches(layer, x):
+    return graftax.cond(x.sum() > 0, lambda: table(3) + x, lambda: table(3) - x) + table(3)
+
+
+PROGRAMS = [
+    of_a_global,
+    of_containers,
+    of_methods,
+    of_a_decorator,
+    of_an_object,
+    in_a_loop_and_after_it,
+    in_a_gradient_and_after_it,
+    in_branches,
+]
+
+
+def forget():
+    for cache in (table, rotations, scaled, Layer.twice, Layer.rows, vars(Layer)["of_class"].__func__):
+        cache.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    forget()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_two_jitted_functions_and_plain_code_share_a_cache(program):
+    layer, x = Layer(), jnp.ones(3)
+    expected = program(layer, x)
+    forget()
+    first, second = graftax.jit(program), graftax.jit(lambda layer, x: program(layer, x) * 1)
+    for jitted in (first, second, first):
+        np.testing.assert_allclose(jitted(layer, x), expected, rtol=1e-6)
+    np.testing.assert_allclose(program(layer, x), expected, rtol=1e-6)
+    assert first.cache_info().traces == 1
+
+
+def test_a_trace_that_fails_leaves_no_tracer():
+    def f(x):
+        raise ValueError(table(5).shape)
+
+    with pytest.raises(ValueError):
+        graftax.jit(f)(jnp.ones(2))
+    assert not isinstance(table(5), jax.core.Tracer)
+
+
+def test_values_that_were_there_stay():
+    kept = table(6)
+    graftax.jit(lambda x: x + table(6))(jnp.ones(6))
+    assert table(6) is kept
+
+
+def test_numbers_stay_cached():
+    calls = []
+
+    @functools.lru_cache
+    def width(n):
+        calls.append(n)
+        return n * 2
+
+    jitted = graftax.jit(lambda x: x[: width(1)])
+    for _ in range(3):
+        assert jitted(jnp.ones(5)).shape == (2,)
+    assert width(1) == 2 and len(calls) <= 2
+
+
+def test_no_code_of_what_a_cache_keeps_runs():
+    class Touchy:
+        @property
+        def __class__(self):
+            raise RuntimeError("nobody asked")
+
+        def __getattribute__(self, name):
+            raise RuntimeError("nobody asked")
+
+    @functools.cache
+    def made(n):
+        return n, Touchy()
+
+    made(1)
+    assert graftax.jit(lambda x: x * made(2)[0])(jnp.ones(2))[0] == 2
+    assert made.cache_info().currsize == 2
+
+
+@functools.lru_cache
+def times_scale(n):
+    return n * SCALE
+
+
+SCALE = 2.0
+
+
+def test_a_number_that_changes_is_a_key_like_another(monkeypatch):
+    """What a cache has for a number stays, as in plain Python, where the program reads something else by then."""
+    found = []
+    for wrap in (lambda f: f, graftax.jit):
+        times_scale.cache_clear()
+        f = wrap(lambda x, n: x * times_scale(n))
+        found.append([float(f(1.0, n)) for n in (3, 4)])
+        monkeypatch.setitem(globals(), "SCALE", 5.0)
+        found[-1] += [float(f(1.0, n)) for n in (3, 7)]
+        monkeypatch.setitem(globals(), "SCALE", 2.0)
+    assert found[0] == found[1] == [6.0, 8.0, 6.0, 35.0]
+
+
+def test_a_trace_ends_while_another_thread_meets_caches():
+    """At each call and return, as threads take turns. Caches are noted for as long as they live."""
+    kept, before = [], len(user_caches._met)
+
+    def meet(*event):
+        kept.append(functools.lru_cache(lambda: None))
+        user_caches.note_cache(kept[-1])
+
+    meet(), meet()
+    sys.setprofile(meet)
+    try:
+        user_caches.clear_caches()
+    finally:
+        sys.setprofile(None)
+    user_caches.note_cache(kept[0])
+    assert len(user_caches._met) == before + len(kept) > before + 3
+    kept.clear()
+    assert len(user_caches._met) == before
+
+
+class Net:
+    def __init__(self):
+        self.w, self.steps, self.kept = jnp.zeros(2), 0, {}
+
+
+@functools.cache
+def load():
+    return Net()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, x: setattr(net, "w", net.w + x),
+        lambda net, x: net.kept.update(last=x),
+        lambda net, x: setattr(net, "last", [x]),
+        lambda net, x: setattr(net, "inner", Net()) or setattr(net.inner, "w", x),
+    ],
+)
+def test_an_object_that_a_cache_gives_out_is_not_lost(change):
+    load.cache_clear()
+    net = load()
+    net.w = jnp.full(2, 100.0)
+    jitted = graftax.jit(lambda x: change(load(), x))
+    for _ in range(2):
+        with pytest.raises(graftax.MutationError, match=r"an object that load\(\) gives out"):
+            jitted(jnp.ones(2))
+        assert load() is net and vars(net).keys() == {"w", "steps", "kept"}
+        assert net.w.tolist() == [100.0, 100.0] and not net.kept
+
+
+RATE = {"k": 2.0}
+
+
+def test_what_a_cache_gave_out_is_changed_once_by_a_trace_that_begins_anew():
+    load.cache_clear()
+    load()
+
+    def f(x):
+        load().steps += 1
+        return eval("scaled(x)", {"scaled": scaled, "x": x})  # no name leads to it
+
+    def scaled(x):
+        return x * RATE["k"]
+
+    assert graftax.jit(f)(jnp.ones(2)).tolist() == [2.0, 2.0]
+    assert load().steps == 1

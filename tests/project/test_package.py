@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as a whole: what it exports and ships, which way its imports point, how its files are kept."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib.metadata
+import importlib.resources
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graftax
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "graftax"
+
+# Lowest first. A module imports from its own package and from those before it, also where only a type checker looks.
+PACKAGES = (
+    *("_base", "interop", "_jax", "_graph", "_capture", "_sharding", "tree", "_explain", "_jit", "transforms"),
+    *("_export", "_training", "_io", "_show", "_setup", "__init__", "_cli", "__main__"),
+)
+LATE = {("_jit", "_export")}  # inside of `Jitted.save_compiled` and `load_compiled`, which need all of that class
+PUBLIC = {
+    "Checkpoints",
+    "LoadError",
+    "save",
+    "load",
+    "peek",
+    "jit",
+    "filter_jit",
+    "flatten",
+    "unflatten",
+    "to_dict",
+    "from_dict",
+    "Static",
+    "Dynamic",
+    "register_static",
+    "export",
+    "pack",
+    "checkpoint",
+    "remat",
+    "custom_jvp",
+    "custom_vjp",
+    "pure_callback",
+    "io_callback",
+    "eval_shape",
+    "make_jaxpr",
+    "filter_checkpoint",
+    "filter_closure_convert",
+    "filter_eval_shape",
+    "filter_grad",
+    "filter_hessian",
+    "filter_jacfwd",
+    "filter_jacrev",
+    "filter_jvp",
+    "filter_make_jaxpr",
+    "filter_pure_callback",
+    "filter_shard",
+    "filter_value_and_grad",
+    "filter_vjp",
+    "filter_vmap",
+    "filter_custom_jvp",
+    "filter_custom_vjp",
+    "grad",
+    "value_and_grad",
+    "jacfwd",
+    "jacrev",
+    "hessian",
+    "jvp",
+    "vjp",
+    "linearize",
+    "scan",
+    "Carry",
+    "while_loop",
+    "fori_loop",
+    "map",
+    "associative_scan",
+    "cond",
+    "switch",
+    "vmap",
+    "shard_map",
+    "tree",
+    "Module",
+    "register",
+    "field",
+    "at",
+    "partition",
+    "combine",
+    "update",
+    "copy",
+    "equal",
+    "diff",
+    "find",
+    "shared",
+    "each",
+    "stack",
+    "unstack",
+    "optimizer",
+    "labels",
+    "Streams",
+    "map_leaves",
+    "ema",
+    "cast",
+    "count",
+    "Rules",
+    "fsdp",
+    "shard",
+    "check_hosts",
+    "show",
+    "explain",
+    "log_recompiles",
+    "assert_max_traces",
+}
+
+PRIVATE_JAX = re.compile(r"jax\._src|jaxlib\._jax|jaxlib\.xla|from jax import _src|from jaxlib import (_jax|xla)")
+NEIGHBOURS = {"equinox", "flarejax", "flax", "optax", "rich", "sklearn"}
+
+
+def source_files(*suffixes: str) -> list[Path]:
+    folders = ["python", "core", "tests", "benchmarks", "examples", "tools", "ecosystem", ".ci", ".github"]
+    found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
+    assert found
+    return sorted(found)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(source: str, modules: set[str], *, at_run_time: bool) -> set[str]:
+    """The modules of the project that `source` imports; with `at_run_time` those that its own import waits for."""
+    found: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(source)]
+    while todo:
+        node = todo.pop()
+        if at_run_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if at_run_time and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "an import names the whole place: from graftax._graph.path import Path"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in modules else str(node.module))
+        todo += ast.iter_child_nodes(node)
+    return {name for name in found if name.split(".")[0] == "graftax"}
+
+
+def imports_of(name: str, *, at_run_time: bool) -> set[str]:
+    return imports(MODULES[name].read_text(), {*MODULES, "graftax._core"}, at_run_time=at_run_time) - {name}
+
+
+def package_of(name: str) -> str:
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def test_imports_are_read_as_python_reads_them():
+    source = "\n".join(
+        [
+            "from typing import TYPE_CHECKING",
+            "import jax, graftax.tree",
+            "from graftax.sub import path",
+            "from graftax.sub.graph import copy",
+            "if TYPE_CHECKING:",
+            "    from graftax.sub import types",
+            "def f():",
+            "    from graftax.late import x",
+        ]
+    )
+    modules = {"graftax.sub.path", "graftax.sub.types"}
+    expected = {"graftax.tree", "graftax.sub.path", "graftax.sub.graph"}
+    assert imports(source, modules, at_run_time=True) == expected
+    assert imports(source, modules, at_run_time=False) == expected | {"graftax.sub.types", "graftax.late"}
+
+
+def test_every_package_is_in_the_list():
+    assert {package_of(name) for name in MODULES} == set(PACKAGES)
+
+
+@pytest.mark.quick(100)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_what_stands_below_it(package: str):
+    used = {
+        (name, other)
+        for name in MODULES
+        if package_of(name) == package
+        for other in imports_of(name, at_run_time=False) - {"graftax._core"}
+        if (package, package_of(other)) not in LATE
+    }
+    assert not {(a, b) for a, b in used if PACKAGES.index(package_of(b)) > PACKAGES.index(package)}
+
+
+def test_imports_have_no_cycle():
+    edges = {name: imports_of(name, at_run_time=True) for name in MODULES}
+    graphlib.TopologicalSorter(edges).prepare()
+
+
+FOLDERS_OF_THE_CORE = ("python", "graph", "capture", "call")  # lowest first; `tree` stands on `python` alone
+
+
+def test_a_folder_of_the_core_includes_what_stands_below_it():
+    core, order = ROOT / "core", FOLDERS_OF_THE_CORE
+    below = {folder: {*order[: i + 1]} for i, folder in enumerate(order)} | {"tree": {"python", "tree"}}
+    for path in [*core.rglob("*.h"), *core.rglob("*.cpp")]:
+        used = set(re.findall(r'^#include "(\w+)/', path.read_text(), re.MULTILINE))
+        folder = path.relative_to(core).parts[0]
+        assert folder == "module.cpp" or used <= below[folder], path
+
+
+def test_init_holds_imports_and_nothing_else():
+    docstring, *body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    assert isinstance(docstring, ast.Expr)
+    rest = [ast.unparse(node) for node in body if not isinstance(node, ast.ImportFrom)]
+    # `_setup()` hands the core its Python side, once, before anything else may ask for it.
+    assert set(rest) <= {"_setup()", f"__version__ = '{importlib.metadata.version('graftax')}'"}
+
+
+def test_public_names_are_exported():
+    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    aliases = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    exported = {alias.name for alias in aliases if alias.asname == alias.name}
+    assert exported >= PUBLIC
+    assert not [name for name in exported if not hasattr(graftax, name)]
+    # A type checker takes `from ._jit import jit` for private: `jit as jit` says that it is exported.
+    names = {alias.asname or alias.name for alias in aliases}
+    assert not {name for name in names - exported if not name.startswith("_")}
+    # These names are made in other modules.
+    assert {name for name in dir(graftax) if not name.startswith("_")} == exported
+
+
+@pytest.mark.parametrize("file", ["py.typed", "_core.pyi"])
+def test_the_wheel_carries_its_types(file: str):
+    assert (importlib.resources.files("graftax") / file).is_file()
+
+
+def test_the_package_needs_jax_and_numpy_only():
+    needs = [need for need in importlib.metadata.requires("graftax") or [] if "extra ==" not in need]
+    assert {re.split(r"[^\w-]", need)[0] for need in needs} == {"jax", "numpy"}
+
+
+def test_the_changelog_names_this_version():
+    assert f"## {importlib.metadata.version('graftax')}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_import_loads_no_neighbour():
+    code = "import sys, graftax; print(*{name.split('.')[0] for name in sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "graftax" in result.stdout.split()
+    assert not NEIGHBOURS & set(result.stdout.split())
+
+
+def test_private_jax_names_stand_in_two_files_only():
+    files = [*PACKAGE.rglob("*.py"), *(p for p in (ROOT / "core").rglob("*") if p.is_file())]
+    using = {path.name for path in files if PRIVATE_JAX.search(path.read_text())}
+    assert using <= {"fast_dispatch.py", "compat.py"}
+
+
+@pytest.mark.parametrize("line", ["import jax._src.core", "from jaxlib import _jax", "import jaxlib.xla_client as x"])
+def test_private_jax_names_are_recognised(line: str):
+    assert PRIVATE_JAX.search(line)
+
+
+def test_what_jax_says_in_messages_is_read_in_one_place():
+    readers = {path.name for path in PACKAGE.rglob("*.py") if re.search(r"\bin str\((e|error|exc)\)", path.read_text())}
+    assert readers <= {"compat.py"}
+
+
+def test_a_message_that_one_file_raises_stands_in_that_file():
+    messages = {
+        n.targets[0].id
+        for n in ast.parse((PACKAGE / "_base" / "errors.py").read_text()).body
+        if isinstance(n, ast.Assign)
+    }
+    users = dict.fromkeys(messages, 0)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "graftax._base.errors":
+                for alias in node.names:
+                    users[alias.name] = users.get(alias.name, 0) + 1
+    assert {name for name in messages if users[name] < 2} == set()
+
+
+def test_every_file_names_its_licence_first():
+    mark = "SPDX-License-Identifier: Apache-2.0"
+    kinds = (".py", ".pyi", ".h", ".cpp", ".html", ".js", ".toml", ".yml", ".supp", "")
+    files = [path for path in source_files(*kinds) if path.is_file() and "corpus" not in path.parts]
+    files += [ROOT / name for name in ("Makefile", "CMakeLists.txt", "pyproject.toml", "mkdocs.yml")]
+    assert not [str(path.relative_to(ROOT)) for path in files if mark not in path.read_text()[:100]]
