@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import decimal
 import math
+import operator
 import random
 import statistics
 import struct
@@ -136,6 +137,21 @@ def test_what_is_asked_of_a_number_is_right_although_code_catches_everything(cat
     f = graftax.jit(lambda n, x: x * catch(asking, n), warn_impure=False)
     for n in values:
         assert f(n, jnp.ones(2)).tolist() == jnp.full(2, catch(asking, n)).tolist(), n
+
+
+@pytest.mark.parametrize("ask", [getattr, object.__getattribute__, lambda x, name: operator.attrgetter(name)(x)])
+def test_an_attribute_that_another_object_lacks_keeps_numbers_symbolic(ask: Any):
+    def f(x: Any, n: Any) -> Any:
+        with contextlib.suppress(AttributeError):
+            ask(x, "no_such_attribute")
+        with contextlib.suppress(AttributeError):
+            ask(math, "no_such_attribute")
+        return x * n
+
+    jitted = graftax.jit(f)
+    for n in INTEGERS:
+        assert jitted(jnp.ones(2), n).tolist() == [n, n]
+    assert jitted.cache_info().traces == 2
 
 
 def test_an_error_that_was_caught_before_it_met_a_number_keeps_it_symbolic():

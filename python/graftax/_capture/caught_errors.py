@@ -20,7 +20,7 @@ import jax
 
 from graftax._base.errors import ImpureCallWarning
 from graftax._capture.bytecode import is_in_package, is_users
-from graftax._capture.numbers.symbols import operation
+from graftax._capture.numbers.symbols import Symbol, operation
 
 ERROR_CAUGHT = (
     "{name} catches {error} at {place}: an array has no value while it is traced, and the handler is what is compiled. "
@@ -58,6 +58,10 @@ def may_be_of_a_symbol(error: BaseException, trace: types.TracebackType | None) 
     """
     if isinstance(error, _OF_KNOWN_VALUES):
         return False
+    if isinstance(error, AttributeError) and error.obj is not None:  # it says whose attribute is missing
+        owner = error.obj if isinstance(error.obj, type) else type(error.obj)
+        if not issubclass(owner, Symbol):
+            return False
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
