@@ -214,11 +214,13 @@ void bind_recording(nb::module_& m) {
       nb::sig("def holds_only(items: tuple[Any, ...], types: frozenset[type]) -> bool"),
       "Is each item of a tuple of one of these types?");
   nb::enum_<RootFlag>(m, "RootFlag", nb::is_arithmetic(), "What a root is besides an argument; several are added.")
-      .value("static", STATIC_ROOT, "No array may be below it.")
+      .value("static", STATIC_ROOT, "Its arrays are constants of the program.")
       .value("global_", GLOBAL_ROOT, "A function in it counts by identity.")
       .value("dynamic", DYNAMIC_ROOT, "Python numbers in it are traced.")
       .value("captured", CAPTURED_ROOT, "No argument: a ShapeDtypeStruct in it is itself, and stands for no array.")
-      .value("target", TARGET_ROOT, "What is called: functions anywhere in it count by identity.");
+      .value("target", TARGET_ROOT, "What is called: functions anywhere in it count by identity.")
+      .value("constant", CONSTANT_ROOT,
+             "Its NumPy arrays are constants of the program: its code asks for their values.");
   m.def("record", &record, nb::arg("roots"), nb::arg("names").none() = nb::none(),
         nb::arg("root_flags") = std::vector<uint8_t>(), nb::arg("layout").none() = nb::none(),
         nb::arg("aliases") = false, nb::arg("shapes") = false, nb::arg("dynamic") = nb::none(),

@@ -89,10 +89,11 @@ void Recorder::add_leaf(PyObject* obj, const Kind& kind, bool in_static, uint16_
     }
   }
   if (in_static) {
-    if (root_is_static())
+    // A constant of the program: it has no value to be compared before the transform around it ends.
+    if (root_is_static() && Py_TYPE(obj) != runtime.array_type && hooks::is_tracer(obj).get() == Py_True)
       raise_graftax(
           "StructureError",
-          "this argument is declared static, but holds an array (" + type_name(obj) +
+          "this argument is declared static, but holds an array that is traced (" + type_name(obj) +
               "). Leave it out of static_argnums/static_argnames: arrays are traced, the rest is static anyway.");
     add_static_leaf(obj, kind);
     return;
@@ -196,6 +197,7 @@ void Recorder::visit(PyObject* obj, Below below) {
   switch (kind.leaf) {
     case Leaf::array: return add_leaf(obj, kind, below.in_static);
     case Leaf::numpy:
+      if (root_has(CONSTANT_ROOT)) below.in_static = true;
       if (numpy_is_dynamic(obj, true)) {
         if (!below.in_static || options_.inputs) return add_leaf(obj, kind, below.in_static || is_left_alone(below));
         return add_static_leaf(obj, kind);

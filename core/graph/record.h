@@ -23,11 +23,12 @@ struct Inputs {
 };
 
 enum RootFlag : uint8_t {  // Python's RootFlag
-  STATIC_ROOT = 1,         // no array may be below it
+  STATIC_ROOT = 1,         // its arrays are constants of the program
   GLOBAL_ROOT = 2,         // a function in it counts by identity
   DYNAMIC_ROOT = 4,        // Python numbers in it are traced
   CAPTURED_ROOT = 8,       // no argument: a ShapeDtypeStruct in it is itself, and stands for no array
   TARGET_ROOT = 16,        // what is called: functions anywhere in it count by identity
+  CONSTANT_ROOT = 32,      // its NumPy arrays are constants of the program: its code asks for their values
 };
 
 struct RecordOptions {

@@ -262,7 +262,7 @@ class RootFlag(enum.IntEnum):
     """What a root is besides an argument; several are added."""
 
     static = 1
-    """No array may be below it."""
+    """Its arrays are constants of the program."""
 
     global_ = 2
     """A function in it counts by identity."""
@@ -277,6 +277,11 @@ class RootFlag(enum.IntEnum):
 
     target = 16
     """What is called: functions anywhere in it count by identity."""
+
+    constant = 32
+    """
+    Its NumPy arrays are constants of the program: its code asks for their values.
+    """
 
 def record(roots: tuple[object, ...], names: tuple[str, ...] | None = None, root_flags: Sequence[int] = (), layout: tuple[Any, ...] | None = None, aliases: bool = False, shapes: bool = False, dynamic: Callable[[tuple[int, tuple[Any, ...]]], bool] | None = None, ignored: Callable[[tuple[int, tuple[Any, ...]], Any], bool] | None = None) -> tuple[list[Any], GraphDef]:
     """

@@ -171,7 +171,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("program", "count", "values"), [
     *((program, count, INTEGERS) for program, count, _ in PROGRAMS),
     *((program, count, FLOATS) for program, _, count in PROGRAMS),

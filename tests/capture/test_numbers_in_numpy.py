@@ -106,7 +106,7 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.quick(14)  # each program once and more
+@pytest.mark.quick(1)  # each program once and more
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("values", [WHOLE, FLOATS])
 @pytest.mark.parametrize(("program", "count"), PROGRAMS)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,7 @@ def sums(draw: Any, names: tuple[str, ...]) -> str:
     return "\n".join(["def f(s, x):", "    out = []", *lines, "    return out, x, s['n']"])
 
 
+@pytest.mark.quick(0)
 @EXAMPLES
 @given(sums(NAMES), SMALL)
 def test_arithmetic_alone_is_traced_once_more_for_each_number(text: str, values: Any):
@@ -219,6 +221,7 @@ def hold(scope: dict[str, Any], n: int, m: int, r: float) -> None:
     scope["shift"].__closure__[0].cell_contents = n
 
 
+@pytest.mark.quick(0)
 @EXAMPLES
 @given(sums(HELD), SMALL)
 def test_numbers_that_helpers_hold(text: str, values: Any):

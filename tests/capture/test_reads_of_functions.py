@@ -87,6 +87,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("changed", CHANGES)
 @pytest.mark.parametrize("reached", REACHED)
 @pytest.mark.parametrize("start", ["", "h.m = 1.5\n"])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from graftax import _core
 
 START = """
@@ -44,6 +46,7 @@ def test_the_first_jit_warns_once_and_names_what_is_not_seen():
     assert "check=True" in out
 
 
+@pytest.mark.quick(0)
 def test_a_checked_call_finds_what_a_call_does_not_see():
     out = run("""
         warnings.simplefilter("ignore")
@@ -63,6 +66,7 @@ def test_a_checked_call_finds_what_a_call_does_not_see():
     assert lines[2].startswith("scaled does something else")
 
 
+@pytest.mark.quick(0)
 def test_the_doctor_finds_it():
     out = run("""
         from graftax.__main__ import main

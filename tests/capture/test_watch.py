@@ -213,6 +213,7 @@ def outcome(f: Any, *args: Any) -> tuple[Any, ...]:
         return type(error), str(error)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_global_of_many_that_changes_is_seen_on_the_next_call(seed: int) -> None:
     scope, plain_f = many_globals()

@@ -28,7 +28,7 @@ FAILS = {
 }
 
 
-@pytest.mark.quick(3)  # the demo itself: no part of it has a test of its own
+@pytest.mark.quick(0)  # the demo itself: no part of it has a test of its own
 @pytest.mark.parametrize("model", sorted(FAILS))
 def test_the_demo_trains_a_model_and_compares_every_way_to_compile_its_step(model, monkeypatch):
     data = digits.load()

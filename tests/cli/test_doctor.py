@@ -28,6 +28,7 @@ def test_all_is_well_where_it_is():
     assert "WRONG" not in run.stdout
 
 
+@pytest.mark.quick(0)
 def test_settings_that_slow_calls_down_are_named_and_the_self_test_still_passes():
     run = run_doctor(JAX_DISABLE_JIT="1", JAX_DEBUG_NANS="1", GRAFTAX_DIRECT_DISPATCH="0", GRAFTAX_TRACEBACK="full")
     assert run.returncode == 0, run.stdout + run.stderr

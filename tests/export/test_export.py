@@ -41,6 +41,7 @@ except graftax.StructureError as error:
 """
 
 
+@pytest.mark.quick(0)
 def test_another_process_runs_it_on_object_graphs(tmp_path):
     x = f32(2, -2)
     exported = graftax.export(step)(model(), x, 0.25, x, tag="t")

@@ -86,7 +86,7 @@ def test_loading_tells_how_far_it_is(tmp_path, monkeypatch):
     assert "1/2 programs" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith(" s\n")
 
 
-@pytest.mark.quick(6)  # an interpreter each; nothing else shows what code of another process reads
+@pytest.mark.quick(1)  # an interpreter each; nothing else shows what code of another process reads
 @pytest.mark.parametrize("saved", FUNCTIONS, indirect=True)
 def test_a_fresh_process_traces_and_compiles_nothing(saved):
     name, path, expected = saved
@@ -98,6 +98,7 @@ def test_a_fresh_process_traces_and_compiles_nothing(saved):
     assert "loaded from a file" in explained and "shape (3,), is shape (4,)" in explained
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -237,6 +238,7 @@ print(counts["cache_hits"], counts["cache_misses"])
 """
 
 
+@pytest.mark.quick(0)
 def test_jaxs_own_cache_on_disk_is_hit_by_every_program(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
     command = [sys.executable, "-c", CACHED, str(tmp_path)]
@@ -260,6 +262,7 @@ print(json.dumps([loaded, sums, trainer.step, trainer.marks, f.cache_info().trac
 """
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("start", [0, 57])
 def test_symbolic_numbers_go_on_in_another_process(tmp_path, start):
     f, path = shipped_functions.counting, tmp_path / "programs"

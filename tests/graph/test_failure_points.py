@@ -71,6 +71,7 @@ def tried(
     return failures
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", OF_THE_CORE)
 @isolated()
 def test_failed_allocations(name: str) -> None:
@@ -109,6 +110,7 @@ def fail_new() -> None:
         assert tried(name, operation, 4000, attempt) > 0, name
 
 
+@pytest.mark.quick(0)
 @pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer allocates itself")
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++"), reason="no compiler, or no LD_PRELOAD")
 def test_failed_allocations_of_cpp(tmp_path: pathlib.Path) -> None:
@@ -127,6 +129,7 @@ def fail() -> None:
     raise ValueError("the user's own")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["Stop", "ValueError"])
 @pytest.mark.parametrize("name", OPERATIONS)
 @isolated()
@@ -147,6 +150,7 @@ def test_user_code_that_raises(name: str, kind: str) -> None:
     tried(name, OPERATIONS[name], 400, attempt)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("nonsense", [3, (), "text", 1.5, [[]]], ids=repr)
 @pytest.mark.parametrize("name", OPERATIONS)
 @isolated()
@@ -181,6 +185,7 @@ def mutations(root: Any) -> dict[str, Callable[[], None]]:
     }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mutation", mutations(model()))
 @pytest.mark.parametrize("name", ["flatten", "copy", "partition", "equal", "to_dict", "map_leaves", "update", "find"])
 @isolated()

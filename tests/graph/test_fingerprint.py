@@ -21,6 +21,7 @@ print(graftax.flatten(graph)[1].fingerprint())
 """
 
 
+@pytest.mark.quick(0)
 def test_it_is_the_same_in_every_process():
     prints = {python(CHILD, PYTHONHASHSEED=seed).strip() for seed in ("1", "2", "3")[: sized(3, 2)]}
     assert len(prints) == 1
@@ -51,6 +52,7 @@ def _slow(x):
 _fast = jax.jit(_slow)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("static", [_fast, jnp.add, jnp.sin, jax.jit(jnp.sin)], ids=["beside", "ufunc", "sin", "anew"])
 def test_a_jitted_function_that_goes_by_another_name_has_one(static):
     one, other = ({"f": f, "w": jnp.ones(1)} for f in (static, jax.nn.relu))
@@ -110,6 +112,7 @@ def test_a_graph_with_a_function_of_equinox_is_exported():
     assert again({"f": _filtered, "w": jnp.ones(1)}, jnp.ones(1)) == jnp.tanh(1.0)
 
 
+@pytest.mark.quick(0)
 def test_a_mesh_without_devices_has_the_same_in_every_process():
     mesh = jax.make_mesh((1,), ("d",)).abstract_mesh
     child = "import jax, graftax; print(graftax.flatten([jax.make_mesh((1,), ('d',)).abstract_mesh])[1].fingerprint())"

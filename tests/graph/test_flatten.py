@@ -168,6 +168,7 @@ def linked_list(depth):
 DEEP = [nested_list, nested_dict, nested_tuple, nested_object, nested_array_free_object, linked_list]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [build.__name__ for build in DEEP])
 @isolated()
 def test_a_hundred_thousand_levels(name):
@@ -273,6 +274,7 @@ def test_an_exception_of_a_registered_unflatten_propagates_unchanged():
     assert caught.value is error
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_ten_thousand_failures_leave_the_recursion_depth_unchanged():
     def usable_depth():

@@ -107,6 +107,7 @@ def test_work_grows_as_the_chain(operation: str, chain: str):
     assert_linear(run)
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("operation", TWO)
 def test_work_on_two_chains_grows_as_they_do(operation: str, chain: str):
@@ -117,6 +118,7 @@ def test_work_on_two_chains_grows_as_they_do(operation: str, chain: str):
     assert_linear(run)
 
 
+@pytest.mark.quick(0)
 def test_paths_of_a_hundred_thousand_levels():
     n = sized(100_000, 10_000)
     flat = graftax.to_dict(CHAINS["dicts"](n))

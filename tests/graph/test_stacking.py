@@ -293,6 +293,7 @@ def test_layers_that_differ_are_named_in_a_note(jit: Any):
         graftax.scan(run, jnp.ones(3), [Layer(0), Layer(1)], length=5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
 def test_what_layers_share_is_changed_by_no_step(jit: Any):
     scan = jit(lambda x, layers: graftax.scan(run, x, layers)[0])

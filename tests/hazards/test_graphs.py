@@ -76,7 +76,7 @@ def chain(kind, depth):
     return x
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("kind", ["list", "dict", "tuple", "object"])
 @pytest.mark.parametrize("depth", [10_000, 200_000])
 @isolated()
@@ -97,6 +97,7 @@ def test_deep_chains(kind, depth):
         assert "depth" in str(error) or "nodes" in str(error)
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_linked_list_of_ten_thousand_objects_is_updated():
     nodes = [Box(w=f32(1)) for _ in range(10)] + [Box(n=i) for i in range(sized(9_990, 1_990))]
@@ -140,6 +141,7 @@ def test_ten_thousand_failed_calls_on_a_deep_cycle_leave_the_interpreter_usable(
     assert f([f32(1)])[0].tolist() == [1.0]
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_hundred_thousand_leaves():
     x = f32(1)
@@ -223,6 +225,7 @@ def meddled_object(what):
     return holder
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("what", ["clear", "grow", "replace", "shrink", "collect"])
 @pytest.mark.parametrize("kind", ["list", "dict", "object"])
 @isolated()

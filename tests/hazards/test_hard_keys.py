@@ -279,6 +279,7 @@ def test_a_hash_that_raises_is_the_users_exception():
     assert f({"k": 1}, f32(1)).tolist() == [2.0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("base", ["object", "extension"])
 @pytest.mark.parametrize("place", ["value", "key", "element"])
 @isolated()
@@ -307,6 +308,7 @@ def test_eq_and_hash_that_call_the_jitted_function(base, place):
         assert f(x, f32(1)).tolist() == [2.0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("base", ["object", "extension"])
 @pytest.mark.parametrize("holder", ["list", "dict", "set"])
 @isolated()
@@ -431,6 +433,7 @@ def test_a_big_immutable_static_that_is_met_again_is_not_read():
         data[5_000_000], items[50_000] = b"a", was
 
 
+@pytest.mark.quick(0)
 def test_a_big_static_that_is_equal_but_another_object_is_one_key():
     f = graftax.jit(lambda text, numbers, w: w + len(text) + numbers[-1])
     for _ in range(2):
@@ -441,6 +444,7 @@ def test_a_big_static_that_is_equal_but_another_object_is_one_key():
     assert f.cache_info().traces == 3
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=400)
 def test_thousands_of_statics_keep_as_many_entries_as_the_table_holds():
     import gc

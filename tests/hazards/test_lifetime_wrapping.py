@@ -154,6 +154,7 @@ def test_a_class_made_for_one_call_is_collected():
     assert dead(references) == []
 
 
+@pytest.mark.quick(0)
 @isolated(seconds=300)
 def test_a_thousand_discarded_models_and_functions_leave_no_objects():
     def round_of(count):
@@ -184,6 +185,7 @@ def test_a_thousand_discarded_models_and_functions_leave_no_objects():
         assert more_objects - objects < many
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_twenty_thousand_warm_calls_leave_no_blocks_and_no_arrays():
     import sys

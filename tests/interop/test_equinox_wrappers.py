@@ -50,6 +50,7 @@ def test_a_jaxpr_is_shown_of_other_arrays(library):
         assert any(close(const, scale * linear().weight) for const in jaxpr.consts)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["filter_jit", "filter_vmap", "filter_checkpoint"])
 def test_it_is_trained_as_a_layer_is(name):
     class Net(eqx.Module):

@@ -40,6 +40,7 @@ def test_an_adapter_is_loaded_once_its_library_is(library):
     assert found == [f"graftax.interop.{name}" for name in names]
 
 
+@pytest.mark.quick(0)
 def test_a_library_without_the_names_an_adapter_needs_is_what_jax_makes_of_it():
     code = (
         "import types; sys.modules['equinox'] = types.ModuleType('equinox')\n"

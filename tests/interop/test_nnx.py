@@ -374,6 +374,7 @@ class Block(nnx.Module):
         return self.drop(self.norm(x)) + x
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["eager", "jit"])
 def test_scanned_layers_keep_their_statistics_and_counts_as_under_nnx_scan(jit):
     x = jax.random.normal(jax.random.key(3), (5, 3))

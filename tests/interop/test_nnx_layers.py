@@ -70,6 +70,7 @@ def assert_close(a, b):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_computes_and_changes_what_it_does_without_jit(name):
     build, shape = LAYERS[name]

@@ -26,6 +26,7 @@ def restore(folder, count, shape, devices=1, positions=()):
     assert found == [[[6, 5], [], True, position] for position in positions]
 
 
+@pytest.mark.quick(0)
 def test_two_processes_save_and_one_restores(tmp_path):
     save(tmp_path / "run", 2, "2")
     restore(tmp_path / "run", 1, "1", positions=[60])
@@ -77,6 +78,7 @@ def alone(folder, looks):
     return done.returncode, done.stdout.strip()
 
 
+@pytest.mark.quick(0)
 @pytest.mark.skipif(os.name == "nt", reason="no such signal")
 def test_a_step_is_saved_where_the_system_ends_the_program(tmp_path):
     assert alone(tmp_path / "run", "does not look") == (-signal.SIGTERM, "")  # it ends after that step

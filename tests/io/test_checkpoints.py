@@ -198,6 +198,7 @@ def kill(tmp_path, kills, seed):
         assert losses(log) == wanted
 
 
+@pytest.mark.quick(0)
 def test_a_killed_training_goes_on_bit_for_bit(tmp_path):
     kill(tmp_path, sized(2, 1), seed=0)
 

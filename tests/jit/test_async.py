@@ -38,6 +38,7 @@ MODES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the advice on lost changes
 def test_a_call_returns_before_its_own_input_is_computed(mode):
@@ -52,6 +53,7 @@ def test_a_call_returns_before_its_own_input_is_computed(mode):
     jax.block_until_ready([out[0]["w"] if mode != "filter_jit" else out, pending])
 
 
+@pytest.mark.quick(0)
 def test_a_first_call_does_not_wait_either():
     x = jnp.full((256, 256), 0.01)
     long_computation.lower(x).compile()

@@ -329,6 +329,7 @@ def test_what_is_not_read_is_not_handed_over_and_what_is_unchanged_is_no_result(
     assert f(unread)[2]["d"] is unread["d"] and f.cache_info().traces == 2
 
 
+@pytest.mark.quick(0)
 def test_an_array_free_config_is_a_static_tuple_or_is_looked_at_again():
     config = {"sizes": tuple((i, str(i)) for i in range(1000)), "rate": [1]}
     f = graftax.jit(lambda t, c: t["a"] * c["rate"][0] + len(c["sizes"]))
@@ -443,6 +444,7 @@ def test_neither_leaves_nor_the_function_are_kept_alive():
     assert function() is None
 
 
+@pytest.mark.quick(0)
 def test_it_is_right_over_several_devices():
     run(
         """
@@ -554,6 +556,7 @@ def test_the_environment_turns_it_off():
     )
 
 
+@pytest.mark.quick(0)
 def test_a_jax_that_gives_something_else_turns_it_off():
     run(
         """
@@ -570,6 +573,7 @@ def test_a_jax_that_gives_something_else_turns_it_off():
     )
 
 
+@pytest.mark.quick(0)
 def test_a_jax_that_lacks_a_private_name_costs_only_what_depends_on_it():
     program = [sys.executable, str(pathlib.Path(__file__).parents[1] / "support" / "private_names.py")]
     told = ["trace_ctx", "register_weak_scalar_type", "ArrayImpl", "trace_state_clean", "config.config", "global_state"]

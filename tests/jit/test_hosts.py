@@ -30,6 +30,7 @@ def on_all(hosts: list[dict[str, Any]], scenario: str) -> Any:
     return first
 
 
+@pytest.mark.quick(0)
 def test_hosts_that_agree_compare_once_for_each_structure(hosts: Any):
     sums, comparisons, spec, status = on_all(hosts, "the_same_on_all")
     assert (sums, comparisons, status) == ([56.0, 112.0, 224.0], 1, "on") and "'d'" in spec

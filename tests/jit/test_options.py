@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import graftax
@@ -22,10 +23,60 @@ def test_static_argnums_and_argnames():
     assert f(f32(2), 3, mode="b").tolist() == [2.0]
 
 
-def test_a_static_argument_with_arrays_below_is_a_clear_error():
-    f = graftax.jit(lambda x, table: x, static_argnums=1)
-    with pytest.raises(graftax.GraftaxError, match="table"):
-        f(f32(1), {"deep": [f32(1)]})
+class Strategy:
+    """Declared static as a whole, as methods under `jax.jit` often are."""
+
+    def __init__(self, weights, options=None):
+        self.weights, self.options, self.calls = weights, options, 0
+
+    @functools.partial(graftax.jit, static_argnames="self")
+    def ask(self, x):
+        return x * float(np.asarray(jax.tree.leaves(self.weights)[0]).reshape(-1)[0])
+
+    @functools.partial(graftax.jit, static_argnums=0)
+    def tell(self, x):
+        self.calls += 1
+        self.weights = self.weights + x
+        return self.calls
+
+
+@pytest.mark.parametrize("array", [f32, np.asarray, lambda x: {"deep": [f32(x)]}], ids=["array", "numpy", "deep"])
+def test_arrays_of_a_static_argument_are_constants_of_the_program(array):
+    strategy, before = Strategy(array(2.0)), Strategy.ask.cache_info().traces
+    assert strategy.ask(f32(3)).tolist() == [6.0] == strategy.ask(f32(3)).tolist()
+    assert Strategy.ask.cache_info().traces == before + 1
+    strategy.weights = array(5.0)
+    assert strategy.ask(f32(3)).tolist() == [15.0]
+    strategy.options = {"mode": "other"}
+    assert strategy.ask(f32(3)).tolist() == [15.0]
+    assert Strategy.ask.cache_info().traces == before + 3
+
+
+def test_a_numpy_array_of_a_static_argument_counts_by_its_content():
+    strategy = Strategy(np.asarray([2.0]))
+    assert strategy.ask(f32(3)).tolist() == [6.0]
+    strategy.weights[0] = 4.0
+    assert strategy.ask(f32(3)).tolist() == [12.0]
+    before, same = Strategy.ask.cache_info().traces, Strategy(np.asarray([4.0]))
+    assert same.ask(f32(3)).tolist() == [12.0] and Strategy.ask.cache_info().traces == before
+
+
+def test_what_a_function_changes_in_a_static_argument_comes_back():
+    strategy = Strategy(f32(2.0))
+    assert [strategy.tell(f32(1)) for _ in range(3)] == [1, 2, 3]
+    assert strategy.weights.tolist() == [5.0] and not isinstance(strategy.weights, jax.core.Tracer)
+
+
+def test_a_random_key_may_be_static():
+    f = graftax.jit(lambda key, x: jax.random.normal(key) + x, static_argnums=0)
+    for key in (jax.random.key(0), jax.random.key(1)):
+        assert f(key, 1.0) == jax.random.normal(key) + 1.0
+
+
+def test_a_static_argument_with_an_array_that_is_traced_is_a_clear_error():
+    f = graftax.jit(lambda x, table: x * table["deep"][0], static_argnums=1)
+    with pytest.raises(graftax.GraftaxError, match=r"table\['deep'\]\[0\].*traced"):
+        jax.grad(lambda w: f(1.0, {"deep": [w]}))(2.0)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_jit_does_what_plain_python_does_cold_and_warm(recipe: Recipe, program: 
         assert jitted.cache_info().traces == traces
 
 
+@pytest.mark.quick(0)
 @given(GRAPHS, PROGRAMS)
 def test_jit_does_what_plain_python_does_with_other_shapes(recipe: Recipe, program: Program):
     jitted = graftax.jit(lambda *roots: program(roots))

@@ -294,7 +294,7 @@ def test_the_setting_of_jax_decides_how_frames_are_hidden(mode, filtering):
     assert mode == "off" or all(f.f_locals["__tracebackhide__"] for f in frames)
 
 
-@pytest.mark.quick(1)  # each starts an interpreter
+@pytest.mark.quick(0)  # each starts an interpreter
 @pytest.mark.parametrize("full", [False, True])
 def test_an_environment_variable_brings_the_frames_back(full):
     program = "import graftax, jax.numpy as jnp\ngraftax.jit(lambda x: x + jnp.ones(2))(jnp.ones(3))"

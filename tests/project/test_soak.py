@@ -3,6 +3,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import graftax
 import soak
@@ -10,6 +11,7 @@ from sizes import sized
 from watchdog import isolated
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_a_process_that_lives_long_does_not_grow():
     calls = sized(40_000, 8_000)
@@ -20,6 +22,7 @@ def test_a_process_that_lives_long_does_not_grow():
     assert last.blocks - middle.blocks < 1_000
 
 
+@pytest.mark.quick(0)
 def test_a_function_that_is_compiled_again_and_again_remembers_a_few_of_its_programs():
     f = graftax.jit(lambda x: x * 2)
     for _ in range(20):

@@ -317,6 +317,7 @@ def test_a_trace_that_begins_anew_runs_once_for_the_shapes_and_the_call():
         assert f(jnp.ones((8, 8))).w.sharding.spec == ROWS and f.cache_info().traces == 1
 
 
+@pytest.mark.quick(0)
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_eight_devices():
     run_again(__file__, 8)

@@ -168,6 +168,7 @@ def test_an_optimizer_has_the_shardings_of_its_parameters():
     assert spec(state["opt"][0].mu["w"]) == spec(state["params"]["w"]) == P("data")
 
 
+@pytest.mark.quick(0)
 @pytest.mark.skipif(COUNT > 1, reason="has them")
 def test_all_of_this_on_eight_devices():
     run_again(__file__, 8)

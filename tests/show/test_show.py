@@ -125,6 +125,7 @@ def test_where_arrays_are_is_told():
     assert "NumPy float64[2]" in text([placed, np.ones(2)])
 
 
+@pytest.mark.quick(0)
 def test_arrays_on_several_devices_say_how_they_are_spread():
     code = """
         import jax, jax.numpy as jnp, graftax

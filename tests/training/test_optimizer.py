@@ -46,7 +46,7 @@ TRAINED = [(name, build) for name, build in zoo.ZOO if any(map(floating, graftax
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 @pytest.mark.parametrize("build", [build for _, build in TRAINED], ids=[name for name, _ in TRAINED])
-@pytest.mark.quick(8)
+@pytest.mark.quick(1)
 def test_the_steps_are_those_of_plain_optax(build: Any, transformation: Any):
     expected = plain(transformation(), build(), 2)
     model = build()

@@ -50,6 +50,7 @@ def move(system: list[Planet], _: None) -> Any:
     return system, [planet.place for planet in system]
 
 
+@pytest.mark.quick(0)
 def test_a_cyclic_simulation_moves_the_callers_planets():
     system, copy = planets(0.3), planets(0.3)
     result, tracks = graftax.scan(move, system, length=20)
@@ -62,6 +63,7 @@ def test_a_cyclic_simulation_moves_the_callers_planets():
         np.testing.assert_array_equal(mine.place, track[-1])
 
 
+@pytest.mark.quick(0)
 def test_a_cyclic_simulation_is_differentiated():
     def loss(system: list[Planet]) -> Any:
         graftax.scan(move, system, length=10)
@@ -106,6 +108,7 @@ def test_objects_that_know_each_other_weakly():
 # ---- Equinox and Optax
 
 
+@pytest.mark.quick(0)
 def test_a_recurrent_network_with_an_equinox_cell_is_that_of_jax():
     cell = eqx.nn.GRUCell(3, 4, key=jax.random.key(0))
     xs = jax.random.normal(jax.random.key(1), (5, 3))
@@ -137,6 +140,7 @@ def test_an_equinox_module_may_be_the_carry():
     np.testing.assert_allclose(model.bias, linear.bias + 3, rtol=1e-6)
 
 
+@pytest.mark.quick(0)
 def test_training_in_one_scan_is_training_in_a_loop():
     optimizer = optax.adam(0.1)
 
@@ -194,7 +198,7 @@ def applied(model: Any, x: Any) -> Any:
     return model, model(x)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit])
 def test_an_nnx_module_keeps_its_statistics_and_random_counts_through_a_scan(captured: bool, jit: Any):

@@ -64,6 +64,7 @@ with_cotangents.defvjp(
 )
 
 
+@pytest.mark.quick(1)
 @JITS
 @pytest.mark.parametrize("fun", [with_tangents, with_cotangents], ids=["jvp", "vjp"])
 @pytest.mark.parametrize("build", zoo.BUILDERS, ids=zoo.NAMES)
@@ -138,6 +139,7 @@ W, X = jnp.arange(6.0).reshape(3, 2) / 3, jnp.asarray([0.5, -1.0])
 BY = (0, 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
 @pytest.mark.parametrize(
     "transform",
@@ -331,6 +333,7 @@ def custom_layer(kind):
     return fun
 
 
+@pytest.mark.quick(1)
 @JITS
 @pytest.mark.parametrize("kind", ["jvp", "vjp"])
 def test_what_the_function_changes_comes_back_once(kind, jit):

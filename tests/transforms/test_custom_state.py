@@ -150,6 +150,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_rule_of_what_runs_in_a_loop_or_a_branch_counts(loop):
     counts = []

@@ -49,7 +49,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_gives_what_equinox_gives(name):
     same(PROGRAMS[name](graftax), PROGRAMS[name](eqx))

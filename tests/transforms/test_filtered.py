@@ -423,6 +423,7 @@ def test_what_is_made_again_of_a_function_is_compiled_once_by_others(transform):
     assert transform(square) is not named and not hasattr(transform(square), "tag")
 
 
+@pytest.mark.quick(0)
 def test_what_is_made_of_a_function_does_not_keep_it():
     def square(x):
         return (x**2).sum()

@@ -42,6 +42,7 @@ def call_of(library, seen):
     return call
 
 
+@pytest.mark.quick(1)
 @LIBRARIES
 @TRANSFORMS
 def test_a_tangent_that_is_not_there_is_none(library, transform):

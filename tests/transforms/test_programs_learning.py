@@ -293,7 +293,7 @@ class Trainer:
         return graftax.scan(lambda _, batch: (None, self.step(batch, tell)), None, batches)[1]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(0)
 def test_a_trainer_fits_in_one_scan_and_tells_the_host():
     optimizer, told = optax.adam(1e-2), []
     trainer, batches = Trainer(optimizer), (normal(1, 4, 5, 2), normal(2, 4, 5, 1))

@@ -204,6 +204,7 @@ def fleet_of(gains: tuple[float, float]) -> list[Robot]:
     return [Robot(battery, gain) for gain in gains]
 
 
+@pytest.mark.quick(0)
 def test_a_simulator_with_modes_runs_as_in_plain_python():
     fleet, plain = fleet_of(GAINS), fleet_of(GAINS)
     run = graftax.jit(functools.partial(simulate, graftax))
@@ -215,6 +216,7 @@ def test_a_simulator_with_modes_runs_as_in_plain_python():
     assert fleet[0].mode == 2
 
 
+@pytest.mark.quick(0)
 @pytest.mark.parametrize("jit", [lambda f: f, graftax.jit], ids=["plain", "jit"])
 def test_a_simulator_with_modes_is_differentiated(jit: Callable[..., Any]):
     def ends(t: Any, fleet: list[Robot]) -> Any:

@@ -49,6 +49,7 @@ def run(request):
     return nested
 
 
+@pytest.mark.quick(1)
 def test_an_optimizer_step_with_fresh_dicts_is_a_branch(run):
     step = run(lambda trainer, ok: graftax.cond(ok, trainer.step, lambda: None))
     trainer, plain = Trainer(), Trainer()
@@ -59,6 +60,7 @@ def test_an_optimizer_step_with_fresh_dicts_is_a_branch(run):
         same(trainer, plain)
 
 
+@pytest.mark.quick(1)
 def test_which_branch_replaces_makes_no_difference(run):
     for order in (lambda ok, f, g: graftax.cond(ok, f, g), lambda ok, f, g: graftax.switch(ok.astype(int), [g, f, g])):
         step = run(lambda trainer, ok, order=order: order(ok, trainer.step, lambda: None))
@@ -211,6 +213,7 @@ def test_members_of_a_population_choose_each_for_itself():
     assert (out == jnp.asarray([[2.0] * 3, [1.0] * 3])).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loop", ["scan", "fori_loop", "while_loop"])
 def test_loops_take_replaced_containers(run, loop):
     def call(trainer, n):

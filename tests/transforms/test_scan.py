@@ -291,6 +291,7 @@ def one_after_the_other(run: Callable[..., Any], reverse: bool = False) -> Layer
     return layers
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("run", [lambda f: f, graftax.jit, jax.disable_jit()], ids=["eager", "jit", "plain"])
 def test_what_a_step_changes_in_its_slice_comes_back_row_by_row(run: Any):
     layers = one_after_the_other(run)
@@ -428,6 +429,7 @@ def test_a_jitted_function_passes_the_callers_object_through():
         np.testing.assert_allclose(box.w, expected, rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("grad", [graftax.grad, jax.grad])
 def test_it_is_differentiated(grad: Any):
     def loss(w: Any, xs: Any) -> Any:
@@ -528,6 +530,7 @@ def test_map_threads_what_the_function_changes_through_its_steps():
     assert log.n == 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_associative_scan_is_that_of_jax(reverse: bool, axis: int):

@@ -16,6 +16,7 @@ from graftax import Carry
 XS = jnp.arange(6.0).reshape(2, 3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_rows_along_an_axis(axis, reverse):

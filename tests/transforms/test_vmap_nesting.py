@@ -318,6 +318,7 @@ def run_each(ensemble: Any, x: Any) -> Any:
     return graftax.vmap(lambda one, x: one(x), in_axes=(0, None))(ensemble, x)
 
 
+@pytest.mark.quick(0)
 def test_dropout_draws_for_each_slice_where_its_keys_are_split() -> None:
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     ones = jnp.ones((3, 20))
@@ -331,6 +332,7 @@ def test_dropout_draws_for_each_slice_where_its_keys_are_split() -> None:
     assert layers.rngs.count[...].tolist() == [1, 1, 1]
 
 
+@pytest.mark.quick(0)
 def test_statistics_that_each_slice_would_change_are_refused() -> None:
     net = Net(nnx.Rngs(0))
     batches = jnp.ones((3, 5, 2))

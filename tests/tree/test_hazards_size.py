@@ -40,6 +40,7 @@ WRAPS = {
 }
 
 
+@pytest.mark.quick(1)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_a_hundred_thousand_levels(kind):
@@ -60,6 +61,7 @@ def test_a_hundred_thousand_levels(kind):
         tree.map(lambda a, b: a, [few, few], [few, deep(300, lambda v, i: WRAPS[kind](v, i) if i else [])])
 
 
+@pytest.mark.quick(0)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_treedefs_of_jax_and_back_a_hundred_thousand_levels_deep(kind):
@@ -79,6 +81,7 @@ def test_iterables_for_nodes_a_hundred_thousand_levels_deep():
         tree.structure(deep(LEVELS, WRAPS["list"])).from_iterable_tree(deep(LEVELS - 1, lambda v, i: [v] if i else []))
 
 
+@pytest.mark.quick(0)
 @isolated()
 @pytest.mark.parametrize("kind", WRAPS)
 def test_why_trees_do_not_match_a_hundred_thousand_levels_down(kind):
@@ -89,6 +92,7 @@ def test_why_trees_do_not_match_a_hundred_thousand_levels_down(kind):
     assert len(str(error.value)) < 1000
 
 
+@pytest.mark.quick(0)
 @isolated()
 def test_trees_that_differ_at_each_of_a_hundred_thousand_levels():
     one, other = (deep(LEVELS, lambda v, i, side=side: {"a": v, "b": side}) for side in ([1], 1))
@@ -248,6 +252,7 @@ def test_malformed_states_are_refused():
             tree.PyTreeDef._from_state(bad)
 
 
+@pytest.mark.quick(0)
 def test_a_registry_that_cannot_be_read():
     code = """
         import collections, sys

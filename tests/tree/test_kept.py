@@ -105,6 +105,7 @@ def test_many_structures_in_turn():
             three_times(tree)
 
 
+@pytest.mark.quick(0)
 def test_paths_of_large_structures_go_when_others_come():
     key = "a key of " + str(object())
     before = sys.getrefcount(key)

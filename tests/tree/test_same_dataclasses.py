@@ -159,6 +159,7 @@ def test_init_runs_where_it_does_more_than_assign():
         assert counts[0] == counts[1] and len(counts[0]) == 2, cls
 
 
+@pytest.mark.quick(0)
 def test_an_init_that_is_written_in_a_script_without_a_file_runs():
     code = """
         import dataclasses, jax, graftax.tree

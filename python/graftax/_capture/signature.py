@@ -116,6 +116,7 @@ class Signature:
     code: types.CodeType | None  # that it was read from
     skip: int  # arguments that a bound callable brings along: not counted by static_argnums and the like
     binding: _core.Binding
+    numpy_is_constant: bool = False  # of what it captures, where its code asks for the values
 
     @staticmethod
     def of(
@@ -247,6 +248,8 @@ class Signature:
         flags = [s * _core.RootFlag.static + d * _core.RootFlag.dynamic for s, d in pairs]
         for i in range(self.arguments(layout), len(flags)):
             flags[i] |= _core.RootFlag.captured
+            if self.numpy_is_constant:
+                flags[i] |= _core.RootFlag.constant
         end = len(flags) - len(self.origins)
         for i in range(end - len(self.globals), end):
             flags[i] |= _core.RootFlag.global_

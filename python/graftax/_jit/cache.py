@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from graftax import _core
 from graftax._capture.impure_calls import Overheard
 from graftax._capture.origin import Origin
@@ -22,6 +24,7 @@ SOMETHING_GONE = "an object that it counted by identity is gone"
 NO_ROOM = "more structures came than cache_size={size} keeps"
 TOO_MANY_VARIANTS = "too many programs of one structure"
 OTHER_CODE = "the function was given other code"
+NUMPY_IS_CONSTANT = "its code asks for values of the NumPy arrays that it captures"
 MORE_IS_READ = "its code was seen to read more than was known"
 
 _MOST_VARIANTS = 64  # of one structure: bindings that changed in between, sets of another order
@@ -77,6 +80,7 @@ class FunctionTable(_core.Table):
         self.history = History()
         self.loaded: LoadedPrograms | None = None  # what `load_compiled` has taken from a file
         self.frozen = False  # a call that would compile raises instead
+        self.numpy_is_constant = False  # of captured arrays: the code asks for their values
         self.untied = False  # a warning that shared arrays come back apart was given
         self.numbers = Numbers()
         self._makes_reads = reads_of(options)
@@ -160,6 +164,19 @@ class FunctionTable(_core.Table):
         self.entries.clear()
         self._forget_all()
 
+    def make_numpy_constant(self, recording: _core.Recording, arguments: int) -> bool:
+        """From now on captured NumPy arrays are constants of a program. False: they are, or there are none."""
+        if self.numpy_is_constant or len(recording.names) <= arguments:
+            return False
+        places = recording.graphdef.leaf_places()
+        captured = (leaf for leaf, place in zip(recording.leaves, places, strict=True) if place[0] >= arguments)
+        if not any(isinstance(leaf, np.ndarray | np.generic) for leaf in captured):
+            return False
+        self.numpy_is_constant = True
+        self.generation += 1
+        self.clear_entries(NUMPY_IS_CONSTANT)
+        return True
+
     def replace_code(self) -> None:
         """The function has other code: no entry is one of it."""
         self.generation += 1
@@ -171,6 +188,7 @@ class FunctionTable(_core.Table):
         self.advice, self.untied = Advice(), False
         self.history = self.history.anew()
         self.loaded = None
+        self.numpy_is_constant = False
         self.numbers = Numbers()
         self.misses = self.found = self.traces = 0
 

@@ -8,6 +8,7 @@ Outcome. What is left for Python is a structure not met before, and everything t
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import os
@@ -124,7 +125,7 @@ class Jitted(Stageable[P, R]):
         hidden, assigned = frozenset(reads.hidden), frozenset(reads.assigned_own)
         signature = Signature.of(plain, skip, options.captured, table.origins, hidden, assigned)
         signature.binding.generation = table.generation
-        return signature
+        return dataclasses.replace(signature, numpy_is_constant=table.numpy_is_constant)
 
     def _rebind(self) -> None:
         """Reads the function's signature anew: its code or defaults were replaced, or there are more roots."""

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from graftax import _core
 from graftax._base.errors import ConcurrentChangeError, GraftaxError, MutationError, rename_leaves
 from graftax._capture.caught_errors import tell_of_caught
+from graftax._capture.constant_arrays import read_only
 from graftax._capture.host_callbacks import codes as host_codes
 from graftax._capture.host_callbacks import give_own, host_functions, warn_of_copies
 from graftax._capture.leaked_classes import refuse_tracers_in_classes
@@ -138,8 +140,10 @@ def trace(
     """
     reads = caller._table.reads
     locks = Locks(recording.instances(LOCKS))
+    has_constants = plan.signature.numpy_is_constant or plan.options.static
+    constants = recording.instances((np.ndarray,)) if has_constants else ()
     try:
-        with contextlib.nullcontext() if reads is None else reads.begun(locks):
+        with read_only(constants), contextlib.nullcontext() if reads is None else reads.begun(locks):
             return _trace_once(plan, caller, roots, recording, layout, leaves, donated, by_value, numbers)
     except BaseException as error:
         if numbers or isinstance(error, NewReads):  # it begins anew
@@ -161,7 +165,7 @@ def _trace_once(
     signature, options = plan.signature, plan.options
     attributes = dict(vars(caller))
     uses_up = options.mutation == "propagate"
-    graph, before = Rebuilt(numbers), len(equations())
+    graph, before, arguments = Rebuilt(numbers), len(equations()), signature.arguments(layout)
 
     def call(values: list[Any]) -> Any:
         reads, since, heard = caller._table.reads, len(equations()), caller._table.heard
@@ -169,12 +173,22 @@ def _trace_once(
             reads.builtins.now.symbolic = numbers
         given = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
         alone = own_caches(reads is not None and reads.has_inner_jit)
-        with alone, (reads or heard).impure.named(plan.name, options.warns_impure):
-            if reads is not None or _core.is_watched() or not options.warns_impure:
-                result = signature.call(*given)
-            else:
-                run = functools.partial(signature.call, *given)
-                result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
+        try:
+            with alone, (reads or heard).impure.named(plan.name, options.warns_impure):
+                if reads is not None or _core.is_watched() or not options.warns_impure:
+                    result = signature.call(*given)
+                else:
+                    run = functools.partial(signature.call, *given)
+                    result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
+        except Exception as error:
+            if is_of_a_traced_value(error) and caller._table.make_numpy_constant(
+                recording, signature.arguments(layout)
+            ):
+                raise NewReads from None
+            raise
+        # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
+        if graph.raised and caller._table.make_numpy_constant(recording, signature.arguments(layout)):
+            raise NewReads
         if reads is not None and (
             reads.see_hosts(caller._function, host_codes(since)) or not signature.has_roots_of(reads)
         ):

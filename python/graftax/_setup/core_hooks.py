@@ -15,7 +15,7 @@ from graftax._graph.types.describe import describe, numpy_role
 from graftax._graph.types.function_nodes import named_function, writes_its_cells
 from graftax._graph.types.ignored import Ignored
 from graftax._graph.types.opaque_values import check_opaque, is_module_level
-from graftax._graph.types.pytree_nodes import dict_key, is_leaf, one_level_treedef
+from graftax._graph.types.pytree_nodes import dict_key, is_leaf, is_tracer, one_level_treedef
 from graftax._graph.types.recomputed_leaves import made_alike
 from graftax._graph.types.static_values import remade, text_array, write_text_array
 from graftax._jax.compat import new_ref, open_first
@@ -55,6 +55,7 @@ __all__ = [
     "graphdef_children",
     "is_leaf",
     "is_module_level",
+    "is_tracer",
     "made_alike",
     "named_function",
     "named_scope",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.core
 from jax import tree_util
 
 from graftax._jax.compat import is_jaxpr, treedef_of_node
@@ -16,6 +17,11 @@ _LEAF = tree_util.tree_structure(0)
 def is_leaf(value: object) -> bool:
     """Does JAX count this value as a leaf?"""
     return tree_util.all_leaves([value])
+
+
+def is_tracer(value: object) -> bool:
+    """Is it an array of a running transform, which has no value yet?"""
+    return isinstance(value, jax.core.Tracer)
 
 
 def one_level_treedef(cls: type, aux: Any, children: int) -> Any:
