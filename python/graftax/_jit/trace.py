@@ -187,7 +187,7 @@ def _trace_once(
                 raise NewReads from None
             raise
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
-        if graph.raised and caller._table.make_numpy_constant(recording, signature.arguments(layout)):
+        if graph.raised and caller._table.make_numpy_constant(recording, arguments):
             raise NewReads
         if reads is not None and (
             reads.see_hosts(caller._function, host_codes(since)) or not signature.has_roots_of(reads)
