@@ -181,9 +181,7 @@ def _trace_once(
                     run = functools.partial(signature.call, *given)
                     result = _core.run_watched(run, heard.enter, heard.known, [], [], inner_frames(), quiet=True)
         except Exception as error:
-            if is_of_a_traced_value(error) and caller._table.make_numpy_constant(
-                recording, signature.arguments(layout)
-            ):
+            if is_of_a_traced_value(error) and caller._table.make_numpy_constant(recording, arguments):
                 raise NewReads from None
             raise
         # An array was asked for its value, and the code caught the error: captured NumPy arrays have one.
