@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `python -m graftax demo | bench | doctor | explain`."""
+"""The command line: `python -m graftax run | demo | bench | doctor | explain`."""
 
 import argparse
 import importlib
@@ -12,7 +12,8 @@ MODELS = ("equinox", "nnx", "plain")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m graftax", description="Demo, benchmarks and diagnosis.")
+    about = "Scripts under graftax, the demo, benchmarks and diagnosis."
+    parser = argparse.ArgumentParser(prog="python -m graftax", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
 
     demo = commands.add_parser("demo", help="train three models through graftax.jit and compare it with others")
@@ -33,7 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     explain.add_argument("--out", type=Path, help="the page; by default beside the first log, as .html")
 
+    run = commands.add_parser("run", help="run a script with graftax's jit in place of jax.jit, filter_jit and nnx.jit")
+    run.add_argument("script", help="the script; what follows are its own arguments")
+    run.add_argument("arguments", nargs=argparse.REMAINDER)
+
     options, rest = parser.parse_known_args(argv)
+    if options.command == "run":
+        from graftax._cli.run import run as run_script
+
+        return run_script(options.script, [*options.arguments, *rest])
     if options.command == "bench":
         return bench(rest)
     if rest:

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "python" / "graftax"
 # Lowest first. A module imports from its own package and from those before it, also where only a type checker looks.
 PACKAGES = (
     *("_base", "interop", "_jax", "_graph", "_capture", "_sharding", "tree", "_explain", "_jit", "transforms"),
-    *("_export", "_training", "_io", "_show", "_setup", "__init__", "_cli", "__main__"),
+    *("_export", "_training", "_io", "_show", "_setup", "__init__", "replace", "_cli", "__main__"),
 )
 LATE = {("_jit", "_export")}  # inside of `Jitted.save_compiled` and `load_compiled`, which need all of that class
 PUBLIC = {

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m graftax run` and `pytest -p graftax.replace`: programs as they are, with graftax's `jit`."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SCRIPT = """
+import sys
+from functools import partial
+import jax, jax.numpy as jnp
+
+class Counter:
+    def __init__(self): self.n, self.w, self.name = 0, jnp.ones(2), "a name"
+
+    @partial(jax.jit, static_argnames="self")
+    def scaled(self, x): return x * self.w.sum()
+
+    @jax.jit
+    def step(self, x):
+        self.n += 1
+        return x + self.w
+
+@jax.jit(static_argnums=1)
+def power(x, n): return x ** n
+
+numbers = iter([10.0, 20.0])
+@jax.jit
+def refused(x): return x + next(numbers)
+
+counter = Counter()
+for _ in range(3): counter.step(jnp.ones(2))
+print(sys.argv[1:], __name__, counter.n, counter.scaled(3.0), power(3.0, 2), refused(1.0), refused(1.0))
+print(jax.nn.relu(jnp.ones(())), power.lower(3.0, 2).as_text()[:6])
+"""
+
+
+def run(*command, cwd):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=dict(os.environ))
+
+
+def test_a_script_runs_as_it_is(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run("-m", "graftax", "run", "script.py", "--epochs", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['--epochs', '3'] __main__ 3 6.0 9.0 11.0 11.0", "1.0 module"]
+    *_, refused, summary = done.stderr.splitlines()
+    assert refused.startswith("graftax: refused (") and "stays with jax.jit: " in refused
+    assert summary == "graftax: 3 functions compiled by graftax, 1 by their own jit"
+
+
+def test_libraries_are_patched_when_they_are_imported(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+            import equinox as eqx, jax.numpy as jnp
+            from flax import nnx
+
+            @eqx.filter_jit
+            def double(x): return x * 2
+
+            @nnx.jit
+            def shift(module, x): return module(x)
+
+            layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+            print(repr(double)[:12], repr(shift)[:12], double(jnp.ones(())), shift(layer, jnp.ones((1, 1))).shape)
+        """)
+    )
+    done = run("-m", "graftax", "run", "script.py", cwd=tmp_path)
+    assert done.stdout.split() == ["<graftax.jit", "<graftax.jit", "2.0", "(1,", "1)"], done.stderr
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path):
+    done = run("-m", "graftax", "run", "nowhere.py", cwd=tmp_path)
+    assert done.returncode == 2 and "nowhere.py" in done.stderr
+
+
+@pytest.mark.quick(0)
+def test_a_suite_of_tests_runs_with_the_names_replaced(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import jax\n"
+        "def test_it():\n"
+        "    f = jax.jit(lambda x: x + 1)\n"
+        "    assert 'graftax.jit' in repr(f) and f(1) == 2\n"
+    )
+    done = run("-m", "pytest", "-q", "-p", "graftax.replace", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path)
+    assert done.returncode == 0 and "1 functions compiled by graftax" in done.stdout, done.stdout + done.stderr
