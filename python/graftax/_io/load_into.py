@@ -21,6 +21,7 @@ from graftax._graph.structure_diff import Way, lockstep, short_text
 from graftax._io.build import Build, unknown_names
 from graftax._io.decode_graph import FileRow
 from graftax._io.importable_names import MISSING, Known, full_name, has_name, names_in
+from graftax._io.json_values import refuse_collisions
 from graftax._io.lazy_path import Where
 from graftax._io.mismatches import Differences
 from graftax._io.opaque_keys import OpaqueKey, paired
@@ -193,7 +194,10 @@ class Like:
         """Is a node of `like`, apart from its children, what the file has?"""
         if base == "set":
             found = self._decoder.parts(detail, 0)
-            return found is not MISSING and typed(found) == typed(value)
+            if found is MISSING:
+                return False
+            refuse_collisions(found)
+            return typed(found) == typed(value)
         if base == "deque":
             return value.maxlen == detail
         if base == "value":

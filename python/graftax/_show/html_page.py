@@ -20,7 +20,7 @@ def page(picture: Picture, notes: Sequence[str]) -> str:
     template = importlib.resources.files("graftax._show").joinpath("page.html").read_text(encoding="utf-8")
     title = picture.text(0)
     data = json.dumps(_columns(picture), separators=(",", ":"), ensure_ascii=False)
-    # Within a script HTML reads "</script", "<!--" and "<script": no "<" is left, which JSON spells in another way, too.
+    # Within a script HTML reads "</script", "<!--" and "<script": no "<" is left, which JSON can spell otherwise.
     filled = {"TITLE": html.escape(title), "NOTES": "".join(f"<p>{html.escape(note)}</p>" for note in notes)}
     filled["DATA"] = data.replace("<", "\\u003c")
     text = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
