@@ -24,9 +24,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from graftax import interop
+from graftax._base.handles import HandleLayout
 from graftax._io.errors import Malformed
 from graftax._io.importable_names import MISSING, Known, Names, full_name, has_name
 from graftax._io.opaque_keys import OpaqueKey
+from graftax._io.packed_state import lines_of
 from graftax._io.tensor import LOGICAL
 
 _MOST_DEPTH = 50  # of tuples in tuples
@@ -74,6 +76,8 @@ class Encoder:
         held: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
         if id(value) in self._keys:
             held["at"] = self._keys[id(value)]
+        if isinstance(value, HandleLayout):
+            held["holds"] = held_in(value)
         self._opaque.setdefault(id(value), (value, []))[1].append(held)
         return held
 
@@ -130,6 +134,17 @@ class Encoder:
                 plain = cast(Any, base)(value)
                 return {"!": "instance", "of": self._names.number(cls), "value": self.key(plain, depth + 1)}
         raise Opaque
+
+
+def held_in(layout: HandleLayout) -> list[str]:
+    """What a handle holds, in lines that say the same in every process."""
+
+    def as_json(value: Any) -> Any:
+        names = Names()
+        found = Encoder(names).value(value)
+        return [found, list(names.all)] if names.all else found
+
+    return lines_of(layout, as_json)
 
 
 def _base64(data: bytes) -> str:
