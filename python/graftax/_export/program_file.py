@@ -47,7 +47,7 @@ OTHER_PLACE = (
 )
 
 # After it stands the digest of all that follows: machine code is not run where a bit of it is wrong.
-_MAGIC = b"graftax programs 4\n"
+_MAGIC = b"graftax programs 5\n"
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         warnings.warn(LEFT_OUT.format(count=len(refused), why=refused[0]), RecompileWarning, caller_level())
     if not saved:
         raise GraftaxError(NOTHING_TO_SAVE.format(name=name, why=why))
-    reads = as_data(table.reads, name)
+    reads = as_data(table.reads, name, caller._function)
     header = {"name": name, "direct": fast_dispatch.status() == "on", **_here(caller)}
     content = json.dumps(header).encode() + b"\n" + pickle.dumps((reads, saved))
     with replacing(os.path.realpath(path)) as file:
