@@ -443,6 +443,22 @@ def test_a_log_becomes_one_page(tmp_path, capsys):
     assert not re.search(r"(src|href)=", text)
 
 
+def test_nothing_in_a_log_is_markup_of_its_page(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    with graftax.log_recompiles(path):
+        graftax.jit(lambda x: x)(jnp.ones(2))
+    line = json.loads(path.read_text())
+    bad = "<script>alert(1)</script>"
+    texts = {name: bad for name in ("function", "file", "line", "number", "nearest", "process")}
+    cause = {"kind": bad, "text": bad, "remedy": bad}
+    path.write_text(
+        json.dumps(line | texts | {"seconds": {bad: 1.0}, "causes": [cause]}) + "\n" + json.dumps(line) + "\n"
+    )
+    assert main(["explain", str(path)]) == 0
+    text = (tmp_path / "trace.html").read_text()
+    assert bad not in text and text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 9
+
+
 def test_what_is_no_log_is_refused(tmp_path, capsys):
     path = tmp_path / "trace.jsonl"
     path.write_text("[1]\n")

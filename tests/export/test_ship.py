@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import io
 import json
@@ -371,3 +372,15 @@ def test_a_structure_with_a_packed_object_is_left_out_with_a_warning(tmp_path):
     assert scaled.load_compiled(tmp_path / "programs") == 1
     scaled(Weights(), jnp.ones(()))
     assert scaled.cache_info().traces == 0
+
+
+def test_several_that_save_under_one_name_leave_one_whole_file(tmp_path):
+    f = graftax.jit(lambda x: x + 1)
+    f(jnp.ones(2))
+    path = tmp_path / "f.programs"
+    f.save_compiled(path)
+    path.chmod(0o600)
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(lambda _: f.save_compiled(path), range(12))) == [1] * 12
+    assert list(tmp_path.iterdir()) == [path] and path.stat().st_mode & 0o777 == 0o600
+    assert f.load_compiled(path) == 1

@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 import tracemalloc
 
 import jax
@@ -268,3 +269,61 @@ def test_nothing_is_imported_and_nothing_runs(tmp_path):
     path.write_bytes(joined({"__metadata__": {"graftax": json.dumps(graph)}}, b""))
     done = subprocess.run([sys.executable, "-c", LOADER, path], capture_output=True, text=True, check=False)
     assert done.stdout == "fine\n", done.stderr
+
+
+def with_value(path, value):
+    """A file of `{"n": 3}` that holds another value in the place of the number."""
+    graftax.save(path, {"n": 3, "w": jnp.ones(2)})
+    header, data = parts(path.read_bytes())
+    graph = json.loads(header["__metadata__"]["graftax"])
+    graph["rows"] = [["s", value] if row[0] == "s" else row for row in graph["rows"]]
+    header["__metadata__"]["graftax"] = json.dumps(graph)
+    path.write_bytes(joined(header, data))
+
+
+HOSTILE_VALUES = {
+    "a fraction with an exponent": {"!": "fraction", "of": ["1e300000000", None]},
+    "a fraction of one part": {"!": "fraction", "of": [1]},
+    "a fraction of floats": {"!": "fraction", "of": [0.5, 2.5]},
+    "a decimal of parts": {"!": "decimal", "text": [0, [1], 999999999]},
+    "a uuid that is a number": {"!": "uuid", "hex": 3},
+    "a text scalar of no characters": {"!": "numpy", "dtype": "<U1", "data": "/////w=="},
+    "a big-endian text scalar of no characters": {"!": "numpy", "dtype": ">U1", "data": "/////w=="},
+    "a scalar that is an array": {"!": "numpy", "dtype": "(2,)i4", "data": "AAAAAAAAAAA="},
+    "a frozen set of colliding numbers": {
+        "!": "frozenset",
+        "of": [{"!": "int", "hex": hex(i * ((1 << 61) - 1))} for i in range(3000)],
+    },
+}
+
+
+@pytest.mark.quick(99)
+@pytest.mark.parametrize("value", HOSTILE_VALUES.values(), ids=HOSTILE_VALUES)
+def test_values_that_are_none_are_refused_at_once(value, tmp_path):
+    with_value(tmp_path / "x", value)
+    begin = time.perf_counter()
+    for like in (None, {"n": 3, "w": jnp.ones(2)}):
+        with pytest.raises(graftax.LoadError):
+            graftax.load(tmp_path / "x", like)
+    assert time.perf_counter() - begin < 2
+
+
+@pytest.mark.parametrize("kind", [dict.fromkeys, set, frozenset])
+def test_thousands_of_keys_with_one_hash_are_refused(kind, tmp_path):
+    graftax.save(tmp_path / "x", {"of": kind(i * ((1 << 61) - 1) for i in range(1500)), "w": jnp.ones(2)})
+    with pytest.raises(graftax.LoadError, match="1500 keys with one hash"):
+        graftax.load(tmp_path / "x")
+    some = {"of": kind(i * ((1 << 61) - 1) for i in range(300)), "w": jnp.ones(2)}
+    graftax.save(tmp_path / "x", some)
+    assert graftax.equal(graftax.load(tmp_path / "x"), some)
+
+
+@pytest.mark.parametrize("shape", [[(1 << 60) - 1] * 10 + [0], [0, 1 << 59], [1 << 40, 0, 1 << 40]])
+def test_an_empty_tensor_that_no_array_can_be_is_refused(shape, tmp_path):
+    graftax.save(tmp_path / "x", {"w": jnp.ones((0, 2))})
+    header, data = parts((tmp_path / "x").read_bytes())
+    header["[w]"]["shape"] = shape
+    (tmp_path / "x").write_bytes(joined(header, data))
+    for options in ({}, {"like": {"w": jnp.ones((0, 2))}}, {"lazy": True}):
+        with pytest.raises(graftax.LoadError):
+            graftax.load(tmp_path / "x", **options)

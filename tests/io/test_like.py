@@ -2,6 +2,7 @@
 """A file beside `like`: by path, every difference at once, and nothing written where there is one."""
 
 import time
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -343,3 +344,137 @@ def test_lists_of_numbers_stay_themselves_and_get_the_values(path):
     like = (losses, sets, buffer, {"w": jnp.zeros(2)})
     assert graftax.load(path, like, into=True) is like
     assert losses == [1.0, 2.0] and sets == {"a": {1, 2}} and buffer == b"ab" and like[3]["w"].sum() == 2
+
+
+# ---- what says what the children are
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """Its names are aux data, beside something else; its children have them as keys."""
+
+    def __init__(self, names, values, more=None):
+        self.names, self.values, self.more = tuple(names), list(values), more
+
+    def tree_flatten_with_keys(self):
+        aux = self.names if self.more is None else (self.names, self.more)
+        return [(jax.tree_util.GetAttrKey(n), v) for n, v in zip(self.names, self.values, strict=True)], aux
+
+    @classmethod
+    def tree_unflatten(cls, aux, values):
+        names, more = aux if aux and type(aux[0]) is tuple else (aux, None)
+        return cls(names, values, more)
+
+    @property
+    def held(self):
+        return dict(zip(self.names, map(float, self.values), strict=True))
+
+
+@jax.tree_util.register_pytree_node_class
+class Unnamed(Named):
+    """Its children have numbers."""
+
+    def tree_flatten(self):
+        return self.values, (self.names, self.more or {})
+
+
+def numbers(*values):
+    return [jnp.asarray(float(value)) for value in values]
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("cls", [Named, Unnamed])
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_values_of_a_registered_class_land_under_their_names(cls, names, into, path):
+    graftax.save(path, [cls("ab", numbers(1, 2))])
+    assert graftax.load(path, [cls(names, numbers(8, 9))], into=into)[0].held == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("cls", [Named, Unnamed])
+def test_a_registered_class_is_made_anew_with_all_of_its_children(cls, path):
+    graftax.save(path, [cls("ab", numbers(1, 2), {"rate": 3})])
+    new = graftax.load(path)[0]
+    assert new.held == {"a": 1, "b": 2} and new.more == {"rate": 3}
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("cls", [Named, Unnamed])
+def test_aux_data_that_differ_come_from_the_file(cls, into, path):
+    graftax.save(path, [cls("ab", numbers(1, 2), {"rate": 3, "of": (1, np.arange(3))})])
+    like = [cls("ab", numbers(8, 9), {"rate": 4, "of": (2, np.zeros(3, int))})]
+    new = graftax.load(path, like, into=into)[0]
+    assert new.held == {"a": 1, "b": 2} and new.more["rate"] == 3
+    assert new.more["of"][0] == 1 and new.more["of"][1].tolist() == [0, 1, 2]
+
+
+def test_another_order_with_other_aux_data_is_refused(path):
+    graftax.save(path, [Named("ab", numbers(1, 2), {"rate": 3})])
+    like = [Named("ba", numbers(8, 9), {"rate": 4})]
+    with pytest.raises(graftax.LoadError, match=r"obj\[0\]: .*\.a, \.b in the file, \.b, \.a in like"):
+        graftax.load(path, like, into=True)
+    assert like[0].held == {"b": 8, "a": 9}
+
+
+def test_a_sparse_array_has_the_shape_of_the_file(path):
+    sparse = pytest.importorskip("jax.experimental.sparse")
+    graftax.save(path, [sparse.BCOO.fromdense(jnp.eye(3))])
+    like = [sparse.BCOO((jnp.zeros(3), jnp.zeros((3, 2), jnp.int32)), shape=(5, 5))]
+    assert graftax.load(path, like)[0].shape == (3, 3)
+    assert jnp.array_equal(graftax.load(path, like, into=True)[0].todense(), jnp.eye(3))
+
+
+def test_the_order_of_an_ordered_dict_is_a_difference(path):
+    graftax.save(path, OrderedDict(a=jnp.ones(1), b=jnp.ones(1)))
+    assert list(graftax.load(path, OrderedDict(a=jnp.zeros(1), b=jnp.zeros(1)))) == ["a", "b"]
+    with pytest.raises(graftax.LoadError, match="'a', 'b' in the file, 'b', 'a' in like"):
+        graftax.load(path, OrderedDict(b=jnp.zeros(1), a=jnp.zeros(1)))
+
+
+OTHER_STATES = {
+    "other names": {"x": 0.0, "y": 0.0, "n": 7},
+    "another order": {"b": 0.0, "a": 0.0, "n": 7},
+    "another value": {"a": 0.0, "b": 0.0, "n": 0},
+    "more": {"a": 0.0, "b": 0.0, "n": 7, "m": 7},
+    "other sizes": {"a": (0.0, 0.0), "b": 0.0, "n": 7},
+}
+
+
+def packed(state):
+    return graftax.pack({k: v if type(v) is int else jnp.full((2,), v) for k, v in state.items()})
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("state", OTHER_STATES.values(), ids=OTHER_STATES)
+def test_packed_state_goes_into_what_is_packed_alike(state, into, path):
+    graftax.save(path, {"state": packed({"a": 1.0, "b": 2.0, "n": 7})})
+    same = graftax.load(path, {"state": packed({"a": 0.0, "b": 0.0, "n": 7})}, into=into)["state"].unpack()
+    assert (same["a"][0], same["b"][0], same["n"]) == (1, 2, 7)
+    if type(state["a" if "a" in state else "x"]) is tuple:
+        like = graftax.pack({"a": jnp.zeros(1), "b": jnp.zeros(3), "n": 7})
+    else:
+        like = packed(state)
+    with pytest.raises(
+        graftax.LoadError, match=r"obj\[state\]._layout: the packed state is .* in the file, .* in like"
+    ):
+        graftax.load(path, {"state": like}, into=into)
+
+
+SCALARS = [np.float64(1.5), np.float64(-0.0), np.complex128(1j), np.float32(2), np.int8(3), np.bool_(True)]
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("value", SCALARS, ids=repr)
+def test_a_numpy_scalar_loads_into_one(value, into, path):
+    graftax.save(path, Box(best=value))
+    new = graftax.load(path, Box(best=type(value)(0)), into=into)
+    assert type(new.best) is type(value) and repr(new.best) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "make", [np.arange, jnp.arange, lambda n: {"a": np.arange(n)}], ids=["numpy", "jax", "in a dict"]
+)
+def test_static_arrays_are_arrays_of_a_file(make, path):
+    graftax.save(path, {"s": graftax.Static(make(3))})
+    for new in (graftax.load(path, {"s": graftax.Static(make(3))}), graftax.load(path)):
+        held = new["s"].value["a"] if type(new["s"].value) is dict else new["s"].value
+        assert type(new["s"]) is graftax.Static and held.tolist() == [0, 1, 2]

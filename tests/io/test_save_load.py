@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `save` writes, `load` gives back: every kind of graph, array and value."""
 
+import concurrent.futures
 import datetime
 import decimal
 import enum
 import fractions
 import functools
+import json
 import math
+import os
 import pathlib
+import stat
 import tracemalloc
 import uuid
 import zoneinfo
@@ -429,3 +433,44 @@ def test_loading_takes_memory_for_a_node_and_not_for_each_field_of_its_instructi
         assert tracemalloc.get_traced_memory()[1] < 2700 * 2000  # a dict of each instruction: 3,400 bytes a node
     finally:
         tracemalloc.stop()
+
+
+# ---- who may read a file, and several that write one
+
+
+@pytest.mark.skipif(os.name == "nt", reason="other permissions")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+@pytest.mark.parametrize("most", ["50GB", 8])
+def test_a_file_that_is_replaced_keeps_its_permissions(mode, most, tmp_path):
+    path = tmp_path / "x.safetensors"
+    graftax.save(path, {"a": jnp.ones(2)})
+    path.chmod(mode)
+    graftax.save(path, {"a": jnp.ones(2), "b": jnp.zeros(2)}, max_file=most)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {mode}
+
+
+def test_several_that_save_under_one_name_leave_one_file_with_its_parts(tmp_path):
+    path, saved = tmp_path / "x.safetensors", {f"w{i}": jnp.full(8, i) for i in range(5)}
+
+    def save_and_load(number):
+        for _ in range(4):
+            graftax.save(path, saved, max_file=32 * (1 + number % 2))
+            assert graftax.load(path)["w4"][0] == 4
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        list(threads.map(save_and_load, range(6)))
+    header = json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
+    listed = json.loads(header["__metadata__"]["graftax"])["parts"]
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, *listed}
+
+
+@pytest.mark.parametrize("like", [False, True])
+def test_keys_and_refs_are_what_they_are_in_a_lazy_load(like, tmp_path):
+    saved = {"key": jax.random.key(3), "ref": jax.new_ref(jnp.ones(2)), "w": jnp.ones(2)}
+    graftax.save(tmp_path / "x", saved)
+    loaded = graftax.load(tmp_path / "x", saved if like else None, lazy=True)
+    assert loaded["key"].dtype == saved["key"].dtype and jnp.array_equal(
+        jax.random.key_data(loaded["key"]), jax.random.key_data(saved["key"])
+    )
+    assert type(loaded["ref"]) is type(saved["ref"]) and loaded["ref"][...].tolist() == [1, 1]
+    assert type(loaded["w"]) is np.ndarray

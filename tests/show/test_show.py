@@ -11,6 +11,7 @@ import math
 import re
 import textwrap
 import time
+import xml.etree.ElementTree
 from pathlib import Path
 
 import jax
@@ -354,6 +355,40 @@ def test_the_page_stands_alone_and_holds_every_place(tmp_path):
     assert list(data["first"]) == ["5"]
     assert "'</script>'" in data["texts"]
     assert "srcdoc=" in shown._repr_html_()
+
+
+MARKUP = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "<img src=x onerror=alert(1)>",
+    "]]>&<b>",
+    "half \ud800",
+]
+
+
+@pytest.mark.parametrize("text", MARKUP)
+@pytest.mark.parametrize("place", ["value", "attribute", "key", "class", "mark"])
+def test_no_name_or_text_is_markup_in_a_page_or_a_drawing(text, place, tmp_path):
+    named = type(text if place == "class" and "half" not in text else "Named", (), {})()
+    named.w = jnp.ones(1)
+    setattr(named, text if place == "attribute" else "name", text)
+    shown = graftax.show({text if place == "key" else "key": named}, mark={text if place == "mark" else "mark": "**"})
+    page, plain = shown.html(tmp_path / "model.html"), graftax.show({"key": Layer()}, mark={"mark": "**"}).html()
+    assert [page.count(tag) for tag in ("<script", "</script", "<!--", "<img", "<b>")] == [
+        plain.count(tag) for tag in ("<script", "</script", "<!--", "<img", "<b>")
+    ]
+    assert any(text[:4] in held for held in [*data_of(page)["texts"], *data_of(page)["marks"].get("1", [])])
+    drawing = xml.etree.ElementTree.fromstring(shown.svg(tmp_path / "model.svg"))
+    assert {element.tag.rpartition("}")[2] for element in drawing.iter()} <= {
+        "svg",
+        "style",
+        "rect",
+        "path",
+        "text",
+        "tspan",
+    }
+    frame = shown._repr_html_()
+    assert frame.startswith("<iframe") and frame.count("<") == 2 and frame.count('"') == 6
 
 
 @pytest.mark.quick(1)

@@ -87,13 +87,18 @@ def _function(name: str, lines: list[Line], total: float, several: bool) -> str:
     return f"<details{' open' if len(lines) > 1 else ''}>{head}<div class=in>{variants}</div></details>"
 
 
+def _escaped(value: Any) -> str:
+    """A number, as a log of graftax has it; a log may come from anywhere."""
+    return html.escape(str(value))
+
+
 def _variant(line: Line, several: bool) -> str:
-    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in line["seconds"].items())
-    process = f", process {line['process']}" if several else ""
-    unlike = f", unlike #{line['nearest']}" if line["nearest"] else ""
+    parts = ", ".join(f"{html.escape(part)} {seconds:.2f}" for part, seconds in line["seconds"].items())
+    process = f", process {_escaped(line['process'])}" if several else ""
+    unlike = f", unlike #{_escaped(line['nearest'])}" if line["nearest"] else ""
     where = html.escape(f"{line['file']}:{line['line']}")
     out = [
-        f"<div class=v><b>#{line['number']}</b> {_seconds(line):.2f} s "
+        f"<div class=v><b>#{_escaped(line['number'])}</b> {_seconds(line):.2f} s "
         f"<span class=dim>({parts}){unlike}{process}</span>"
         f"<br><code class=dim>{where}</code>"
     ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
@@ -32,6 +33,7 @@ PACKED = (
     "function the object itself (`unpack()`) where it is to be saved."
 )
 
+_MOST_FUNCTIONS = 8  # within functions
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
@@ -109,11 +111,11 @@ def token(value: Any) -> str:
     if value is MISSING:
         return "nothing"
     if isinstance(value, enum.Enum):
-        return f"enum {token(type(value))}.{value.name}"
+        return f"enum {token(type(value))}.{value.name} {_enum_value(value)}"
     if type(value) in _CONSTANTS:
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, types.FunctionType):
-        return token(value.__code__)
+        return f"{token(value.__code__)}{_constants_of(value, 0)}"
     if isinstance(value, types.CodeType):
         return f"code {_place(value.co_filename)} {value.co_qualname} {code_digest(value)}"
     if isinstance(value, (staticmethod, classmethod)):
@@ -135,6 +137,29 @@ def token(value: Any) -> str:
     if type(value).__eq__ is object.__eq__ and not isinstance(value, types.BuiltinFunctionType):
         raise Nameless
     return f"{token(type(value))} {hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()}"
+
+
+def _constants_of(function: types.FunctionType, depth: int) -> str:
+    """The constants that a function holds, and the functions with theirs. One that is rebuilt has none here."""
+    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            held.append(cell.cell_contents)
+    found: list[str] = []
+    for value in held:
+        if isinstance(value, types.FunctionType) and depth < _MOST_FUNCTIONS:
+            found.append(f"{token(value.__code__)}{_constants_of(value, depth + 1)}")
+        elif type(value) in _CONSTANTS:
+            found.append(token(value))
+    return f" of {found}" if found else ""
+
+
+def _enum_value(member: enum.Enum) -> str:
+    """What a member stands for; of an object that counts by identity the name of the member is all there is."""
+    try:
+        return token(member._value_)
+    except (Nameless, pickle.PicklingError, TypeError, AttributeError):
+        return ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -20,6 +20,7 @@ import numpy as np
 from graftax import _core
 from graftax._base.errors import GraftaxError, RecompileWarning
 from graftax._base.progress_bar import Bar, Tell
+from graftax._base.whole_file import replacing
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._explain import Look, Variant, looks
 from graftax._export.digest import PackedError, code_digest, digest
@@ -46,7 +47,7 @@ OTHER_PLACE = (
 )
 
 # After it stands the digest of all that follows: machine code is not run where a bit of it is wrong.
-_MAGIC = b"graftax programs 4\n"
+_MAGIC = b"graftax programs 5\n"
 
 
 @dataclasses.dataclass
@@ -101,10 +102,11 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
         warnings.warn(LEFT_OUT.format(count=len(refused), why=refused[0]), RecompileWarning, caller_level())
     if not saved:
         raise GraftaxError(NOTHING_TO_SAVE.format(name=name, why=why))
-    reads = as_data(table.reads, name)
+    reads = as_data(table.reads, name, caller._function)
     header = {"name": name, "direct": fast_dispatch.status() == "on", **_here(caller)}
     content = json.dumps(header).encode() + b"\n" + pickle.dumps((reads, saved))
-    _write(Path(path), _MAGIC + _digest(content) + content)
+    with replacing(os.path.realpath(path)) as file:
+        file.write(_MAGIC + _digest(content) + content)
     return sum(len(one.programs) for _, _, one in saved)
 
 
@@ -219,13 +221,3 @@ def _processor() -> str:
     except OSError:
         flags = platform.processor()
     return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:12]}"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """As a whole, or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import pickle
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from graftax._base.errors import GraftaxError
-from graftax._base.missing import MISSING
-from graftax._capture.bytecode import OF_KEYS, in_class, is_users_class, is_users_scope
+from graftax._capture.bytecode import OF_KEYS, is_users, is_users_class, is_users_scope, names_of
 from graftax._capture.function_attributes import attribute_names
 from graftax._capture.origin import Origin
 from graftax._capture.read_set import ReadSet
-from graftax._export.digest import Nameless, token
+from graftax._export.holders import Holder, found, place_of, value_at
+from graftax._export.value_token import value_token
+
+_TEXT = "of graftax"  # its hash tells the seed of hashes
 
 NOT_FOUND_ELSEWHERE = (
     "{name} cannot be saved: its program depends on {what}, which another process cannot find by the name of a module. "
     "Define it at the top of a module."
 )
 
-# A module, and the qualified name of a class or function there; "" is the module itself. Or, third, a name of that.
-Holder = tuple[str, ...]
 
-
-def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
+def as_data(reads: ReadSet, name: str, function: types.FunctionType) -> dict[str, Any]:
     """The read set of a function of this name.
 
     Raises:
@@ -42,15 +40,16 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
     if reads.builtins.of_ids:
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="the id() of an object"))
     bindings: list[tuple[Holder, str]] = []
-    bound: dict[int, Holder] = {}  # functions, by a name that they are bound to
+    bound: dict[int, tuple[Holder, Any]] = {}  # by id: a name that a value is bound to, and the value
     for at, key in reads._bindings:  # pyright: ignore[reportPrivateUsage]
         if key == OF_KEYS:  # of the attributes of a function, which `attributes` below names
             continue
         holder = reads._keywords.get(id(at), at)  # pyright: ignore[reportPrivateUsage]
         if _is_users(holder):  # what a library reads goes with its version
             bindings.append((_holder(holder, name, {}), key))
-            bound[id(_value(holder, key))] = *bindings[-1][0], key
-    holder_of = functools.partial(_holder, name=name, bound=bound)
+            value = value_at(holder, key)
+            bound[id(value)] = (*bindings[-1][0], key), value
+    holder_of = functools.partial(_holder, name=name, bound=bound, module=function.__module__)
     cells = [
         (holder_of(function), _variable(function, cell))
         for cell, function in list(reads._cells.values())  # pyright: ignore[reportPrivateUsage]
@@ -60,23 +59,25 @@ def as_data(reads: ReadSet, name: str) -> dict[str, Any]:
     packages = {module.__name__.partition(".")[0] for module in reads.modules.values()}
     return {
         "origins": [(holder_of(origin.holder), origin.name, origin.assigned) for origin in reads.origins],
-        "bindings": [(holder, key, binding_token(_value(found(holder), key))) for holder, key in bindings],
-        "functions": [(holder_of(function), binding_token(function)) for function in functions],
-        "attributes": [(holder, names) for holder, names in _attributes(reads, name, bound)],
-        "cells": [(holder, key, binding_token(_cell(found(holder), key).cell_contents)) for holder, key in cells],
+        "bindings": [(holder, key, value_token(value_at(found(holder), key))) for holder, key in bindings],
+        "functions": [(holder_of(function), value_token(function)) for function in functions],
+        "attributes": [(holder, names) for holder, names in _attributes(reads, holder_of)],
+        "cells": [(holder, key, value_token(_cell(found(holder), key).cell_contents)) for holder, key in cells],
         "hidden": sorted(reads.hidden),
         "assigned": sorted(reads.assigned_own),
-        "classes": [holder_of(cls) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
+        "imported": [(m, key, value_token(vars(sys.modules[m])[key])) for m, key in _imported(reads, function)],
+        "hash": hash(_TEXT) if _asks_for_hashes(reads, function) else None,
+        "classes": [(holder_of(cls), value_token(cls)) for cls in list(reads._classes) if _is_users(cls)],  # pyright: ignore[reportPrivateUsage]
         "versions": {name: version_of(name) for name in sorted(packages)},
     }
 
 
-def _attributes(reads: ReadSet, name: str, bound: dict[int, Holder]) -> Iterator[tuple[Holder, list[str]]]:
+def _attributes(reads: ReadSet, holder_of: Callable[[Any], Holder]) -> Iterator[tuple[Holder, list[str]]]:
     """The functions that code may ask for attributes, and which attributes they have."""
     for function in reads.named.functions():
         names = attribute_names(function)
         try:
-            yield _holder(function, name, bound), names
+            yield holder_of(function), names
         except GraftaxError:
             if names:
                 raise
@@ -97,24 +98,33 @@ def restore(data: dict[str, Any], reads: ReadSet) -> str | None:
         bindings = [(found(holder), name, was) for holder, name, was in data["bindings"]]
         functions = [(found(holder), was) for holder, was in data["functions"]]
         cells = [(found(holder), name, was) for holder, name, was in data["cells"]]
-        classes = [found(holder) for holder in data["classes"]]
+        classes = [found(holder) for holder, _ in data["classes"]]
+        imported = [(key, value_token(value_at(found((m, "")), key)), was) for m, key, was in data["imported"]]
         named = [(found(holder), names) for holder, names in data["attributes"]]
     except (ImportError, AttributeError, KeyError) as error:
         return f"something that its code reads is not there: {error}"
+    if data["hash"] not in (None, hash(_TEXT)):
+        return "the hash of a text is another one in this process (PYTHONHASHSEED)"
     for package, was in data["versions"].items():
         if version_of(package) != was:
             return f"{package} was {was}, is {version_of(package)}"
     for holder, name, was in bindings:
-        if binding_token(_value(holder, name)) != was:
+        if value_token(value_at(holder, name)) != was:
             return f"{Origin(holder, name).text()} is another one"
     for function, was in functions:
-        if binding_token(function) != was:
+        if value_token(function) != was:
             return f"function {function.__qualname__} is another one"
+    for key, now, was in imported:
+        if now != was:
+            return f"{key}, which its code imports, is another one"
+    for cls, (_, was) in zip(classes, data["classes"], strict=True):
+        if value_token(cls) != was:
+            return f"class {cls.__qualname__} is another one, or has other classes registered"
     for function, names in named:
         if attribute_names(function) != names:
             return f"function {function.__qualname__} has other attributes"
     for function, name, was in cells:
-        if binding_token(_cell(function, name).cell_contents) != was:
+        if value_token(_cell(function, name).cell_contents) != was:
             return f"{name}, a variable of {function.__qualname__}, is another one"
     for origin in origins:
         if origin.assigned:
@@ -147,21 +157,6 @@ def _note(reads: Any, bindings: Any, functions: Any, cells: Any, classes: Any) -
     reads._reads = None
 
 
-def found(holder: Holder) -> Any:
-    """The dict of a module, a class or a function, by where it is found."""
-    module, name, *attribute = holder
-    if attribute:
-        return _value(found((module, name)), attribute[0])
-    if module not in sys.modules:
-        __import__(module)
-    if not name:
-        return vars(sys.modules[module])
-    at: Any = sys.modules[module]
-    for part in name.split("."):
-        at = vars(at)[part]
-    return at
-
-
 def _is_users(holder: Any) -> bool:
     if isinstance(holder, type):
         return is_users_class(holder) and holder.__module__ in sys.modules  # a class of C code may be nowhere
@@ -178,32 +173,18 @@ def _is_users(holder: Any) -> bool:
     return is_users_scope(scope)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _holder(at: Any, name: str, bound: dict[int, Holder]) -> Holder:
+def _holder(at: Any, name: str, bound: dict[int, tuple[Holder, Any]], module: str = "") -> Holder:
     if isinstance(at, dict):
-        module = at.get("__name__")
-        if isinstance(module, str) and module in sys.modules and vars(sys.modules[module]) is at:
-            return module, ""
+        own = at.get("__name__")
+        if isinstance(own, str) and own in sys.modules and vars(sys.modules[own]) is at:
+            return own, ""
         raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what="globals that are no module's"))
-    if isinstance(at, (type, types.FunctionType)):
-        holder = at.__module__, at.__qualname__
-        try:
-            if found(holder) is at:
-                return holder
-        except (ImportError, AttributeError, KeyError, TypeError):
-            pass
-        if id(at) in bound:
-            return bound[id(at)]
-    raise GraftaxError(
-        NOT_FOUND_ELSEWHERE.format(name=name, what=getattr(at, "__qualname__", "something of a closure"))
-    )
-
-
-def _value(holder: Any, name: str) -> Any:
-    if isinstance(holder, type):
-        return in_class(holder, name)[1]
-    if isinstance(holder, types.FunctionType):
-        return (holder.__kwdefaults__ or {}).get(name, MISSING)
-    return holder.get(name, MISSING)
+    modules = dict.fromkeys((getattr(at, "__module__", ""), module))
+    holder = place_of(at, bound, modules) if isinstance(at, (type, types.FunctionType)) else None
+    if holder is None:
+        what = getattr(at, "__qualname__", "something of a closure")
+        raise GraftaxError(NOT_FOUND_ELSEWHERE.format(name=name, what=what))
+    return holder
 
 
 def _variable(function: types.FunctionType, cell: types.CellType) -> str:
@@ -214,11 +195,16 @@ def _cell(function: types.FunctionType, name: str) -> types.CellType:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
 
 
-def binding_token(value: Any) -> str:
-    """A function is another one where it is bound to another name, so it has its own as well as its code."""
-    try:
-        if isinstance(value, types.FunctionType):
-            return f"function {value.__qualname__} {token(value)}"
-        return token(value)
-    except (Nameless, pickle.PicklingError, TypeError, AttributeError):  # one whose class tells enough
-        return f"a {type(value).__module__}.{type(value).__qualname__}"
+def _imported(reads: ReadSet, function: Any) -> Iterator[tuple[str, str]]:
+    """The names in modules that code imports when it runs: the module, and the name that the code has, too."""
+    codes = {*reads.known, *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
+    for code in codes:
+        for name in set(names_of(code).imports.values()):
+            module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
+            if module is not None and is_users_scope(vars(module)) and module.__name__ in sys.modules:
+                yield from ((module.__name__, key) for key in sorted(set(code.co_names) & vars(module).keys()))
+
+
+def _asks_for_hashes(reads: ReadSet, function: Any) -> bool:
+    codes = {*reads.known, *(f.__code__ for f in list(reads._functions.values())), function.__code__}  # pyright: ignore[reportPrivateUsage]
+    return any("hash" in code.co_names for code in codes if is_users(code.co_filename))

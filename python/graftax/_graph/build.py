@@ -132,10 +132,10 @@ class Assembly:
         items: list[tuple[Any, int]] = []
         attributes: dict[str, int] = {}
         for entry, child in children:
-            if not isinstance(entry, GetAttrKey) or entry.name in parts:
-                items.append((entry, child))
-            elif entry.name == extra_name:
+            if isinstance(entry, GetAttrKey) and entry.name == extra_name and entry.name not in parts:
                 extra.append((entry, child))
+            elif not isinstance(entry, GetAttrKey) or entry.name in parts or base == "registered":
+                items.append((entry, child))
             else:
                 attributes[entry.name] = child
         unnamed = any(not isinstance(entry, GetAttrKey) for entry, _ in items)

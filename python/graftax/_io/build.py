@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from graftax._graph.build import Assembly, Node
 from graftax._io.decode_graph import Rows
 from graftax._io.errors import LoadError, Malformed
 from graftax._io.importable_names import MISSING
-from graftax._io.json_values import Decoder
+from graftax._io.json_values import Decoder, are_characters, refuse_collisions
 from graftax._io.opaque_keys import OpaqueKey, UnknownKey
 
 
@@ -50,7 +51,15 @@ class Build:
             )
         except (Malformed, LoadError):
             raise
-        except (GraftaxError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        except (
+            GraftaxError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise LoadError(f"what the file has at {self._rows.path(number)!r} cannot be built: {error}") from error
 
     def note_unknown(self) -> None:
@@ -115,7 +124,10 @@ class Build:
             return self._registered(number, cls, children)
         if base == "set":
             found = self._decoder.parts(detail, 0)
-            return None if found is MISSING else Node(cls, children, found)
+            if found is MISSING:
+                return None
+            refuse_collisions(found)
+            return Node(cls, children, found)
         if detail is not None:
             detail = self._decoder.value(detail)
             if detail is MISSING:
@@ -151,9 +163,12 @@ def _refuse_memory(detail: Any) -> None:
     """A text array holds as many bytes as it says, and is of texts or dates."""
     dtype, shape, data = detail
     found = np.dtype(dtype)
-    if dtype != "|V0" and (found.kind not in "USMm" or found.itemsize * int(np.prod(shape)) != len(data)):
+    size = math.prod(shape)
+    if dtype != "|V0" and (found.kind not in "USMm" or found.itemsize * size != len(data)):
         raise LoadError("a text array that holds something else")
-    if dtype == "|V0" and int(np.prod(shape)) > 1 << 32:
+    if not are_characters(found, data):
+        raise LoadError("a text array of what are no characters")
+    if dtype == "|V0" and size > 1 << 32:
         raise LoadError("an array of nothing that is too large")
 
 

@@ -11,7 +11,7 @@ from graftax._graph.path import Path
 from graftax._graph.types.pytree_nodes import dict_key
 from graftax._io.errors import Malformed
 from graftax._io.importable_names import MISSING
-from graftax._io.json_values import Decoder
+from graftax._io.json_values import Decoder, refuse_collisions
 from graftax._io.opaque_keys import OpaqueKey, UnknownKey
 from graftax._io.tensor import Leaf
 
@@ -124,6 +124,7 @@ class Rows:
         else:
             self._promise(len(_list(entries)))
             children = [(self._entry(entry), -1) for entry in entries]
+            refuse_collisions([entry for entry, _ in children])
         return FileRow("n", self._decoder.name(arg), children, row[3] if len(row) > 3 else None, parent)
 
     def _promise(self, children: int) -> None:

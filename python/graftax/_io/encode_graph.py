@@ -20,7 +20,7 @@ from graftax._graph.types.pytree_nodes import NoneKey
 from graftax._io.importable_names import Names, has_name
 from graftax._io.json_values import Encoder, Opaque
 from graftax._io.lazy_path import path_of
-from graftax._io.tensor import Leaf, Outgoing, Outside, outgoing
+from graftax._io.tensor import LOGICAL, Leaf, Outgoing, Outside, outgoing
 
 FORMAT = 1
 _NUMBERS = (bool, int, float, complex)
@@ -35,6 +35,11 @@ ABSTRACT = (
     "a jax.ShapeDtypeStruct, as every array of this object: graftax.eval_shape and the like give shapes without data, "
     "and there is nothing to save. Save what the function itself returns; shapes are for like= of graftax.load"
 )
+
+
+def _is_array(value: Any) -> bool:
+    """Is a static value an array that a file can hold as one?"""
+    return isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.name in LOGICAL)
 
 
 class Outline:
@@ -91,6 +96,9 @@ class Outline:
         """Writes a row; returns those below it, last first."""
         row = self._structure.target(row)
         number = row.op is Op.leaf and isinstance(self._leaves[row.leaf], _NUMBERS)  # that its class calls data
+        if row.op is Op.static and _is_array(row.value):
+            self.rows.append(self._leaf(row.value, way))
+            return []
         if number or row.op is Op.static:
             if isinstance(live, jax.ShapeDtypeStruct) and self._abstract is False:
                 self._abstract = way

@@ -36,8 +36,8 @@ BUILTIN: dict[str, type] = {
     f"{cls.__module__}:{cls.__qualname__}": cls
     for cls in (list, tuple, dict, set, frozenset, bytearray, array.array, types.SimpleNamespace, types.FunctionType)
     + (collections.OrderedDict, collections.defaultdict, collections.deque, functools.partial, weakref.ref)
-    + (types.MethodType, types.CellType, types.MappingProxyType, np.ndarray, Static, Dynamic)
-}
+    + (types.MethodType, types.CellType, types.MappingProxyType, np.ndarray)
+} | {"graftax:Static": Static, "graftax:Dynamic": Dynamic}
 _PLAIN = (int, float, bool, complex, str, bytes, object, type(None), type(...))
 PLAIN: dict[str, type] = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _PLAIN}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import datetime
 import decimal
 import enum
@@ -11,6 +12,7 @@ import fractions
 import math
 import pathlib
 import struct
+import sys
 import types
 import uuid
 import zoneinfo
@@ -22,13 +24,16 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from graftax import interop
+from graftax._base.handles import HandleLayout
 from graftax._io.errors import Malformed
 from graftax._io.importable_names import MISSING, Known, Names, full_name, has_name
 from graftax._io.opaque_keys import OpaqueKey
+from graftax._io.packed_state import lines_of
 from graftax._io.tensor import LOGICAL
 
 _MOST_DEPTH = 50  # of tuples in tuples
 _MOST_INT = 1 << 63
+_MOST_OF_ONE_HASH = 1000
 
 
 class Opaque(Exception):
@@ -71,6 +76,8 @@ class Encoder:
         held: dict[str, Any] = {"!": "opaque", "of": self._names.number(type(value)), **named}
         if id(value) in self._keys:
             held["at"] = self._keys[id(value)]
+        if isinstance(value, HandleLayout):
+            held["holds"] = held_in(value)
         self._opaque.setdefault(id(value), (value, []))[1].append(held)
         return held
 
@@ -127,6 +134,17 @@ class Encoder:
                 plain = cast(Any, base)(value)
                 return {"!": "instance", "of": self._names.number(cls), "value": self.key(plain, depth + 1)}
         raise Opaque
+
+
+def held_in(layout: HandleLayout) -> list[str]:
+    """What a handle holds, in lines that say the same in every process."""
+
+    def as_json(value: Any) -> Any:
+        names = Names()
+        found = Encoder(names).value(value)
+        return [found, list(names.all)] if names.all else found
+
+    return lines_of(layout, as_json)
 
 
 def _base64(data: bytes) -> str:
@@ -300,6 +318,20 @@ def _numbers(held: dict[str, Any], count: int) -> list[int]:
     return cast("list[int]", parts)
 
 
+def _text(held: dict[str, Any], name: str) -> str:
+    if type(held[name]) is not str:
+        raise Malformed("no text")
+    return held[name]
+
+
+def _fraction(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
+    """Of two numbers: a text may have an exponent, and be far larger than itself."""
+    parts = decoder.parts(held["of"], depth)
+    if len(parts) != 2 or not all(type(part) is int for part in parts):
+        raise Malformed("no fraction")
+    return fractions.Fraction(*parts)
+
+
 def _time(cls: Any, count: int) -> Any:
     def read(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
         zone = decoder.value(held["zone"], depth)
@@ -342,14 +374,36 @@ def _dtype(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
 
 def _numpy_scalar(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
     dtype, data = _dtype(decoder, {"name": held["dtype"]}, depth), base64.b64decode(held["data"], validate=True)
-    if dtype.hasobject or len(data) != dtype.itemsize:
+    if dtype.hasobject or dtype.subdtype is not None or len(data) != dtype.itemsize or not are_characters(dtype, data):
         raise Malformed("no scalar")
     return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
+
+
+def are_characters(dtype: np.dtype[Any], data: bytes) -> bool:
+    """Are the bytes of a text array texts? Other data have none that are wrong."""
+    if dtype.kind != "U":
+        return True
+    codes = np.frombuffer(data, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+    return not codes.size or int(codes.max()) <= sys.maxunicode
+
+
+def refuse_collisions(keys: Sequence[Any]) -> None:
+    """A dict or a set takes forever where thousands of its keys have one hash, which only an attack makes.
+
+    Raises:
+        Malformed: where it is so.
+    """
+    if len(keys) > _MOST_OF_ONE_HASH:
+        most = max(collections.Counter(map(hash, keys)).values())
+        if most > _MOST_OF_ONE_HASH:
+            raise Malformed(f"{most} keys with one hash")
 
 
 def _collection(cls: Any) -> Any:
     def read(decoder: Decoder, held: dict[str, Any], depth: int) -> Any:
         parts = decoder.parts(held["of"], depth)
+        if cls is frozenset and parts is not MISSING:
+            refuse_collisions(parts)
         return MISSING if parts is MISSING else cls(parts)
 
     return read
@@ -378,9 +432,9 @@ _READERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "timedelta": lambda d, v, n: datetime.timedelta(*_numbers(v, 3)),
     "timezone": _zone,
     "zoneinfo": _zone_info,
-    "decimal": lambda d, v, n: decimal.Decimal(v["text"]),
-    "fraction": lambda d, v, n: d.a_range(fractions.Fraction, v, n),
-    "uuid": lambda d, v, n: uuid.UUID(hex=v["hex"]),
+    "decimal": lambda d, v, n: decimal.Decimal(_text(v, "text")),
+    "fraction": _fraction,
+    "uuid": lambda d, v, n: uuid.UUID(hex=_text(v, "hex")),
     "path": _a_path,
     "dtype": _dtype,
     "numpy": _numpy_scalar,

@@ -90,7 +90,8 @@ def load(
         mesh: of the specs, and in the place of a saved mesh of the same axes.
         classes: classes and functions that the file may name besides those in `like` and registered ones, patterns of
             them in loaded modules (`"mypkg.*"`), or "dict": objects of unknown classes become dicts.
-        lazy: arrays are NumPy arrays in the mapped file, and nothing of them is read before they are used.
+        lazy: arrays are NumPy arrays in the mapped file, and nothing of them is read before they are used. Typed keys
+            and refs, which NumPy has none of, are read.
 
     Returns:
         the objects: new ones, or `like` itself with `into=True`. Of a file of others without `like`, a dict.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,17 +13,21 @@ import numpy as np
 from jax.tree_util import GetAttrKey
 
 from graftax import _core
-from graftax._base.errors import a_type
+from graftax._base.errors import a_type, some
+from graftax._base.handles import HandleLayout
 from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
 from graftax._graph.structure import Op, Structure
 from graftax._graph.structure_diff import Way, lockstep, short_text
+from graftax._io.aux_data import AuxData
 from graftax._io.build import Build, unknown_names
 from graftax._io.decode_graph import FileRow
 from graftax._io.importable_names import MISSING, Known, full_name, has_name, names_in
+from graftax._io.json_values import held_in, refuse_collisions
 from graftax._io.lazy_path import Where
 from graftax._io.mismatches import Differences
 from graftax._io.opaque_keys import OpaqueKey, paired
+from graftax._io.packed_state import difference
 from graftax._io.placement import Placing
 from graftax._io.reader import Source
 from graftax._io.same_value import PLAIN_VALUES, REFILL, can_refill, is_array, is_same, place_of, typed, without_nan
@@ -37,6 +41,11 @@ _CONTAINERS = ("list", "tuple", "dict", "odict", "defaultdict", "deque", "set", 
 NOT_MUTABLE = (
     "nothing can be written in place here: what is to change is immutable, and no list, dict or mutable object "
     "holds it. Put it into one, as in {'model': model}, or use the result of load without into=True"
+)
+
+ORDER = (
+    "an OrderedDict with the keys {theirs} in the file, {mine} in like. Give one whose keys stand in the order of the "
+    "file (move_to_end)"
 )
 
 
@@ -70,6 +79,7 @@ class Like:
         self._arrays: dict[int, tuple[_Wanted, Where]] = {}
         self._changes: dict[int, Any] = {}
         self._found = Differences()
+        self._aux: AuxData | None = None  # where nodes meet nodes
         self._objects: dict[int, Any] = {}  # of `like`, that the file has by number
         self._later: list[tuple[int, Any, int, FileRow, Where]] | None = []  # dicts with such keys
 
@@ -87,19 +97,28 @@ class Like:
             self._build = Build(self._rows, self._decoder, lambda number: MISSING)
             self._pairs: dict[int, int] = {}  # the node of the file for each one of `like`, and the other way round
             self._backs: dict[int, int] = {}
+            self._aux = AuxData(self._graph, self._rows, self._decoder)
             for _ in lockstep(self._meet, 0, 0):
                 pass
             self._meet_opaque()
+            for number in self._aux.compare(lambda number: number in self._changes, self._found):
+                self._changes.pop(number, None)
         self._refuse()
         if self._placing.wants_objects:
             self._placing.look_at(self._like)
         self._fetch()
         for number, (wanted, path) in self._arrays.items():
             self._changes[number] = self._array(wanted, path)
+        if self._aux is not None:
+            self._aux.write(self._changes, self._found)
+            self._refuse()
         if not into:
             return self._graph.core.build(self._everywhere(), all=True)
         refilled = [
-            number for number in self._changes if can_refill(self._graph.rows[number].value, self._changes[number])
+            number
+            for number in self._changes
+            if can_refill(self._graph.rows[number].value, self._changes[number])
+            and (self._aux is None or number not in self._aux.replaced)  # which a class may make for each look at it
         ]
         contents = [(self._graph.rows[number].value, self._changes.pop(number)) for number in refilled]
         changes = self._everywhere()
@@ -120,6 +139,8 @@ class Like:
         b = self._rows.target(b)
         row = self._rows.all[b]
         if there.is_leaf:
+            if row.op == "a" and self._aux is not None:
+                self._aux.meet_array(a, b)
             self._leaf(a, there.value, b, row, path)
             return []
         if row.op != "n":
@@ -171,6 +192,12 @@ class Like:
                 return []
             mine = paired(mine, row.children, self._objects)
         given = {without_nan(entry): child for entry, child in row.children}
+        if base == "registered" and self._aux is not None:
+            self._aux.meet(a, b, path)
+        if base == "odict" and [entry for entry, _ in mine if entry in given] != [
+            entry for entry in given if entry in dict(mine)
+        ]:
+            self._found.differ(path, ORDER.format(theirs=_keys(given), mine=_keys(dict(mine))))
         if not self._has_content(value, base, row.detail):
             self._take(a, b, path)
             return []
@@ -193,7 +220,10 @@ class Like:
         """Is a node of `like`, apart from its children, what the file has?"""
         if base == "set":
             found = self._decoder.parts(detail, 0)
-            return found is not MISSING and typed(found) == typed(value)
+            if found is MISSING:
+                return False
+            refuse_collisions(found)
+            return typed(found) == typed(value)
         if base == "deque":
             return value.maxlen == detail
         if base == "value":
@@ -241,6 +271,10 @@ class Like:
         if type(held) is dict and held.get("!") in ("opaque", "one_device"):
             if type(held.get("at")) is int:
                 self._objects[held["at"]] = value
+            if isinstance(value, HandleLayout) and type(held.get("holds")) is list:
+                other = difference(held["holds"], held_in(value))
+                if other is not None:
+                    self._found.differ(path, other)
             return
         if type(held) is dict and held.get("!") == "name" and _name_of(value) == self._decoder.name(held.get("of")):
             return
@@ -300,9 +334,11 @@ class Like:
 
     def _number_for_array(self, a: int, value: Any, row: FileRow, path: Where) -> None:
         new = row.arg if type(row.arg) in (bool, int, float) else None
-        if new is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex"):
+        if new is None and type(row.arg) is dict and row.arg.get("!") in ("int", "float", "complex", "numpy"):
             new = self._decoder.value(row.arg)
-        if new is None:
+        if isinstance(new, np.generic) and type(new) is type(value):  # a scalar that counts as a number
+            self._changes[a] = new
+        elif new is None:
             self._found.missing.append((path, self._text(value)))
         elif value.shape != () or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or not self._gives_way(a):
             self._found.differ(path, f"the number {new!r} in the file, {self._text(value)} in like")
@@ -445,6 +481,10 @@ class Like:
                 for place in refers.get(number, ()):
                     changes[place] = self._changes[number]
         return changes
+
+
+def _keys(entries: Iterable[Any]) -> str:
+    return some([repr(getattr(entry, "key", entry)) for entry in entries])
 
 
 def _name_of(value: Any) -> str | None:

@@ -25,7 +25,7 @@ class Placing:
     Args:
         shard: a sharding, a spec, `Rules` or a function from (path, jax.ShapeDtypeStruct) to one; None: nothing said.
         mesh: of the specs.
-        lazy: they stay in the file: NumPy arrays whose pages are read when they are used.
+        lazy: they stay in the file: NumPy arrays whose pages are read when they are used, but for keys and refs.
     """
 
     def __init__(self, source: Source, shard: Any, mesh: Any, lazy: bool) -> None:
@@ -54,7 +54,7 @@ class Placing:
             host = self._source.array(leaf)
             if dtype is not None and dtype != host.dtype and leaf.key is None:
                 host = host.astype(dtype)
-            if self._lazy:
+            if self._lazy and leaf.key is None and leaf.kind != "ref":  # those are no plain arrays
                 known = host[()] if leaf.kind == "scalar" else host
             else:
                 sharding = sharding or self.sharding(path, host)

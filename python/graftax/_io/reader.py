@@ -46,13 +46,11 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        first = Mapped(path)
-        self.metadata = dict(first.header.metadata)
-        text = self.metadata.pop("graftax", None)
-        self.graph: dict[str, Any] | None = None if text is None else _graph(path, text)
+        self._files, self.graph = _opened(path)
+        self.metadata = dict(self._files[0].header.metadata)
+        self.metadata.pop("graftax", None)
         if self.graph is not None:
             self.metadata.pop("format", None)
-        self._files = [first, *(Mapped(part) for part in _parts(path, self.graph))]
         self._tensors: dict[str, Mapped] = {}
         self.beside: dict[str, Any] = {}  # arrays of a checkpoint, by place
         for file in self._files:
@@ -99,6 +97,21 @@ class Source:
                 raise LoadError(OUTSIDE.format(path=self.path, name=leaf.name))
             return self.beside[leaf.outside.place]
         return logical(leaf, self.tensor(leaf.name), self._tensors[leaf.name].array(leaf.name))
+
+
+def _opened(path: str) -> tuple[list[Mapped], dict[str, Any] | None]:
+    """The file with its parts, and its graph. Where another save removes the parts meanwhile, those of that save."""
+    before: Mapped | None = None
+    while True:
+        first = Mapped(path)
+        text = first.header.metadata.get("graftax")
+        graph = None if text is None else _graph(path, text)
+        try:
+            return [first, *map(Mapped, _parts(path, graph))], graph
+        except FileNotFoundError:
+            if before is not None and before.header == first.header:  # nobody has: a part is gone
+                raise
+            before = first
 
 
 def _graph(path: str, text: str) -> dict[str, Any]:

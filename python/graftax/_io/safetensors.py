@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import ml_dtypes
@@ -182,7 +182,14 @@ def _tensor(path: str, name: str, entry: Any) -> Tensor:
         raise damaged(path, f"{name!r} has {len(sizes)} dimensions")
     if math.prod(sizes) * bits != (end - start) * 8:
         raise damaged(path, f"{name!r} of shape {tuple(sizes)} and dtype {dtype} does not have {end - start} bytes")
+    if not is_addressable(sizes):
+        raise damaged(path, f"{name!r} has the shape {tuple(sizes)}")
     return Tensor(dtype, tuple(sizes), start, end)
+
+
+def is_addressable(sizes: Iterable[int]) -> bool:
+    """Can there be an array of this shape? An empty one may be too large in its other dimensions."""
+    return math.prod(size for size in sizes if size) < 1 << 58
 
 
 def _are_sizes(value: Any) -> bool:

@@ -8,12 +8,13 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, cast
 
 import jax.numpy as jnp
 import numpy as np
 
+from graftax._base.whole_file import alone_in, permissions, replacing
 from graftax._graph.edit import selection
 from graftax._graph.path import Graph, Path
 from graftax._io.encode_graph import Outline
@@ -114,22 +115,22 @@ def write_outline(
     """Writes the graph and its arrays, in one file or in several."""
     order = _ordered(arrays)
     groups = list(_groups(order, most))
-    before = _parts_of(path)
     if len(groups) < 2:
-        _write(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
-        return _remove(path, before)
+        return _write_last(path, order, {**texts, "format": "graftax", "graftax": _json(graph)})
     stem, mark = os.path.basename(path).removesuffix(".safetensors"), secrets.token_hex(4)
     names: list[str] = []
+    mode = permissions(path)
     try:
         for number, group in enumerate(groups, 1):
             names.append(f"{stem}.{mark}-{number:05}-of-{len(groups):05}.safetensors")
-            _write(os.path.join(os.path.dirname(path), names[-1]), group, {"format": "graftax"})
-        # Written last: until then, what was saved before is what `path` means.
-        _write(path, [], {**texts, "format": "graftax", "graftax": _json({**graph, "parts": names})})
+            part = os.path.join(os.path.dirname(path), names[-1])
+            with replacing(part, mode) as file:
+                _write(file, group, {"format": "graftax"})
+        # Until then, what was saved before is what `path` means.
+        _write_last(path, [], {**texts, "format": "graftax", "graftax": _json({**graph, "parts": names})})
     except BaseException:
         _remove(path, names)
         raise
-    _remove(path, before)
 
 
 def _json(graph: dict[str, Any]) -> str:
@@ -162,12 +163,23 @@ def _remove(path: str, names: Iterable[str]) -> None:
             os.unlink(os.path.join(os.path.dirname(path), name))
 
 
-def _write(path: str, arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> None:
-    header = _header(arrays, texts)
-    with replacing(path) as file:
-        file.write(header)
-        for array in arrays:
-            file.write(memoryview(array.fetch()))
+def _write_last(path: str, arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> None:
+    """Writes the file at `path` itself, and removes the parts of the one that it replaces."""
+    with contextlib.ExitStack() as stack:
+        with replacing(path) as file:
+            _write(file, arrays, texts)
+            file.flush()
+            os.fsync(file.fileno())  # what takes long, while others still may save here
+            # Of two that save at once, each is to find the parts of the other.
+            stack.enter_context(alone_in(os.path.dirname(path)))
+            before = _parts_of(path)
+        _remove(path, before)
+
+
+def _write(file: IO[bytes], arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> None:
+    file.write(_header(arrays, texts))
+    for array in arrays:
+        file.write(memoryview(array.fetch()))
 
 
 def _header(arrays: Sequence[Outgoing], texts: Mapping[str, str]) -> bytes:
@@ -192,31 +204,3 @@ def _ordered(arrays: Sequence[Outgoing]) -> list[Outgoing]:
     All of it is aligned for its items then, and most of it for XLA, without a gap, which the format does not have.
     """
     return sorted(arrays, key=lambda array: (array.tensor.end % ALIGN != 0, -array.itemsize))
-
-
-@contextlib.contextmanager
-def replacing(path: str) -> Generator[IO[bytes]]:
-    """A file that becomes `path` when it is complete and on the disk; on an error it is gone."""
-    folder = os.path.dirname(path) or "."
-    temporary = os.path.join(folder, f".{os.path.basename(path)[:100]}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(temporary, "xb", buffering=1 << 20) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: str) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

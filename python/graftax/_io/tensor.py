@@ -15,7 +15,7 @@ import numpy as np
 
 from graftax._base.errors import UnsupportedValueError
 from graftax._io.errors import LoadError, Malformed
-from graftax._io.safetensors import DTYPES, Tensor
+from graftax._io.safetensors import DTYPES, Tensor, is_addressable
 from graftax._jax.compat import as_weak, ref_types
 
 GONE = "it was deleted or donated: there is nothing left to save"
@@ -84,7 +84,7 @@ def _outside(found: Any) -> Outside:
     held: list[Any] = found if type(found) is list else []
     if [type(part) for part in held] != [str, str, list] or held[1] not in LOGICAL:
         raise Malformed("an array that lies outside of the file, and nobody says where")
-    if not all(type(size) is int and 0 <= size < 1 << 60 for size in held[2]):
+    if not all(type(size) is int and size >= 0 for size in held[2]) or not is_addressable(held[2]):
         raise Malformed("an array with a shape that is none")
     return Outside(held[0], held[1], tuple(held[2]))
 

@@ -20,10 +20,11 @@ def page(picture: Picture, notes: Sequence[str]) -> str:
     template = importlib.resources.files("graftax._show").joinpath("page.html").read_text(encoding="utf-8")
     title = picture.text(0)
     data = json.dumps(_columns(picture), separators=(",", ":"), ensure_ascii=False)
-    # Inside of a script nothing but "</" could end it; JSON reads the backslash as nothing.
+    # Within a script HTML reads "</script", "<!--" and "<script": no "<" is left, which JSON can spell otherwise.
     filled = {"TITLE": html.escape(title), "NOTES": "".join(f"<p>{html.escape(note)}</p>" for note in notes)}
-    filled["DATA"] = data.replace("</", "<\\/").replace("<!--", "<\\!--")
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
+    filled["DATA"] = data.replace("<", "\\u003c")
+    text = re.sub(r"\{\{([A-Z]+)\}\}", lambda found: filled[found[1]], template)
+    return text.encode("utf-8", "replace").decode("utf-8")  # a name may hold half a character
 
 
 def framed(text: str) -> str:

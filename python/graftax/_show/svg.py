@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from typing import NamedTuple
 
 from graftax._show.format import cut, short_bytes
@@ -31,6 +31,11 @@ text { fill: #e4e6eb; } .back { fill: #16181d; } .box { fill: #1e222a; stroke: #
 .value { fill: #e9b872; } .mark { fill: #ff8f85; } .edge { stroke: #78808e; } .again { stroke: #c99bff; }
 .tip { fill: #78808e; } .tip-again { fill: #c99bff; } }
 """
+
+
+def escape(text: str) -> str:
+    """A text as XML, which has no form for control characters and halves of characters."""
+    return html.escape("".join(character if character.isprintable() else "\ufffd" for character in text))
 
 
 class _RowText(NamedTuple):

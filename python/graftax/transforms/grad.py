@@ -194,7 +194,8 @@ def value_and_grad(
 
     The gradient is a graph like the argument, with the same sharing: each inexact array is replaced by its gradient
     (same shape and dtype), every other array by None. A mutable node that is reached twice is one node there too, and
-    its arrays get one gradient for all their uses; an array in two places of immutable nodes gets one for each place.
+    its arrays get one gradient for all their uses, also where the function captures it or is given it a second time; an
+    array in two places of immutable nodes gets one for each place.
     Changes made by the function are applied to the caller's objects, as in plain Python.
 
     Args:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that appear whole, or not at all, whoever else writes them at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Generator
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+def permissions(path: str) -> int | None:
+    """Who may read and write the file at a path; None where there is no file."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def replacing(path: str, mode: int | None = None) -> Generator[IO[bytes]]:
+    """A file that becomes `path` when it is complete and on the disk; on an error it is gone.
+
+    Args:
+        mode: its permissions; None: those of the file that it replaces, or of any new file.
+    """
+    folder = os.path.dirname(path) or "."
+    temporary = os.path.join(folder, f".{os.path.basename(path)[:100]}.{secrets.token_hex(6)}.tmp")
+    mode = permissions(path) if mode is None else mode
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666 if mode is None else mode & 0o666)
+
+    try:
+        with open(temporary, "xb", buffering=1 << 20, opener=opened) as file:
+            if mode is not None:  # whatever the umask is; where that is not allowed, it is as private as it was
+                with contextlib.suppress(OSError):
+                    os.chmod(temporary, mode)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(folder)
+
+
+@contextlib.contextmanager
+def alone_in(folder: str) -> Generator[None]:
+    """While entered, no other process or thread is, for this folder. Without effect where there are no locks."""
+    descriptor = -1
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder or ".", os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a handle of packed state holds, in lines: its arrays lie in buffers without names, the rest in no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from graftax._base.errors import some
+from graftax._base.handles import HandleLayout
+from graftax._base.key_path import keystr
+from graftax._graph.structure import Op, Structure, place_name
+from graftax._io.importable_names import full_name
+
+OTHER_STATE = (
+    "the packed state is {theirs} in the file, {mine} in like. Its arrays lie in the file one after another, and the "
+    "rest is in like alone: give like= the same structure, shapes and values; or save what is not packed "
+    "(state.unpack()), which is matched by name, and pack what is loaded"
+)
+_SHOWN = 3
+
+
+def lines_of(layout: HandleLayout, json_of: Callable[[Any], Any]) -> list[str]:
+    """A line for each array, in the order of the buffers, and for each other part.
+
+    Args:
+        json_of: a value as JSON, with the names in it in full.
+    """
+    structure = Structure(layout.graphdef)
+    lines = [f"{keystr(path)}: {what}" for path, what in layout.shapes.items()]
+    for row in structure.rows:
+        parts = [full_name(row.type)] if row.type is not None else []
+        if row.op in (Op.static, Op.node) and row.value is not None:
+            parts.append(json.dumps(json_of(row.value), sort_keys=True))
+        elif row.op is not Op.node:
+            parts.append(row.op.name if row.op is not Op.leaf else f"array {row.leaf}")
+        if row.op is not Op.leaf and structure.target(row) is not row:
+            parts.append(f"that at {place_name(structure.place(structure.target(row)), ('obj',))}")
+        lines.append(f"{place_name(structure.place(row), ('obj',))}: {' '.join(parts)}")
+    return lines
+
+
+def difference(theirs: list[Any], mine: list[str]) -> str | None:
+    """What a file's lines say and those of `like` do not; None where they are the same."""
+    if theirs == mine:
+        return None
+    one, other = (
+        [line for line in a if line not in b] for a, b in ((theirs, set(mine)), (mine, set(map(str, theirs))))
+    )
+    if not one and not other:
+        one, other = list(theirs), mine
+    return OTHER_STATE.format(theirs=_text(one), mine=_text(other))
+
+
+def _text(lines: list[Any]) -> str:
+    return f"({some(list(map(str, lines)), _SHOWN)})"

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on disk: what the code reads is compared by all that it holds, and is found wherever a name leads to it."""
+
+import functools
+import sys
+import types
+import warnings
+
+import jax.numpy as jnp
+import pytest
+
+import graftax
+from graftax._export.value_token import value_token
+
+HEAD = "import abc, enum, functools, operator\nimport jax, graftax\n"
+CALL = "\n@graftax.jit\ndef f(x):\n    return x * "
+DECORATOR = "def around(g):\n    {}def inner(*args): return g(*args)\n    return inner\n"
+
+# What of a module another version of it has in another way, as "@@": the source, and what f multiplies by.
+READS = {
+    "a default": ("def helper(k=@@): return k", "helper()"),
+    "a default of a default": ("def one(k=@@): return k\ndef helper(one=one): return one()", "helper()"),
+    "an enum member": ("class Mode(enum.Enum):\n    FAST = @@", "Mode.FAST.value"),
+    "an enum member of parts": ("class Mode(enum.Enum):\n    FAST = 'x', @@", "Mode.FAST.value[1]"),
+    "an itemgetter": ("get = operator.itemgetter(int(@@) - 1)\ndef helper(): return get([1.0, 2.0])", "helper()"),
+    "a partial": ("helper = functools.partial(lambda a, b: a * b, @@)", "helper(1.0)"),
+    "a closure in a closure": (
+        "def make(k):\n    def a(): return k\n    def b(): return a()\n    return b\nhelper = make(@@)",
+        "helper()",
+    ),
+    "a bound method": (
+        "class Of:\n    def __init__(self, k): self.k = k\n    def out(self): return self.k\nhelper = Of(@@).out",
+        "helper()",
+    ),
+    "a schedule": ("import optax\nhelper = optax.constant_schedule(@@)", "helper(0)"),
+    "an optimizer": ("import optax\nopt = optax.sgd(@@)", "opt.update(x, opt.init(x))[0]"),
+    "a property": ("class Of:\n    @property\n    def k(self): return @@\nof = Of()", "of.k"),
+    "a static method": ("class Of:\n    @staticmethod\n    def k(): return @@", "Of.k()"),
+    "a class method": ("class Of:\n    @classmethod\n    def k(cls): return @@", "Of.k()"),
+    "a decorated helper": (
+        DECORATOR.format("@functools.wraps(g)\n    ") + "@around\ndef helper(): return @@",
+        "helper()",
+    ),
+    "one without a name of its own": (DECORATOR.format("") + "@around\n@around\ndef helper(): return @@", "helper()"),
+    "a cached helper": ("@functools.cache\ndef helper(): return @@", "helper()"),
+    "a custom rule": (
+        "@jax.custom_jvp\ndef helper(x): return x * @@\n@helper.defjvp\ndef rule(p, t): return helper(*p), t[0] * @@",
+        "helper(1.0)",
+    ),
+    "a jitted helper": ("@jax.jit\ndef helper(x): return x * @@", "helper(1.0)"),
+}
+
+
+@pytest.fixture
+def module(tmp_path):
+    """Makes a module of a source; one of the same name takes the place of the last one."""
+
+    def make(source, name="shipped_reads"):
+        made = types.ModuleType(name)
+        made.__file__ = str(tmp_path / f"{name}.py")
+        sys.modules[name] = made
+        exec(compile(source, made.__file__, "exec"), vars(made))
+        return made
+
+    yield make
+    for name in ("shipped_reads", "shipped_settings"):
+        sys.modules.pop(name, None)
+
+
+def saved_and_loaded(first, then, path, x=1.0):
+    """What a function gives after it has loaded the programs of another version, and how often it was traced."""
+    f = first().f
+    f(jnp.asarray(x))
+    f.save_compiled(path)
+    g = then().f
+    loaded = g.load_compiled(path)
+    return loaded, float(g(jnp.asarray(x))), float(g.__wrapped__(jnp.asarray(x))), g.cache_info().traces
+
+
+@pytest.mark.quick(99)
+@pytest.mark.parametrize(("source", "call"), READS.values(), ids=READS)
+def test_a_program_is_used_while_all_that_its_code_reads_is_the_same(source, call, module, tmp_path):
+    version = lambda k: lambda: module(HEAD + source.replace("@@", k) + CALL + call)
+    loaded, found, _, traces = saved_and_loaded(version("1.0"), version("1.0"), tmp_path / "same")
+    assert (loaded, found, traces) == (1, 1 if found > 0 else -1, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", graftax.RecompileWarning)  # what has state is compared on each call
+        _, found, plain, traces = saved_and_loaded(version("1.0"), version("2.0"), tmp_path / "other")
+    assert (found, traces) == (plain, 1) and abs(found) == 2
+
+
+@pytest.mark.parametrize("how", ["import shipped_settings\n    return shipped_settings.K",
+                                 "from shipped_settings import K\n    return K"], ids=["module", "name"])  # fmt: skip
+def test_what_a_helper_imports_is_compared(how, module, tmp_path):
+    def version(k):
+        def make():
+            module(f"K = {k}", "shipped_settings")
+            return module(f"{HEAD}def helper():\n    {how}{CALL}helper()")
+
+        return make
+
+    assert saved_and_loaded(version(1.0), version(1.0), tmp_path / "same")[0] == 1
+    with pytest.warns(graftax.RecompileWarning, match="are not used"):
+        assert saved_and_loaded(version(1.0), version(2.0), tmp_path / "other")[:2] == (0, 2.0)
+
+
+def test_classes_registered_with_an_abstract_one_are_compared(module, tmp_path):
+    source = (
+        HEAD
+        + "class Base(abc.ABC): pass\nclass One: pass\n{}one = One()"
+        + CALL
+        + "(2 if isinstance(one, Base) else 3)"
+    )
+    plain, registered = (functools.partial(module, source.format(text)) for text in ("", "Base.register(One)\n"))
+    with pytest.warns(graftax.RecompileWarning, match="Base is another one, or has other classes registered"):
+        assert saved_and_loaded(plain, registered, tmp_path / "x")[:3] == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"a": 1}, {"a": 2}), ((1, [2]), (1, [3])), (1, True), (jnp.ones(2), jnp.zeros(2)), (slice(1), slice(2))],
+)
+def test_values_are_told_by_what_they_hold(one, other):
+    assert value_token(one) != value_token(other) and value_token(one) == value_token(one)
+
+
+def test_the_order_of_a_set_counts():
+    numbers = [frozenset([1, 1 + 8 * 1024]), frozenset([1 + 8 * 1024, 1])]
+    assert (value_token(numbers[0]) == value_token(numbers[1])) == (list(numbers[0]) == list(numbers[1]))
