@@ -87,7 +87,7 @@ bool resolve_builtin(Kind& kind) {
     kind.leaf = Leaf::array;
   } else {
     const NodeKind* node = node_kind_of(t);
-    if (!node || t == &PyBaseObject_Type || t == runtime.namespace_type) return false;
+    if (!node || t == &PyBaseObject_Type || t == runtime.namespace_type || t == runtime.local_type) return false;
     make_node(kind, *node);
     kind.solid = t;
     kind.tracked = !node->is_whole;
@@ -160,7 +160,7 @@ void resolve_by_description(Kind& kind, PyObject* obj) {
     kind.dynamic = role == "dynamic";
     if (kind.reduce) kind.how = How::reduce;
     kind.solid = solid;
-    kind.has_dict = kind.type->tp_dictoffset != 0;
+    kind.has_dict = kind.type->tp_dictoffset != 0 || solid == runtime.local_type;
     Owned names = answer.field("static_fields"), order = answer.field("order");
     if (names.get() != Py_None && PyObject_IsTrue(names.get())) kind.static_fields = names.release();
     Owned traced = answer.field("dynamic_fields");
@@ -300,6 +300,8 @@ void init_kinds() {
   runtime.odict_type = &PyODict_Type;
   runtime.namespace_type = reinterpret_cast<PyTypeObject*>(
       nb::object(nb::module_::import_("types").attr("SimpleNamespace")).release().ptr());
+  runtime.local_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("threading").attr("local")).release().ptr());
   runtime.partial_type =
       reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("functools").attr("partial")).release().ptr());
   runtime.array_array_type =

@@ -156,8 +156,9 @@ void Builder::node(uint32_t pc, uint32_t at, bool keep) {
     if (registered_ && is_waiting(n.node->track)) queue_.push_back(pc);  // unflatten reads it
     return push(at, Owned::borrow(nodes_[n.node->track]));
   }
-  if (n.node->own != NONE) {  // counts by identity: it is itself
-    Owned obj = static_object(program_.statics[n.node->own]);
+  Owned obj = n.node->own == NONE ? Owned() : static_object(program_.statics[n.node->own]);
+  bool is_itself = !sources_.anew || (obj && hooks::is_module_level(obj.get()).get() == Py_True);
+  if (n.node->own != NONE && is_itself) {  // counts by identity
     if (!obj) raise_error(PyExc_ReferenceError, "an object of this GraphDef that counts by identity no longer exists");
     if (n.node->track != NONE) nodes_.set(n.node->track, obj.get());
     return push(at, std::move(obj));
@@ -414,13 +415,13 @@ void Builder::drain() {
 
 namespace {
 
-nb::tuple unflatten_roots(const GraphDef& g, nb::sequence leaves, bool leaves_only) {
+nb::tuple unflatten_roots(const GraphDef& g, nb::sequence leaves, bool leaves_only, bool anew = false) {
   OwnedList values;
   for (nb::handle h : leaves) values.push(h.ptr());
   if (values.size() != g.program.leaves)
     raise_graftax("StructureError", "this GraphDef has " + std::to_string(g.program.leaves) + " leaves, but " +
                                         std::to_string(values.size()) + " were given");
-  Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr, leaves_only});
+  Builder builder(g.program, {values.data(), nullptr, nullptr, nullptr, leaves_only, nullptr, anew});
   nb::list roots;
   uint32_t pc = 0;
   for (uint32_t r = 0; r < g.program.roots; ++r, pc = g.program.after(pc))
@@ -432,20 +433,24 @@ nb::tuple unflatten_roots(const GraphDef& g, nb::sequence leaves, bool leaves_on
 }  // namespace
 
 void bind_rebuild(nb::module_& m) {
-  m.def("unflatten_roots", &unflatten_roots, nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
-        nb::sig("def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> "
-                "tuple[Any, ...]"),
-        "As unflatten: the roots, also where there is but one.");
+  m.def(
+      "unflatten_roots",
+      [](const GraphDef& g, nb::sequence leaves, bool leaves_only) { return unflatten_roots(g, leaves, leaves_only); },
+      nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
+      nb::sig("def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> "
+              "tuple[Any, ...]"),
+      "As unflatten: the roots, also where there is but one.");
   m.def(
       "unflatten",
-      [](const GraphDef& g, nb::sequence leaves, bool leaves_only) {
-        nb::tuple roots = unflatten_roots(g, leaves, leaves_only);
+      [](const GraphDef& g, nb::sequence leaves, bool leaves_only, bool anew) {
+        nb::tuple roots = unflatten_roots(g, leaves, leaves_only, anew);
         return g.program.roots == 1 ? nb::object(roots[0]) : nb::object(roots);
       },
-      nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false,
-      nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any"),
+      nb::arg("graphdef"), nb::arg("leaves"), nb::arg("leaves_only") = false, nb::arg("anew") = false,
+      nb::sig("def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False, anew: bool = "
+              "False) -> Any"),
       "Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) "
-      "is None.");
+      "is None. With anew, only a sentinel that a module or a class names is itself.");
 }
 
 }  // namespace graftax

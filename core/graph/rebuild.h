@@ -35,6 +35,7 @@ struct Sources {
   PyObject* const* live = nullptr;          // by instruction: statics and handed-over nodes as the caller's own
   bool leaves_only = false;                 // None in place of every leaf of JAX's tree that holds no Op::leaf
   PyObject* const* replaced = nullptr;      // by instruction: another value in its place; nullptr for none
+  bool anew = false;                        // an instance that counts by identity but has no name is made anew
 };
 
 class Builder {

@@ -233,9 +233,6 @@ inline Owned call_base(PyTypeObject* type, const char* method, PyObject* obj, Py
 
 inline Owned tuple_of(const OwnedList& list) { return tuple_of(list.data(), static_cast<uint32_t>(list.size())); }
 
-// The instance dictionary of a heap object, or an empty reference when it has none.
-inline Owned instance_dict(PyObject* obj) { return own(PyObject_GenericGetDict(obj, nullptr)); }
-
 // The value under a key, borrowed; null where the key is not there. What its own hash or == raises is thrown.
 inline PyObject* dict_get(PyObject* dict, PyObject* key) {
   PyObject* value = PyDict_GetItemWithError(dict, key);
@@ -304,6 +301,7 @@ struct Runtime {
   PyTypeObject* defaultdict_type = nullptr;
   PyTypeObject* odict_type = nullptr;
   PyTypeObject* namespace_type = nullptr;
+  PyTypeObject* local_type = nullptr;  // threading.local
   PyTypeObject* partial_type = nullptr;
   PyTypeObject* array_array_type = nullptr;
   PyTypeObject* ndarray_type = nullptr;
@@ -312,6 +310,16 @@ struct Runtime {
   destructor python_dealloc = nullptr;  // tp_dealloc of every class made by a class statement
 };
 extern Runtime runtime;
+
+// The instance dictionary of a heap object; of a threading.local the one of this thread.
+inline Owned instance_dict(PyObject* obj) {
+  PyTypeObject* type = Py_TYPE(obj);
+  if (type->tp_getattro != PyObject_GenericGetAttr && PyType_IsSubtype(type, runtime.local_type)) {
+    static PyObject* const name = interned("__dict__");
+    return own(runtime.local_type->tp_getattro(obj, name));
+  }
+  return own(PyObject_GenericGetDict(obj, nullptr));
+}
 
 // Raises one of graftax's own exceptions, by name.
 [[noreturn]] void raise_graftax(const char* name, const char* message);

@@ -306,9 +306,9 @@ def walk(graphdef: GraphDef, roots: tuple[object, ...], any_sentinel: bool = Fal
 def unflatten_roots(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> tuple[Any, ...]:
     """As unflatten: the roots, also where there is but one."""
 
-def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False) -> Any:
+def unflatten(graphdef: GraphDef, leaves: Sequence[object], leaves_only: bool = False, anew: bool = False) -> Any:
     """
-    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None.
+    Builds the graph; with leaves_only, what JAX counts as a leaf without arrays (a string, a function, a config) is None. With anew, only a sentinel that a module or a class names is itself.
     """
 
 class InnerFrames:

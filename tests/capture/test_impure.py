@@ -73,6 +73,8 @@ KINDS = [
     (lambda x: uuid.uuid4().hex, "calls uuid.uuid4()", "as an argument"),
     (lambda x: secrets.token_hex(), "calls secrets.token_hex()", "as an argument"),
     (lambda x: os.environ.get("HOME"), "uses os.environ", "as an argument"),
+    (lambda x: os.getcwd(), "calls os.getcwd()", "as an argument"),
+    (lambda x: sys.getrecursionlimit(), "calls sys.getrecursionlimit()", "as an argument"),
     (lambda x: os.environ["PATH"], "uses os.environ", "as an argument"),
     (lambda x: "PATH" in os.environ, "uses os.environ", "as an argument"),
     (lambda x: os.getenv("HOME"), "uses os.environ", "as an argument"),

@@ -278,13 +278,6 @@ OPAQUE = {
     for name, module, made, read, change in (
         ("ctypes", "ctypes", "ctypes.c_int(2)", "part.of.value", lambda m: setattr(m.part.of, "value", 5)),
         (
-            "threading.local",
-            "threading",
-            "threading.local()",
-            "getattr(part.of, 'k', 2)",
-            lambda m: setattr(m.part.of, "k", 5),
-        ),
-        (
             "decimal.Context",
             "decimal",
             "decimal.Context(prec=2)",

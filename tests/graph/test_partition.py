@@ -536,3 +536,24 @@ def test_a_weak_reference_with_a_callback_is_put_together_again(callback: Any, s
     assert oracle.difference(graph, graftax.combine(rest, selected)) is None
     graftax.update(graph, again)
     assert graph["watched"].w is again["watched"].w
+
+
+class _Later:
+    """Without attributes: they come later."""
+
+
+@pytest.mark.parametrize("hold", [lambda x: x, lambda x: {"cache": x}, lambda x: [x, x]], ids=["root", "dict", "twice"])
+def test_a_copy_has_an_empty_instance_of_its_own(hold: Any):
+    objects = [hold(_Later())]
+    twin = graftax.copy(objects)
+    one, other = ([*o.values()] if isinstance(o, dict) else o if isinstance(o, list) else [o] for o in objects + twin)
+    assert type(other[0]) is _Later
+    assert other[0] is not one[0]
+    assert all(o is other[0] for o in other)
+
+
+_NAMED = _Later()
+
+
+def test_a_copy_keeps_a_sentinel_that_a_module_names():
+    assert graftax.copy([_NAMED])[0] is _NAMED

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects of C code that change where nobody can see it are refused; those that do not change are statics."""
 
-import contextvars
 import ctypes
 import decimal
 import functools
@@ -48,16 +47,6 @@ class Marked(ElementTree.Element):
     pass
 
 
-class PerThread(threading.local):
-    k = 2
-
-
-def per_thread():
-    value = threading.local()
-    value.k = 2
-    return value
-
-
 def connection():
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     db.execute("create table t (k real)")
@@ -71,12 +60,6 @@ def mapped():
     return memory
 
 
-def variable():
-    value = contextvars.ContextVar("value")
-    value.set(2)
-    return value
-
-
 class Case(NamedTuple):
     make: object
     read: object
@@ -86,10 +69,6 @@ class Case(NamedTuple):
 
 def set_a(o):
     o.a = 5
-
-
-def set_k(o):
-    o.k = 5
 
 
 def set_value(o):
@@ -111,10 +90,7 @@ CASES = {
     "c_pointer": Case(lambda: ctypes.pointer(ctypes.c_int(2)), lambda o: o[0], write_first, "Pass its value"),
     "shared_value": Case(lambda: multiprocessing.Value("d", 2.0), lambda o: o.value, set_value, "Pass its value"),
     "shared_array": Case(lambda: multiprocessing.RawArray("d", 2), lambda o: o[0], write_first, "as_array"),
-    "local": Case(per_thread, lambda o: o.k, set_k, "this thread"),
-    "local_subclass": Case(PerThread, lambda o: o.k, set_k, "this thread"),
     "decimal_context": Case(lambda: decimal.Context(prec=3), lambda o: o.prec, set_prec, "prec"),
-    "context_variable": Case(variable, lambda o: o.get(), lambda o: o.set(5), "set now"),
     "element": Case(lambda: ElementTree.Element("a", k="2"), lambda o: float(o.get("k")), lambda o: o.set("k", "5")),
     "element_subclass": Case(lambda: Marked("a", k="2"), lambda o: float(o.get("k")), lambda o: o.set("k", "5")),
     "element_tree": Case(

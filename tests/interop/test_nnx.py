@@ -416,3 +416,16 @@ def test_an_exception_leaves_the_modules_as_they_were():
     np.testing.assert_equal(arrays(nnx.state(model)), before)
     assert list(vars(model)) == names
     model.fine = 1
+
+
+def test_the_optimizer_of_graftax_trains_params_and_leaves_statistics():
+    model = Net(nnx.Rngs(0, dropout=1))
+    named = graftax.optimizer(optax.sgd(0.1), model).parameters(model)
+    assert sorted(named) == sorted(
+        f"{a}.{b}"
+        for a in ("first", "last", "norm")
+        for b in ("kernel", "bias", "scale")
+        if hasattr(getattr(model, a), b)
+    )
+    everything = graftax.optimizer(optax.sgd(0.1), model, wrt=(nnx.Param, nnx.BatchStat)).parameters(model)
+    assert everything.keys() - named.keys() == {"norm.mean", "norm.var"}

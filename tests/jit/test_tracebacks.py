@@ -362,3 +362,14 @@ def test_a_transform_of_jax_that_refuses_an_object_says_whose_to_call(call):
     error = raised(graftax.jit(call), Plain())
     told = "JAX's own transforms open no Plain: those of graftax do, such as graftax.grad in place of jax.grad."
     assert error.__notes__.count(told) == 1
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_call_whose_outputs_are_placed_shows_the_users_frames_alone(placed):
+    def f(x):
+        raise ValueError("mine")
+
+    options = {"out_shardings": jax.sharding.SingleDeviceSharding(jax.devices()[0])} if placed else {}
+    jitted = graftax.jit(lambda d, x: d.update(x=f(x)), **options)
+    for _ in range(2):
+        assert not of_graftax(raised(jitted, {}, X))

@@ -202,3 +202,32 @@ def test_one_array_in_two_places_is_applied_to_once():
     w = f32(1)
     new = graftax.at({"a": w, "b": [w]})["**"].apply(lambda x: x + 1)
     assert new["a"] is new["b"][0]
+
+
+class _Drawing:
+    def __init__(self):
+        self.rng, self.w = graftax.Streams(0, "dropout"), jnp.ones(())
+
+    def __call__(self, x):
+        return self.w * jax.random.normal(self.rng("dropout"), x.shape, x.dtype)
+
+
+def test_what_a_cast_model_draws_is_drawn_from_the_streams_of_the_model():
+    @graftax.jit
+    @graftax.value_and_grad
+    def loss(model, x):
+        return graftax.cast(model, jnp.bfloat16)(x).astype(jnp.float32).sum()
+
+    model = _Drawing()
+    assert len({float(loss(model, jnp.ones(3))[0]) for _ in range(3)}) == 3
+    assert model.rng.counts["dropout"] == 3
+    assert model.w.dtype == jnp.float32
+
+
+def test_an_object_in_which_nothing_is_cast_is_the_same_one():
+    model = {"w": jnp.ones(2), "log": [], "deep": {"names": ["x"]}}
+    new = graftax.cast(model, jnp.bfloat16)
+    assert new is not model
+    assert new["log"] is model["log"]
+    assert new["deep"] is model["deep"]
+    assert model["w"].dtype == jnp.float32

@@ -17,7 +17,6 @@ import queue
 import random
 import re
 import sqlite3
-import threading
 import time
 import weakref
 import xml.etree.ElementTree as ElementTree
@@ -83,8 +82,7 @@ KINDS: list[tuple[str, Callable[[], Any]]] = [
     ("`memoryview` that can be written to", lambda: memoryview(bytearray(b"a"))),
     ("`ctypes` data, `multiprocessing.Value`: pass its value", lambda: ctypes.c_int(2)),
     ("`mmap.mmap`: pass its bytes", lambda: mmap.mmap(-1, 8)),
-    ("`threading.local`: pass what this thread keeps in it", threading.local),
-    ("`contextvars.ContextVar`: pass the value that is set now", lambda: contextvars.ContextVar("v")),
+    ("`contextvars.Context`: pass the values that are set in it", contextvars.Context),
     ("`decimal.Context`: pass its settings", decimal.Context),
     ("`queue.Queue`, `queue.SimpleQueue`: pass a list or a `deque`", queue.SimpleQueue),
     ("`multiprocessing` connection or queue: read it first", lambda: multiprocessing.Pipe()[0]),

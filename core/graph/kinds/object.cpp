@@ -12,7 +12,7 @@ struct ObjectKind final : NodeKind {
   ObjectKind() : NodeKind("object", Items::none) {}
 
   bool is_of(PyTypeObject* solid) const override {
-    return solid == &PyBaseObject_Type || solid == runtime.namespace_type;
+    return solid == &PyBaseObject_Type || solid == runtime.namespace_type || solid == runtime.local_type;
   }
   bool is_opened_by_jax(const Kind& kind, PyTypeObject*) const override {
     return !kind.handed && kind.solid == &PyBaseObject_Type;

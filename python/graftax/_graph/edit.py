@@ -60,7 +60,7 @@ def copy(obj: T, *, arrays: bool = False) -> T:
         made = {id(leaf): ((leaf,), _copied(leaf)) for leaf in leaves}
         note_made(made.values())
         leaves = [made[id(leaf)][1] for leaf in leaves]
-    return _core.unflatten(graphdef, leaves)
+    return _core.unflatten(graphdef, leaves, anew=True)
 
 
 def _copied(leaf: Any) -> Any:

@@ -78,15 +78,15 @@ def boundary(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            _hide(error)
+            hide(error)
             raise
 
     return cast(F, reraise)
 
 
-def _hide(error: BaseException) -> None:
+def hide(error: BaseException) -> None:
     """Takes hidden frames out of the tracebacks of an error and of those that it was raised from."""
-    mode = compat.filtering_mode()
+    mode = "off" if _FULL else compat.filtering_mode()
     if mode == "off" or mode == "remove_frames":  # the latter shows all frames as the error's cause
         return
     last: BaseException | None = error

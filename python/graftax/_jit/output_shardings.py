@@ -22,6 +22,7 @@ from graftax._graph.prefix_tree import ABSENT
 from graftax._graph.structure import Place, Structure, path_text, place_name
 from graftax._jax import fast_dispatch
 from graftax._jax.compat import array_class, is_of_an_output
+from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
 from graftax._sharding.frozen_specs import FrozenDict, Held
 from graftax._sharding.leaf_shardings import Shardings, has_parts
@@ -82,11 +83,12 @@ class Placing:
         self._plain: Any = jax.jit(self._flat, **self._options, **one)
 
     def __call__(self, *given: Any) -> Any:
-        run, given = self._run(given)
         try:
+            run, given = self._run(given)
             return self._settled(run, given, run)
-        except ValueError as error:
+        except Exception as error:
             self._name_outputs(error)
+            hide(error)  # nothing of JAX is above this frame
             raise
 
     def lower(self, *given: Any) -> Any:
@@ -110,9 +112,9 @@ class Placing:
             self._run(given)
         return out
 
-    def _name_outputs(self, error: ValueError) -> None:
+    def _name_outputs(self, error: Exception) -> None:
         """The key paths of outputs in JAX's error about a sharding: the flat function returns results and writes."""
-        if not self._outcomes or not is_of_an_output(error):
+        if not self._outcomes or not isinstance(error, ValueError) or not is_of_an_output(error):
             return
         places = self._places(self._outcomes[-1])
         results = [f"result{path_text(path)}" for root, path in places if root == 0]

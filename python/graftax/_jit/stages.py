@@ -21,7 +21,7 @@ from graftax._jit.build_entry import leaf_options
 from graftax._jit.call_plan import Plan
 from graftax._jit.leaf_names import leaf_names
 from graftax._jit.stage_info import NAMES, info
-from graftax._jit.trace import flat_function
+from graftax._jit.trace import context_of, flat_function
 from graftax._jit.warm import warm
 
 COMPILED_FOR_OTHERS = (
@@ -278,7 +278,7 @@ class Stageable(_core.Caller, Generic[P, R]):
         outcome, known = outcomes[_core.decode(code)], [jax.eval_shape(jax.numpy.asarray, leaf) for leaf in leaves]
         _core.record(tuple(known))  # a walk knows the types that a recording has met
         rebuilt, walked = _core.Trace(recording), _core.walk(recording.graphdef, roots)
-        copied = _core.walk(recording.graphdef, tuple(rebuilt.rebuild(known)))
+        copied = context_of(recording)(lambda: _core.walk(recording.graphdef, tuple(rebuilt.rebuild(known))))
         rebuilt.close()
         if walked is None or copied is None or any(walked[1][i] is copied[1][i] for i in outcome.inputs()[2]):
             return None

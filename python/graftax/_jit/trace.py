@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import threading
@@ -267,22 +268,22 @@ def run_trace(
     Returns:
         (the Outcome, its output leaves, the paths of changes, whether these are lost with it).
     """
-    tracing = _core.Trace(recording)
+    tracing, within = _core.Trace(recording), context_of(recording)
     running = _enter_trace(tracing)
     try:
-        values = tracing.rebuild(leaves)
+        values = within(tracing.rebuild, leaves)
         if graph is not None:
             graph.begin(tracing)
         since = len(equations())
         try:
-            result = _core.run_rebuilt(call, values)
+            result = within(_core.run_rebuilt, call, values)
             for changes in running.copies:
                 text = changes()
                 if text:
                     raise MutationError(text)
             with keeping_made(keeps):
                 given = by_value, forward, donated, arrays, numbers, share, not keeps
-                outcome, out, changed, lost = tracing.finish(result, *given)
+                outcome, out, changed, lost = within(tracing.finish, result, *given)
             refuse_ended(name, outcome, out, functools.partial(_path_of_output, recording, outcome), running.inner)
             refuse_tracers_in_classes(name, outcome)
             refuse_cached(name)
@@ -317,6 +318,17 @@ def run_trace(
         if graph is not None:
             graph.end()
         tracing.close()
+
+
+def context_of(recording: _core.Recording) -> Callable[..., Any]:
+    """Calls a function in a context of the trace: there its context variables are set, and the caller's stay."""
+    if contextvars.ContextVar in recording.named:
+        return contextvars.copy_context().run
+    return _call
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
 class Running:

@@ -114,9 +114,10 @@ def _average(old: Any, new: Any, decay: Any) -> Any:
 
 
 def cast(model: T, dtype: Any, where: Any = None) -> T:
-    """A copy of a graph with its floating arrays in another dtype. Integers, keys and complex arrays stay.
+    """A graph with its floating arrays in another dtype. Integers, keys and complex arrays stay.
 
-    Inside of a loss, the gradient is by the arrays of the graph that was given, in their dtype.
+    What holds a floating array is copied, and what holds none is the object that it was: random streams go on where
+    they are. Inside of a loss, the gradient is by the arrays of the graph that was given, in their dtype.
 
     Args:
         model: any object.
@@ -139,7 +140,7 @@ def cast(model: T, dtype: Any, where: Any = None) -> T:
             made[id(value)] = (value,), value.astype(dtype)
         changes[number] = made[id(value)][1]
     note_made((values, other) for values, other in made.values() if other is not values[0])
-    return graph.core.build(changes, all=True)
+    return graph.core.build(changes)
 
 
 class Count(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
+from graftax import interop
 from graftax._base.errors import StructureError, UntiedWarning, some, type_name
 from graftax._base.handles import is_handle, run_inside
 from graftax._graph.array_aliases import outside
@@ -74,7 +75,8 @@ def optimizer(
         tx: `optax.adam(1e-3)`, `optax.chain(...)`, any object with `init` and `update`.
         model: any object. It is not kept.
         wrt: which of its arrays are trained: a pattern of key paths or several, a type, a predicate, a tree of bools,
-            as in `graftax.partition`. All floating ones otherwise, also statistics: where there are any, say it.
+            as in `graftax.partition`. All floating ones otherwise, also statistics: where there are any, say it. Of
+            the Variables of Flax NNX those that are `nnx.Param`.
         params: for transformations that take more than one set of parameters: `optax.LookaheadParams.init_synced`. The
             slow ones are `opt.slow`.
 
@@ -279,7 +281,10 @@ def _opened(model: Any) -> Graph:
 
 def _named(graph: Graph, wrt: Any) -> Names:
     numbers = [number for number in array_numbers(graph) if is_inexact(graph.rows[number].value)]
-    numbers = numbers if wrt is None else sorted(selection(graph, wrt, numbers))
+    if wrt is None:
+        numbers = [number for number in numbers if interop.is_trained(graph.rows[graph.rows[number].parent].value)]
+    else:
+        numbers = sorted(selection(graph, wrt, numbers))
     at: dict[int, list[Path]] = {}
     for number in numbers:
         at.setdefault(id(graph.rows[number].value), []).append(graph.path(number))

@@ -70,6 +70,11 @@ def is_module(obj: Any) -> bool:
     return _first("is_module", obj) is True
 
 
+def is_trained(holder: Any) -> bool:
+    """Is what an object holds trained where nothing is said? A library may know of statistics and caches."""
+    return _first("is_trained", holder) is not False
+
+
 def items(obj: Any) -> list[Any] | None:
     """The items of what an imported library has for a list; None for all else."""
     return _first("items", obj)

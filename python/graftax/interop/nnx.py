@@ -27,7 +27,7 @@ from flax.nnx.tracers import TraceState
 from flax.nnx.transforms import compilation
 from flax.nnx.transforms.autodiff import DiffState
 from flax.nnx.transforms.iteration import Carry
-from flax.nnx.variablelib import HijaxVariable, Variable
+from flax.nnx.variablelib import HijaxVariable, Param, Variable
 from flax.typing import HashableMapping
 from jax.sharding import PartitionSpec, Sharding
 
@@ -85,6 +85,10 @@ def items(obj: Any) -> list[Any] | None:
 
 def value_field(obj: Any) -> str | None:
     return _VALUE if isinstance(obj, Variable) else None
+
+
+def is_trained(holder: Any) -> bool | None:
+    return isinstance(holder, Param) if isinstance(holder, Variable) else None
 
 
 IN_CACHED_PARTIAL = (

@@ -188,8 +188,8 @@ def describe(obj: Any, solid: type) -> Description:
     if isinstance(obj, Iterator):
         return Description("refused", reason=ITERATOR)
     if solid in _NODES and cls is not object:
-        fields_only = solid is object
-        sentinel = fields_only and not _has_methods(cls)
+        fields_only = solid in (object, threading.local)
+        sentinel = solid is object and not _has_methods(cls)
         order = item_names(cls) if is_namedtuple else None
         return Description("node", is_frozen(cls), handed=fields_only, sentinel=sentinel, order=order)
     if cls.__eq__ is not object.__eq__ and cls.__hash__ not in (None, object.__hash__):
@@ -260,6 +260,7 @@ _NODES = {
     defaultdict,
     deque,
     functools.partial,
+    threading.local,
     weakref.ref,
 }
 _STDLIB = ("datetime", "decimal", "fractions", "pathlib", "pathlib._local", "uuid", "zoneinfo")

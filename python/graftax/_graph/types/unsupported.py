@@ -12,7 +12,6 @@ import queue
 import random
 import re
 import struct
-import threading
 import types
 from typing import Any
 
@@ -35,8 +34,7 @@ _REFUSED: tuple[tuple[tuple[type, ...], str], ...] = (
     ((memoryview,), _SHARED + "Pass bytes(...) or numpy.asarray(...) of it."),
     ((np.matrix,), "inside a compiled program its operators would be those of an array. Use numpy.asarray."),
     ((np.ma.MaskedArray,), "jax.numpy ignores the mask. Pass the data and the mask as two arrays."),
-    ((threading.local,), _HIDDEN_STATE + "Pass what this thread keeps in it."),
-    ((contextvars.ContextVar, contextvars.Context), _HIDDEN_STATE + "Pass the value that is set now."),
+    ((contextvars.Context,), _HIDDEN_STATE + "Pass the values that are set in it."),
     ((decimal.Context,), _HIDDEN_STATE + "Pass its settings, such as prec."),
     ((queue.Queue, queue.SimpleQueue), _HIDDEN_STATE + "Pass a list or a collections.deque."),
 )
