@@ -38,17 +38,12 @@ def as_jax(value: float) -> float:
     return math.copysign(math.inf, value) if too_large and value == value else value
 
 
-def narrow(value: float) -> float:
-    """The float that an executable is given for it, with the settings of now."""
-    return value if jax.config.jax_enable_x64 else float(np.float32(as_jax(value)))
-
-
 def item(scalar: Any) -> Any:
     """The Python number that a NumPy scalar is."""
     return scalar.item()
 
 
-_KNOWN = {"math": math, "np": np, "total": total, "narrow": narrow, "item": item}
+_KNOWN = {"math": math, "np": np, "total": total, "item": item}
 
 
 def _keep(error: BaseException) -> None:

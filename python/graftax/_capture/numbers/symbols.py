@@ -21,9 +21,17 @@ import jax
 import numpy as np
 
 from graftax._capture.numbers import ufuncs
-from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item, narrow
+from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item
 from graftax._graph.types.describe import register_symbol
-from graftax._jax.compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
+from graftax._jax.compat import (
+    know_symbols,
+    makes_seed,
+    only_tries,
+    tries_static_slice,
+    wanted_dtype,
+    wants_exponent,
+    weak_scalar,
+)
 from graftax._jax.tracebacks import call_site
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -82,7 +90,7 @@ class SymbolTrace:
         self.is_open = True
         self.lacks: set[type] = set()  # types that have more inputs than the executable
         self._vectors, self._arrays, self._reads = vectors, arrays, reads
-        self._errors = np.geterr()
+        self._errors, self._is_wide = np.geterr(), jax.config.jax_enable_x64
         self._pinned: set[int] = set()
         self._alive: list[weakref.ref[Symbol]] = []
         self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
@@ -133,6 +141,8 @@ class SymbolTrace:
         kind = int if isinstance(value, int | np.integer) else float
         if kind is int and not fits(int(value)):  # of a scalar JAX takes some of the bits, or makes a float of it
             raise OverflowError(f"Python int {value} too large to convert to {_widest()}")
+        if self._is_wide is not jax.config.jax_enable_x64:  # the inputs have the bits of the call
+            return jax.numpy.asarray(self.value(symbol))
         if self.is_pinned(symbol):
             return jax.numpy.asarray(value)
         at = self.program.input(symbol._node, kind)
@@ -357,8 +367,11 @@ class Symbol:
     # ---- with arrays
 
     def __jax_array__(self) -> Any:
-        is_whole = isinstance(self._value, int | np.integer)
-        return self._asked() if is_whole and wants_exponent(sys._getframe(1)) else self._trace.array(self)
+        is_whole, frame = isinstance(self._value, int | np.integer), sys._getframe(1)
+        if is_whole and wants_exponent(frame):
+            return self._asked()
+        wanted = wanted_dtype(frame)
+        return self._trace.array(self) if wanted is None else _of_dtype(self, *wanted)
 
     def dimension_as_value(self) -> Any:
         """JAX asks this of what stands for a number in its own traces."""
@@ -367,11 +380,7 @@ class Symbol:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         if dtype is not None and only_tries(sys._getframe(1)):
             if np.issubdtype(dtype, np.integer):
-                limits = np.iinfo(dtype)
-                whole: Any = math.trunc(self)  # each comparison is a guard
-                fits_in = int(limits.min) <= whole <= int(limits.max)
-                if fits_in and type(self._value) is float and whole != math.trunc(operation("narrow", narrow, self)):
-                    raise TypeError("the executable would make another integer of it")
+                _is_within(math.trunc(self), dtype)
             return np.asarray(self._value, dtype)
         return np.asarray(self._trace.value_for(self, sys._getframe(1)), dtype)
 
@@ -392,6 +401,30 @@ class Symbol:
             if out is not NotImplemented:
                 return out
         return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
+
+
+def _is_within(whole: Any, dtype: Any) -> bool:
+    """Can this dtype hold the integer? Each comparison is a guard."""
+    limits = jax.numpy.iinfo(dtype)
+    return int(limits.min) <= whole <= int(limits.max)
+
+
+def _of_dtype(symbol: Any, dtype: Any, has_to_fit: bool) -> Any:
+    """What JAX is to make an array of this dtype of. A float is converted by the host: it has more bits there."""
+    value, trace = symbol._value, symbol._trace
+    is_float = isinstance(value, float | np.floating)
+    if dtype.kind == "b":
+        return symbol != 0
+    if jax.numpy.issubdtype(dtype, np.integer):
+        if not is_float and (isinstance(value, np.generic) or not has_to_fit):
+            return trace.array(symbol)
+        if is_float and not math.isfinite(value):
+            return trace.value(symbol)
+        whole: Any = operation("int", int, symbol)
+        return trace.array(whole) if _is_within(whole, dtype) and fits(_plain(whole)) else trace.value(symbol)
+    if not is_float or dtype.itemsize >= 4 or dtype == jax.numpy.bfloat16:  # which JAX makes of 32 bits itself
+        return trace.array(symbol)
+    return trace.array(operation("np.float16", np.float16, symbol)) if dtype == np.float16 else trace.value(symbol)
 
 
 def _asked(value: Any) -> Any:
