@@ -22,7 +22,8 @@ import numpy as np
 
 from graftax._capture.numbers import ufuncs
 from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item
-from graftax._graph.types.describe import register_symbol
+from graftax._capture.numbers.left_symbols import put_in_place
+from graftax._graph.types.describe import Symbolic, register_symbol
 from graftax._jax.compat import (
     know_symbols,
     makes_seed,
@@ -88,6 +89,8 @@ class SymbolTrace:
     ) -> None:
         self.program = program
         self.is_open = True
+        Symbolic.running += 1
+        self._refused: set[int] = set()
         self.lacks: set[type] = set()  # types that have more inputs than the executable
         self._vectors, self._arrays, self._reads = vectors, arrays, reads
         self._errors, self._is_wide = np.geterr(), jax.config.jax_enable_x64
@@ -128,6 +131,9 @@ class SymbolTrace:
         if in_c and self._reads is not None:
             self._reads.builtins.look_at_call(code, frame.f_globals)
 
+    def refuse(self, symbol: Symbol) -> None:
+        self._refused.add(symbol._node)
+
     def is_pinned(self, symbol: Symbol) -> bool:
         return not self.is_open or symbol._node in self._pinned
 
@@ -160,16 +166,44 @@ class SymbolTrace:
         """Would a call compute with the settings of NumPy that the code has now (`np.errstate`)?"""
         return np.geterr() == self._errors
 
-    def close(self) -> None:
-        """Ends the trace. A symbol that something still holds is its value from now on, in this entry alone."""
-        if any(ref() is not None for ref in self._alive):
+    def close(self) -> set[int]:
+        """Ends a trace that becomes a program. What still holds a symbol is given its value, in this entry alone.
+
+        Returns:
+            The numbers of the call of which something holds a symbol all the same.
+        """
+        if self._is_any_alive():
             gc.collect()  # of objects in circles
-        for ref in self._alive:
-            left = ref()
-            if left is not None:
-                self.value(left)
+        nodes = self._put_in_place() if self._is_any_alive() else []
+        held = [node for ref, node in nodes if ref() is not None]
+        self._alive = []
+        self.end()
+        return self.program.numbers_in(held)
+
+    def end(self) -> None:
+        """Ends a trace that begins anew, or has ended. What it has left somewhere is a plain number from now on."""
+        if not self.is_open:
+            return
         self.is_open = False
+        Symbolic.running -= 1
+        if self._is_any_alive():
+            self._put_in_place()
         self._vectors, self._arrays, self._alive = {}, None, []
+
+    def _is_any_alive(self) -> bool:
+        return any(ref() is not None for ref in self._alive)
+
+    def _put_in_place(self) -> list[tuple[weakref.ref[Symbol], int]]:
+        """Puts numbers in the places of its symbols. Returns those that were there, with their nodes."""
+        symbols = [symbol for ref in self._alive if (symbol := ref()) is not None]
+        nodes = [(weakref.ref(symbol), symbol._node) for symbol in symbols]
+        put_in_place(symbols, list(map(self.value, symbols)))
+        return nodes
+
+    @property
+    def refused(self) -> set[int]:
+        """The numbers of the call that code has met which can take no symbol."""
+        return self.program.numbers_in(self._refused)
 
 
 def _widest() -> str:
@@ -323,6 +357,15 @@ class Symbol:
         return self._trace.value(self)
 
     pinned = _asked  # for the core
+
+    def refuse(self) -> None:
+        """What has met it can take no symbol. The call begins anew, with a plain number.
+
+        Raises:
+            TypeError: out of the code that goes on with it.
+        """
+        self._trace.refuse(self)
+        raise TypeError("a number that may be another one in the next call")
 
     def __hash__(self) -> int:
         if type(self._value) is int and sys._getframe(1).f_globals.get("__name__") == "random":
