@@ -302,6 +302,8 @@ class SymbolicNumbers:
             given.clear()
             self._without(symbols.close())
         except NewReads:
+            if not reads.builtins.tells_types:  # the code takes no symbols, as is known now
+                self._forget()
             raise
         except Exception as error:
             self._without(symbols.refused)
