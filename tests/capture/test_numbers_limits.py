@@ -14,6 +14,7 @@ import math
 import random
 import re
 import threading
+import typing
 from typing import Any
 
 import jax
@@ -364,6 +365,25 @@ def test_a_frozen_function_says_which_number_it_cannot_compute(program: Any, val
         f(x(), value)
 
 
+# `Union[...]` of today's Python is another class than that of `typing` before 3.14.
+NUMBER: Any = typing.Union[int, float]  # noqa: UP007
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: x * 2 if isinstance(n, NUMBER) else x * 3,
+        lambda x, n: (n < 3 or isinstance(n, NUMBER), x * n),  # found out in a trace with symbols
+        lambda x, n: (json.dumps({"n": n}) if n > 2 else "", x * n),
+    ],
+)
+def test_code_that_cannot_be_told_of_symbols_has_static_numbers_once_it_is_met(program: Any):
+    f = graftax.jit(program)
+    for n in (1, 2, 3, 4, 1):
+        assert same(f(x(), n), program(x(), n))
+
+
 def test_a_serializer_in_c_is_given_numbers():
     def note(n):
         return json.dumps({"n": n}, default=str)
@@ -424,3 +444,9 @@ def test_a_program_that_cannot_be_compiled_with_a_symbol_is_compiled_without():
     for by in (2.0, 5.0, 7.0, 5.0):
         Scale.by = by
         assert f(jnp.ones(3)).tolist() == [by] * 3
+
+
+@pytest.mark.parametrize("name", ["_value", "_trace", "aval", "dtype", "shape", "item"])
+def test_a_number_has_no_attribute_of_an_array(name: str):
+    f = graftax.jit(lambda x, n: (hasattr(n, name), x * n))
+    assert [f(x(), n)[0] for n in (1, 2, 3)] == [False] * 3

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,13 @@ class StoodIn:
             if scope.get(name) is np:
                 more = (SCALAR_TYPES | {name}) & attributes_passed_on(code, name)
                 self._passed.setdefault(id(scope), set()).update(more)
+
+    def note_class_check(self, code: types.CodeType) -> bool:
+        """Is it `isinstance` of `typing.Union`? Before Python 3.14 it asks by `type`, so numbers are static then."""
+        if code.co_name != "__instancecheck__" or "type" not in code.co_names or code.co_filename != typing.__file__:
+            return False
+        self._asks_in_c = True
+        return True
 
     def look_at_call(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """Code asks a symbol for its value in C, as `float(x)` does.

@@ -141,7 +141,9 @@ class ReadSet:
         `function` is None where the trace itself made it (before 3.12: where known code makes such functions).
         """
         if is_never_asked(code.co_filename):
-            return NotImplemented
+            if not self.builtins.note_class_check(code):
+                return NotImplemented
+            return self.signals.give() if self.builtins.now.symbolic else None
         if code.co_freevars:
             self._ran.add(code)
         if self._is_jitted_inside(code, function, present):

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from graftax import _core
+from graftax._graph.structure import Structure
+from graftax._graph.types.describe import Symbolic, is_symbol
 
 
 def flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
@@ -27,7 +29,12 @@ def flatten(obj: object) -> tuple[list[Any], _core.GraphDef]:
         >>> graphdef
         GraphDef({'a': #1=[*], 'b': #1})
     """
-    return _core.flatten(obj)
+    leaves, graphdef = _core.flatten(obj)
+    if Symbolic.running:
+        for _, value in Structure(graphdef).statics():
+            if is_symbol(value):
+                value.refuse()
+    return leaves, graphdef
 
 
 def unflatten(graphdef: _core.GraphDef, leaves: Iterable[object]) -> Any:

@@ -18,6 +18,7 @@ from graftax._base.errors import UnsupportedValueError, at_path, some
 from graftax._graph.node_text import value_text
 from graftax._graph.path import Graph, GraphRow, Path
 from graftax._graph.structure_diff import Difference, Way, lockstep, spelled
+from graftax._graph.types.describe import plain
 from graftax._jax.tracebacks import boundary
 
 
@@ -130,6 +131,7 @@ def leaf_difference(x: Any, y: Any, rtol: float = 0.0, atol: float = 0.0) -> tup
     """How two values differ that are no nodes."""
     if x is y:
         return None
+    x, y = plain(x), plain(y)
     if type(x) is not type(y) and not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
         return _both(x, y)
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):

@@ -106,6 +106,15 @@ def only_tries(frame: types.FrameType | None) -> bool:
     return True
 
 
+def wanted_dtype(frame: types.FrameType) -> tuple[Any, bool] | None:
+    """(the dtype, whether an integer has to fit it) where this frame of JAX makes an array of a number."""
+    in_list = frame.f_code.co_name == "<listcomp>" and frame.f_back is not None
+    frame = frame.f_back if in_list and frame.f_back is not None else frame
+    name = {"_convert_element_type": "new_dtype", "array": "dtype"}.get(frame.f_code.co_name)
+    dtype: Any = frame.f_locals.get(name) if name is not None and _is_of_jax(frame) else None
+    return (dtype, name == "dtype") if isinstance(dtype, np.dtype) else None
+
+
 def makes_seed(frame: types.FrameType) -> bool:
     """Does this frame of JAX make the seed of a key, of a number or of an array?"""
     return frame.f_code.co_name == "random_seed" and _is_of_jax(frame)

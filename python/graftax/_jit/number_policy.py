@@ -242,6 +242,13 @@ class SymbolicNumbers:
         self._forget()
         raise NotSymbolic from error
 
+    def _without(self, symbols: Collection[int]) -> None:
+        """These are plain numbers from the start, where there are any: the call begins anew."""
+        if symbols:
+            self._family.make_static([self._numbers[symbol] for symbol in symbols])
+            self._forget()
+            raise NotSymbolic
+
     def resume(self, program: HostProgram) -> None:
         """What a host program of another process was for is what this one is for."""
         self.program = program
@@ -285,20 +292,26 @@ class SymbolicNumbers:
         try:
             with catching() as caught:
                 outcome, out = trace(given)
+            self._without(symbols.refused)
             if caught.is_suspect:
                 self._fail(None)
+            outcome.numbers = [
+                (leaf, self.program.output(symbols.node(value))) for leaf, value in enumerate(out) if is_symbol(value)
+            ]
+            out = [value for value in out if not is_symbol(value)]
+            given.clear()
+            self._without(symbols.close())
         except NewReads:
+            if not reads.builtins.tells_types:  # the code takes no symbols, as is known now
+                self._forget()
             raise
         except Exception as error:
+            self._without(symbols.refused)
             self._fail(error)
             raise
         finally:
             given.clear()
-        outcome.numbers = [
-            (leaf, self.program.output(symbols.node(value))) for leaf, value in enumerate(out) if is_symbol(value)
-        ]
-        out = [value for value in out if not is_symbol(value)]
-        symbols.close()
+            symbols.end()
         if symbols.lacks:
             for kind in symbols.lacks:
                 self._family.capacity[kind] = 2 * len(self.program.inputs[kind])

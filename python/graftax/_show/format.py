@@ -15,6 +15,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from graftax._graph.types.describe import plain
+
 _LONG = 60  # characters of a value
 _FEW = 6  # elements of an array that are written out
 _WRITTEN = (bool, int, float, complex, str, bytes, bytearray, type(None), type(...), range, slice, np.generic, np.dtype)
@@ -84,6 +86,7 @@ def value_text(value: Any) -> str:
 
 def plain_text(value: Any, depth: int = 3) -> str | None:
     """`repr` of plain values and of containers of them; None of anything else, whose `repr` may be anything."""
+    value = plain(value)
     if type(value) in (str, bytes, bytearray):
         return cut(repr(value[:200]), _LONG)
     if type(value) in (int, float, complex, bool, type(None), type(...), range):

@@ -14,6 +14,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from graftax._graph.path import Graph
 from graftax._graph.select import find
 from graftax._graph.structure import place_name, plain_key
+from graftax._graph.types.describe import plain
 from graftax._show.format import array_text, array_type, plain_text, size_of, type_text, value_text
 from graftax._show.library_names import MACHINERY, RAW_VALUES
 from graftax._training.optax_repr import is_transformation, transformation_text
@@ -208,7 +209,7 @@ class Picture:
         if type(row.value) not in _CONTAINERS or end - number > _INLINE_ITEMS:
             return None
         for below in range(number + 1, end):
-            what, of = self.rows[below].what, type(self.rows[below].value)
+            what, of = self.rows[below].what, type(plain(self.rows[below].value))
             is_plain = of in (_PLAIN if what == "value" else _CONTAINERS if what == "node" else ())
             if not is_plain or below in self.tags or self.marks(below):
                 return None

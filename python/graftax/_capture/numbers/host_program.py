@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -38,17 +38,12 @@ def as_jax(value: float) -> float:
     return math.copysign(math.inf, value) if too_large and value == value else value
 
 
-def narrow(value: float) -> float:
-    """The float that an executable is given for it, with the settings of now."""
-    return value if jax.config.jax_enable_x64 else float(np.float32(as_jax(value)))
-
-
 def item(scalar: Any) -> Any:
     """The Python number that a NumPy scalar is."""
     return scalar.item()
 
 
-_KNOWN = {"math": math, "np": np, "total": total, "narrow": narrow, "item": item}
+_KNOWN = {"math": math, "np": np, "total": total, "item": item}
 
 
 def _keep(error: BaseException) -> None:
@@ -144,6 +139,17 @@ class HostProgram:
                 if self._nodes[at][0] == "number":
                     found.add(at)
         return found
+
+    def numbers_in(self, nodes: Iterable[int]) -> set[int]:
+        """The numbers of the call that these are computed from."""
+        found: set[int] = set()
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += self._nodes[node][1:] if self._nodes[node][0] not in ("number", "constant") else ()
+        return {node for node in found if self._nodes[node][0] == "number"}
 
     def compiled(self, outcomes: int) -> Callable[..., Any]:
         """What computes, of the numbers of a call, (integer inputs, floating inputs, outcomes, output, ...).

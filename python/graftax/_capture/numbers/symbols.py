@@ -21,9 +21,18 @@ import jax
 import numpy as np
 
 from graftax._capture.numbers import ufuncs
-from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item, narrow
-from graftax._graph.types.describe import register_symbol
-from graftax._jax.compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
+from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item
+from graftax._capture.numbers.left_symbols import put_in_place
+from graftax._graph.types.describe import Symbolic, register_symbol
+from graftax._jax.compat import (
+    know_symbols,
+    makes_seed,
+    only_tries,
+    tries_static_slice,
+    wanted_dtype,
+    wants_exponent,
+    weak_scalar,
+)
 from graftax._jax.tracebacks import call_site
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -80,9 +89,11 @@ class SymbolTrace:
     ) -> None:
         self.program = program
         self.is_open = True
+        Symbolic.running += 1
+        self._refused: set[int] = set()
         self.lacks: set[type] = set()  # types that have more inputs than the executable
         self._vectors, self._arrays, self._reads = vectors, arrays, reads
-        self._errors = np.geterr()
+        self._errors, self._is_wide = np.geterr(), jax.config.jax_enable_x64
         self._pinned: set[int] = set()
         self._alive: list[weakref.ref[Symbol]] = []
         self.roots = [self.symbol(i, value) for i, value in enumerate(values)]
@@ -100,8 +111,8 @@ class SymbolTrace:
         if self.is_open and symbol._node not in self._pinned:
             self._pinned.add(symbol._node)
             file, line = call_site()
-            self.program.guard(symbol._node, "value", symbol._value, f"{os.path.basename(file)}:{line}")
-        return symbol._value
+            self.program.guard(symbol._node, "value", symbol._number, f"{os.path.basename(file)}:{line}")
+        return symbol._number
 
     def value_for(self, symbol: Symbol, frame: types.FrameType) -> Any:
         """The same for a function in C that this frame calls.
@@ -120,6 +131,9 @@ class SymbolTrace:
         if in_c and self._reads is not None:
             self._reads.builtins.look_at_call(code, frame.f_globals)
 
+    def refuse(self, symbol: Symbol) -> None:
+        self._refused.add(symbol._node)
+
     def is_pinned(self, symbol: Symbol) -> bool:
         return not self.is_open or symbol._node in self._pinned
 
@@ -128,11 +142,13 @@ class SymbolTrace:
 
     def array(self, symbol: Symbol) -> Any:
         """What an array meets: an input of the program, with the weak type of a Python number."""
-        value: Any = symbol._value
+        value: Any = symbol._number
         is_scalar = isinstance(value, np.generic)
         kind = int if isinstance(value, int | np.integer) else float
         if kind is int and not fits(int(value)):  # of a scalar JAX takes some of the bits, or makes a float of it
             raise OverflowError(f"Python int {value} too large to convert to {_widest()}")
+        if self._is_wide is not jax.config.jax_enable_x64:  # the inputs have the bits of the call
+            return jax.numpy.asarray(self.value(symbol))
         if self.is_pinned(symbol):
             return jax.numpy.asarray(value)
         at = self.program.input(symbol._node, kind)
@@ -150,16 +166,44 @@ class SymbolTrace:
         """Would a call compute with the settings of NumPy that the code has now (`np.errstate`)?"""
         return np.geterr() == self._errors
 
-    def close(self) -> None:
-        """Ends the trace. A symbol that something still holds is its value from now on, in this entry alone."""
-        if any(ref() is not None for ref in self._alive):
+    def close(self) -> set[int]:
+        """Ends a trace that becomes a program. What still holds a symbol is given its value, in this entry alone.
+
+        Returns:
+            The numbers of the call of which something holds a symbol all the same.
+        """
+        if self._is_any_alive():
             gc.collect()  # of objects in circles
-        for ref in self._alive:
-            left = ref()
-            if left is not None:
-                self.value(left)
+        nodes = self._put_in_place() if self._is_any_alive() else []
+        held = [node for ref, node in nodes if ref() is not None]
+        self._alive = []
+        self.end()
+        return self.program.numbers_in(held)
+
+    def end(self) -> None:
+        """Ends a trace that begins anew, or has ended. What it has left somewhere is a plain number from now on."""
+        if not self.is_open:
+            return
         self.is_open = False
+        Symbolic.running -= 1
+        if self._is_any_alive():
+            self._put_in_place()
         self._vectors, self._arrays, self._alive = {}, None, []
+
+    def _is_any_alive(self) -> bool:
+        return any(ref() is not None for ref in self._alive)
+
+    def _put_in_place(self) -> list[tuple[weakref.ref[Symbol], int]]:
+        """Puts numbers in the places of its symbols. Returns those that were there, with their nodes."""
+        symbols = [symbol for ref in self._alive if (symbol := ref()) is not None]
+        nodes = [(weakref.ref(symbol), symbol._node) for symbol in symbols]
+        put_in_place(symbols, list(map(self.value, symbols)))
+        return nodes
+
+    @property
+    def refused(self) -> set[int]:
+        """The numbers of the call that code has met which can take no symbol."""
+        return self.program.numbers_in(self._refused)
 
 
 def _widest() -> str:
@@ -174,7 +218,7 @@ def _operand(value: Any) -> Any:
     """What Python's arithmetic sees: a symbol as it is or, where it is pinned, its value. NotImplemented for
     what is no plain number."""
     if is_symbol(value):
-        return value._value if value._trace.is_pinned(value) else value
+        return value._number if value._of_trace.is_pinned(value) else value
     is_plain = type(value) in (int, float, bool, ufuncs.Points) or ufuncs.is_scalar(value)
     if is_plain:
         return value
@@ -188,7 +232,7 @@ def _computes_as_int(cls: type) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return value._value if is_symbol(value) else value
+    return value._number if is_symbol(value) else value
 
 
 def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
@@ -202,7 +246,7 @@ def operation(name: str, f: Callable[..., Any], *given: Any) -> Any:
     plain = [_plain(operand) for operand in operands]
     if not symbols:
         return f(*plain)
-    trace = symbols[0]._trace
+    trace = symbols[0]._of_trace
     try:
         value = f(*plain)
     except Exception:
@@ -248,11 +292,11 @@ class Symbol:
     value gets it, and is a guard of the entry.
     """
 
-    __slots__ = ("__weakref__", "_node", "_trace", "_value")
+    __slots__ = ("__weakref__", "_node", "_number", "_of_trace")
     __array_priority__ = -1000
 
     def __init__(self, trace: SymbolTrace, node: int, value: Any) -> None:
-        self._trace, self._node, self._value = trace, node, value
+        self._of_trace, self._node, self._number = trace, node, value
 
     # ---- arithmetic on the host
 
@@ -273,11 +317,11 @@ class Symbol:
     __floor__, __ceil__, __trunc__ = (_unary(f"math.{f.__name__}", f) for f in (math.floor, math.ceil, math.trunc))
 
     def __add__(self, other: Any) -> Any:
-        self._trace.look_at_sum(sys._getframe(1))
+        self._of_trace.look_at_sum(sys._getframe(1))
         return operation("+", operator.add, self, other)
 
     def __radd__(self, other: Any) -> Any:
-        self._trace.look_at_sum(sys._getframe(1))
+        self._of_trace.look_at_sum(sys._getframe(1))
         return operation("+", operator.add, other, self)
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
@@ -310,20 +354,29 @@ class Symbol:
     # ---- what asks for the value
 
     def _asked(self) -> Any:
-        return self._trace.value(self)
+        return self._of_trace.value(self)
 
     pinned = _asked  # for the core
 
+    def refuse(self) -> None:
+        """What has met it can take no symbol. The call begins anew, with a plain number.
+
+        Raises:
+            TypeError: out of the code that goes on with it.
+        """
+        self._of_trace.refuse(self)
+        raise TypeError("a number that may be another one in the next call")
+
     def __hash__(self) -> int:
-        if type(self._value) is int and sys._getframe(1).f_globals.get("__name__") == "random":
+        if type(self._number) is int and sys._getframe(1).f_globals.get("__name__") == "random":
             raise TypeError("a seed is its bits where it is an int, and its hash where it only says so")
         return hash(self._asked())
 
     def __int__(self) -> int:
-        return int(self._trace.value_for(self, sys._getframe(1)))
+        return int(self._of_trace.value_for(self, sys._getframe(1)))
 
     def __float__(self) -> float:
-        return float(self._trace.value_for(self, sys._getframe(1)))
+        return float(self._of_trace.value_for(self, sys._getframe(1)))
 
     def __complex__(self) -> complex:
         return complex(self._asked())
@@ -348,32 +401,31 @@ class Symbol:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if not hasattr(type(self._value), name):
+        if not hasattr(type(self._number), name):
             raise AttributeError(
-                f"{type(self._value).__name__!r} object has no attribute {name!r}", name=name, obj=self
+                f"{type(self._number).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
         return getattr(self._asked(), name)
 
     # ---- with arrays
 
     def __jax_array__(self) -> Any:
-        is_whole = isinstance(self._value, int | np.integer)
-        return self._asked() if is_whole and wants_exponent(sys._getframe(1)) else self._trace.array(self)
+        is_whole, frame = isinstance(self._number, int | np.integer), sys._getframe(1)
+        if is_whole and wants_exponent(frame):
+            return self._asked()
+        wanted = wanted_dtype(frame)
+        return self._of_trace.array(self) if wanted is None else _of_dtype(self, *wanted)
 
     def dimension_as_value(self) -> Any:
         """JAX asks this of what stands for a number in its own traces."""
-        return self._trace.array(self)
+        return self._of_trace.array(self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         if dtype is not None and only_tries(sys._getframe(1)):
             if np.issubdtype(dtype, np.integer):
-                limits = np.iinfo(dtype)
-                whole: Any = math.trunc(self)  # each comparison is a guard
-                fits_in = int(limits.min) <= whole <= int(limits.max)
-                if fits_in and type(self._value) is float and whole != math.trunc(operation("narrow", narrow, self)):
-                    raise TypeError("the executable would make another integer of it")
-            return np.asarray(self._value, dtype)
-        return np.asarray(self._trace.value_for(self, sys._getframe(1)), dtype)
+                _is_within(math.trunc(self), dtype)
+            return np.asarray(self._number, dtype)
+        return np.asarray(self._of_trace.value_for(self, sys._getframe(1)), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         name = ufuncs.name_of_ufunc(ufunc, method, options, sys._getframe(1))
@@ -394,8 +446,32 @@ class Symbol:
         return f(*jax.tree.map(_asked, args), **jax.tree.map(_asked, kwargs))
 
 
+def _is_within(whole: Any, dtype: Any) -> bool:
+    """Can this dtype hold the integer? Each comparison is a guard."""
+    limits = jax.numpy.iinfo(dtype)
+    return int(limits.min) <= whole <= int(limits.max)
+
+
+def _of_dtype(symbol: Any, dtype: Any, has_to_fit: bool) -> Any:
+    """What JAX is to make an array of this dtype of. A float is converted by the host: it has more bits there."""
+    value, trace = symbol._number, symbol._of_trace
+    is_float = isinstance(value, float | np.floating)
+    if dtype.kind == "b":
+        return symbol != 0
+    if jax.numpy.issubdtype(dtype, np.integer):
+        if not is_float and (isinstance(value, np.generic) or not has_to_fit):
+            return trace.array(symbol)
+        if is_float and not math.isfinite(value):
+            return trace.value(symbol)
+        whole: Any = operation("int", int, symbol)
+        return trace.array(whole) if _is_within(whole, dtype) and fits(_plain(whole)) else trace.value(symbol)
+    if not is_float or dtype.itemsize >= 4 or dtype == jax.numpy.bfloat16:  # which JAX makes of 32 bits itself
+        return trace.array(symbol)
+    return trace.array(operation("np.float16", np.float16, symbol)) if dtype == np.float16 else trace.value(symbol)
+
+
 def _asked(value: Any) -> Any:
-    return value._trace.value(value) if is_symbol(value) else value
+    return value._of_trace.value(value) if is_symbol(value) else value
 
 
 class IntSymbol(Symbol):
@@ -408,10 +484,10 @@ class IntSymbol(Symbol):
         return IntSymbol if makes_seed(sys._getframe(1)) else int
 
     def __index__(self) -> int:
-        if not self._trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
+        if not self._of_trace.is_pinned(self) and tries_static_slice(sys._getframe(1)):
             raise TypeError("an index that may be another one in the next call")
         frame = sys._getframe(1)
-        return self._asked() if OF_INTEGERS.isdisjoint(frame.f_code.co_names) else self._trace.value_for(self, frame)
+        return self._asked() if OF_INTEGERS.isdisjoint(frame.f_code.co_names) else self._of_trace.value_for(self, frame)
 
 
 class FloatSymbol(Symbol):
@@ -431,11 +507,11 @@ class ScalarSymbol(Symbol):
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self._value)
+        return type(self._number)
 
     @property
     def dtype(self) -> Any:
-        return self._value.dtype
+        return self._number.dtype
 
     def item(self, *at: Any) -> Any:
         return self._asked().item(*at) if at else operation("item", item, self)
@@ -448,7 +524,7 @@ class ScalarSymbol(Symbol):
 
     def __getattr__(self, name: str) -> Any:
         if name in _ALIKE:
-            return getattr(self._value, name)
+            return getattr(self._number, name)
         if name in ("__array_interface__", "__array_struct__"):  # NumPy asks for these before it asks `__array__`
             raise AttributeError(name)
         return super().__getattr__(name)

@@ -116,6 +116,22 @@ def register_symbol(base: type, role: str) -> None:
     _SYMBOLS[base] = role
 
 
+def is_symbol(value: Any) -> bool:
+    """Is it a Python number, or a scalar of NumPy, that may be another one in the next call?"""
+    return issubclass(type(value), tuple(_SYMBOLS))
+
+
+def plain(value: Any) -> Any:
+    """The number that a symbol stands for, which is asked for; anything else as it is."""
+    return value.pinned() if is_symbol(value) else value
+
+
+class Symbolic:
+    """How many traces with symbols run now, in any thread: a structure may hold symbols then."""
+
+    running = 0
+
+
 def describe(obj: Any, solid: type) -> Description:
     """Says how the core is to treat the type of `obj`.
 

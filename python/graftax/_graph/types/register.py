@@ -259,7 +259,7 @@ class _Fields:
             a_dtype = _is_dtype(value)
             annotation = self._cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
             a_mask = isinstance(value, bool) and "bool" not in str(annotation)  # of a tree that jax.tree.map made
-            if a_dtype or (means == "number" and type(value) in _NUMBERS and not a_mask):
+            if a_dtype or (means == "number" and value.__class__ in _NUMBERS and not a_mask):
                 text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
                 message = UNDECLARED_DTYPE if a_dtype else UNDECLARED
                 cls = self._cls.__qualname__

@@ -24,7 +24,7 @@ def subclass_value(base: type) -> Callable[[Any], Any]:
         attributes = getattr(obj, "__dict__", {})
         return (
             base(obj),
-            *(x for k, v in attributes.items() for x in (k, v if type(v) in PLAIN else f"object at {id(v)}")),
+            *(x for k, v in attributes.items() for x in (k, v if v.__class__ in PLAIN else f"object at {id(v)}")),
         )
 
     return value
