@@ -455,7 +455,7 @@ def test_functions_of_one_code_and_other_kind_differ():
 
 
 def test_many_functions_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(eager_compile, "_FUNCTIONS", 4)
+    monkeypatch.setattr(eager_compile, "_MAX_FUNCTIONS", 4)
 
     def run(number: int) -> None:
         namespace: dict[str, Any] = {}

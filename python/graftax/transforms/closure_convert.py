@@ -45,19 +45,19 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
     shapes = [_struct(x) for x in program.leaves]
-    own = program.below(range(program.operands))
+    operand_leaves = program.leaves_below(range(program.operands))
     names = program.names[: program.operands]
     arguments = _Arguments(
         _core.record(program.roots[: program.operands], names, shapes=True)[1],
         names,
         tuple(kwargs),
-        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in own),
+        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in operand_leaves),
         program.name,
     )
     if isinstance(fn, types.FunctionType) and fn.__closure__ is None:
         return _TrivialClosureConvert(fn, arguments)
     closed, output = _traced(program, shapes)
-    captured = tuple(i for i in range(len(shapes)) if i not in own)
+    captured = tuple(i for i in range(len(shapes)) if i not in operand_leaves)
     consts = [*closed.consts, *(program.leaves[i] for i in captured)]
     conversion = _Conversion(arguments, captured, output, len(closed.consts))
     return Converted(one_of_alike(without_constants(closed)), consts, conversion)
@@ -83,13 +83,13 @@ def _struct(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), weak_type=getattr(x, "weak_type", False))
 
 
-def _in_order_of(expected: Any, given: Any) -> Any:
-    cls = type(given)
-    if cls is dict and type(expected) is dict and expected.keys() == given.keys():
-        return {key: _in_order_of(part, given[key]) for key, part in expected.items()}
-    if cls in (tuple, list) and type(expected) is cls and len(expected) == len(given):
-        return cls(_in_order_of(part, x) for part, x in zip(expected, given, strict=True))
-    return given
+def _in_order_of(expected: Any, value: Any) -> Any:
+    cls = type(value)
+    if cls is dict and type(expected) is dict and expected.keys() == value.keys():
+        return {key: _in_order_of(part, value[key]) for key, part in expected.items()}
+    if cls in (tuple, list) and type(expected) is cls and len(expected) == len(value):
+        return cls(_in_order_of(part, x) for part, x in zip(expected, value, strict=True))
+    return value
 
 
 @register_static
@@ -182,12 +182,12 @@ class Converted:
         Raises:
             StructureError: where the arguments differ from those that it was converted for, naming the path.
         """
-        to = self._conversion
-        leaves = to.arguments.leaves(args, kwargs)
-        own, rest = iter(leaves), iter(self.consts[to.consts :])
-        count = len(leaves) + len(to.captured)
-        given = [next(rest) if i in to.captured else next(own) for i in range(count)]
-        return _core.unflatten(to.output, run_jaxpr(self.jaxpr, self.consts[: to.consts], given))
+        conversion = self._conversion
+        leaves = conversion.arguments.leaves(args, kwargs)
+        argument_leaves, captured_leaves = iter(leaves), iter(self.consts[conversion.consts :])
+        count = len(leaves) + len(conversion.captured)
+        inputs = [next(captured_leaves) if i in conversion.captured else next(argument_leaves) for i in range(count)]
+        return _core.unflatten(conversion.output, run_jaxpr(self.jaxpr, self.consts[: conversion.consts], inputs))
 
 
 @jax.tree_util.register_pytree_node_class
