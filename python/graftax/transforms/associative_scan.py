@@ -70,7 +70,7 @@ def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequenc
 
 
 def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
-    """All arrays have to be as long along the axis; JAX does not say which is not."""
+    """Raises ValueError, with the key path, if an array has another length along the axis. JAX does not name it."""
     reference = ("", None)
     for leaf, key_path in zip(leaves, graphdef.leaf_places(), strict=True):
         shape, path = np.shape(leaf), place_name(key_path, ("elems",))

@@ -135,7 +135,7 @@ def filter_pure_callback(
 
 
 class _Host:
-    """One call of a host function. It outlives the trace: of the arguments it holds structure only."""
+    """One call of a host function. It outlives the trace, so it holds only the structure of the arguments."""
 
     def __init__(
         self,
@@ -153,14 +153,14 @@ class _Host:
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
         roots = (*args, *kwargs.values())
         leaves, self._arguments = _core.record(roots, self._names)
-        # JAX may read a NumPy array after the call has returned.
+        # Copies, because JAX may read a NumPy array after the call has returned.
         self.leaves = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
         shape_leaves, self._result_graphdef = _core.record((result_shape,), ("result_shape_dtypes",), shapes=True)
         self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in shape_leaves)
 
     @property
     def host_function(self) -> Callable[..., Any]:
-        """The user's."""
+        """The user's function, which the core calls."""
         return self._callback
 
     def result(self, leaves: Sequence[Any]) -> Any:
@@ -168,11 +168,11 @@ class _Host:
 
     @property
     def call(self) -> Callable[..., tuple[Any, ...]]:
-        """What JAX calls on the host: arrays to arrays. It has no frame in what the user's function raises."""
+        """The function that JAX calls on the host, from arrays to arrays. It adds no frame to the user's tracebacks."""
         return types.MethodType(_core.call_host, self)
 
     def given(self, leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any]]:
-        """The arguments of the user's function, and what its result is passed to."""
+        """Called by the core: (positional arguments, keyword arguments, the function to pass the result to)."""
         roots = _core.unflatten_roots(self._arguments, list(leaves))
         count = len(roots) - len(self._keywords)
         captured = self._copied and Snapshot.take(*self._copied)
@@ -200,7 +200,7 @@ class _Host:
                 raise StructureError(CALLBACK_RETURNS.format(name=self._name, differences=text))
             leaves = numbers
         for path, struct, leaf in zip(expected.leaf_paths(), self.shapes, leaves, strict=True):
-            # Where JAX maps the function, the result has axes in front.
+            # If JAX maps the function, the result has additional leading axes.
             shape = np.shape(leaf) if self._exact else np.shape(leaf)[max(0, np.ndim(leaf) - len(struct.shape)) :]
             dtype = jnp.result_type(leaf)
             if shape != struct.shape or dtype != struct.dtype:
@@ -216,7 +216,7 @@ class _Host:
 
 
 def numbers_at(expected: _core.GraphDef, actual: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
-    """The leaves of `given`, if it differs from `wanted` only in Python numbers that stand in place of arrays."""
+    """The leaves of `actual`, if it differs from `expected` only in Python numbers that take the place of arrays."""
     structure = Structure(actual)
     statics = {
         structure.place(row): value for row, value in structure.statics() if type(value) in (bool, int, float, complex)

@@ -155,7 +155,15 @@ COPY_CHANGED = (
 
 
 class Branches:
-    """What one call has found out about its branches."""
+    """One call of `cond` or `switch`, and what its traces have shown about the branches.
+
+    Args:
+        name: what messages call it.
+        titles: the names of the branches in messages.
+        branches: the user's functions.
+        operands: their arguments.
+        fixpoint: the assumptions to begin with, from an earlier attempt.
+    """
 
     def __init__(
         self,
@@ -169,10 +177,10 @@ class Branches:
         self.operands = operands
         self.program = Program(name, branches, operands)
         self.fixpoint = fixpoint or Fixpoint.for_call(name, branches)
-        self.traced: frozenset[str] = frozenset()  # Python numbers of the operands that are traced
-        self.error: StructureError | None = None  # how they differed before Python numbers were traced
-        self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
-        self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
+        self.traced: frozenset[str] = frozenset()  # key paths of Python numbers in the operands that are traced
+        self.error: StructureError | None = None  # how the branches differed while those numbers were static
+        self.carried: frozenset[str] = frozenset()  # key paths of arrays of the state that some branch changes
+        self.copied: frozenset[int] = frozenset()  # elements of the result that are not the same object in all branches
         self.states: dict[int, StateAfter] = {}
         self.objects: BranchObjects
 
@@ -183,7 +191,7 @@ class Branches:
             self.carried, self.copied, self.traced = fixpoint.assumptions
         traced: frozenset[str] = frozenset()
         while True:
-            if self.traced != traced:  # here, not in the trace of a branch: its tracers end with it
+            if self.traced != traced:  # not within the trace of a branch, whose tracers it would record
                 traced = self.traced
                 self.program = Program(self.name, self.branches, self.operands, dynamic=traced.__contains__)
             program = self.program
@@ -195,7 +203,7 @@ class Branches:
                 fixpoint.assumptions = (self.carried, self.copied, self.traced)
                 continue
             except Exception as error:
-                if guessed and (self.copied or self.traced):  # what was guessed may be of other code
+                if guessed and (self.copied or self.traced):  # the remembered assumptions may belong to other code
                     fixpoint.forget()
                     return Branches(self.name, self.titles, self.branches, self.operands, fixpoint).run(choose)
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
@@ -232,13 +240,14 @@ class Branches:
             self.states[number] = state._replace(values=summaries)
             if len(self.states) == len(self.branches):
                 self._compare()
-            # One with fewer is told after the last branch: JAX compares them when all are traced.
+            # A branch may have fewer leaves than the first one. `_compare` says so after the last branch, and JAX
+            # compares the branches only then.
             return tuple(values[i] for i in self._chosen(self.states[0]) if i < len(values))
 
         return named(flat, program)
 
     def _chosen(self, reference: StateAfter) -> list[int]:
-        """The leaves that the branches give JAX, by number: arrays of the state that are carried, and the result's."""
+        """The leaves that the branches return to JAX: the carried arrays of the state, and the arrays of the result."""
         state_count = self._state_leaves(reference)
         carried = [i for i, name in enumerate(self._leaf_names(reference)[:state_count]) if name in self.carried]
         return [*carried, *range(state_count, len(reference.values))]
@@ -274,7 +283,7 @@ class Branches:
             raise Retrace
 
     def _same_structure(self, reference: StateAfter, state: StateAfter, title: str) -> None:
-        """Of the state and of the result, each by itself."""
+        """Raises StructureError or Retrace if the state or the result has another structure than the first branch's."""
         expected, actual = (x.graph(x.roots).graphdef for x in (reference, state))
         if not only_order(expected, actual):
             self._differ(BRANCH_STRUCTURE, expected, actual, title)
@@ -290,9 +299,14 @@ class Branches:
         title: str,
         names: Sequence[str] | None = None,
     ) -> NoReturn:
-        """An error, unless it may be mended by tracing Python numbers in the operands: what differs, then all of them.
+        """Handles branches whose structures differ.
 
-        Another number may be a shape, and what differs may be computed of another number.
+        Tracing Python numbers of the operands may remove the difference. First only the numbers that differ are traced,
+        because another one may be used as a shape. Then all are, because what differs may be computed from another one.
+
+        Raises:
+            Retrace: if there are numbers left to trace.
+            StructureError: in every other case.
         """
         names = names or self._names()
         numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
@@ -302,7 +316,7 @@ class Branches:
             text = differences_text(expected, actual, names, orders=False)
             text = message.format(name=self.name, one=self.titles[0], other=title, differences=text)
             self.error = StructureError(text)
-        if not numbers or not paths:  # what differs in nothing that is seen are two symbols of one value
+        if not numbers or not paths:  # no visible difference: two symbols with one value
             raise self.error
         self.traced |= differing_numbers or numbers
         raise Retrace
@@ -312,7 +326,7 @@ class Branches:
         return (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
 
     def _same_objects(self) -> None:
-        """Raises unless each place of the state holds the same object, or one that is new, after every branch."""
+        """Raises StructureError if a path of the state holds different old objects after different branches."""
         self.objects = BranchObjects([self.states[i].graph(self.states[i].roots) for i in range(len(self.branches))])
         differing = self.objects.differing()
         if differing is not None:
@@ -330,11 +344,11 @@ class Branches:
                 self.states[number] = self.objects.without_replaced(state)
 
     def _in_result(self) -> set[int | None]:
-        """The input nodes that every branch returns: these may be missing in the state."""
+        """The input nodes that every branch still reaches, if only from its result."""
         return set.intersection(*(set(state.final.origins) for state in self.states.values()))
 
     def _other_elements(self, reference: StateAfter, state: StateAfter) -> set[int]:
-        """The elements of the result that are another object, or share other objects, than the first branch's."""
+        """The indices of the result's elements that are, or share, other objects than after the first branch."""
         differing: set[int] = set()
         for i, (expected, actual) in enumerate(zip(elements(reference.result), elements(state.result), strict=True)):
             reference_graph, graph = (
@@ -362,22 +376,23 @@ class Branches:
                 )
 
     def _source(self, leaf: int) -> int | None:
-        """The input leaf that stands here after every branch, if it is one and the same."""
+        """The input leaf that this leaf of the state is after every branch; None if the branches differ."""
         sources = {state.values[leaf].source for state in self.states.values()}
         return sources.pop() if len(sources) == 1 else None
 
-    # ---- together again
+    # ---- writing back
 
     def _finish(self, outputs: Sequence[Any]) -> Any:
-        """Writes what every branch would write, with the chosen branch's arrays; the first one's objects last.
+        """Applies the Outcomes of all branches, with the arrays of the chosen branch, and returns the result.
 
-        A new object stands in the same places after every branch. All of these are written with the first branch's,
-        and what only other branches write are arrays and objects that were there. Where a branch replaces what another
-        leaves, the other one writes into the new object.
+        The first branch is applied last. A new object is at the same paths after every branch, so the first branch's
+        new objects end up in all of them. If one branch replaces an object that another one keeps, the writes of the
+        other one go into the new object.
         """
+        # JAX returns one array per chosen leaf, the one of the branch that ran.
         reference = self.states[0]
         chosen = dict(zip(self._chosen(reference), outputs, strict=True))
-        shared: dict[tuple[int, ...], Any] = {}  # what every branch makes one array is one
+        shared: dict[tuple[int, ...], Any] = {}  # leaves that are one array in every branch get one array
         for leaf, value in chosen.items():
             chosen[leaf] = shared.setdefault(
                 tuple(state.values[leaf].first_leaf for state in self.states.values()), value
@@ -385,6 +400,7 @@ class Branches:
         chosen = dict(zip(chosen, self.program.with_ties(chosen.values(), self._recipes(chosen)), strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
         untouched: list[dict[int, int]] = []
+        # A leaf that JAX did not return is an input leaf in every branch: the caller's own array comes back.
         order = list(reversed(range(len(self.branches))))
         for number in order:
             state = self.states[number]
@@ -397,7 +413,7 @@ class Branches:
         return result
 
     def _recipes(self, chosen: Iterable[int]) -> dict[int, tuple[Hashable, tuple[int, ...]]]:
-        """Of leaves that a branch makes so that they may be one: how the branches make them, and of which leaves."""
+        """The recipes of the leaves that some branch computes: (descriptions of all branches, input leaves)."""
         recipes: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
         for i, leaf in enumerate(chosen):
             values = [state.values[leaf] for state in self.states.values()]
@@ -407,7 +423,7 @@ class Branches:
         return recipes
 
     def _writing(self, order: list[int]) -> Callable[[int, list[Any]], list[Any]] | None:
-        """Which objects each Outcome is given; None where all are given those that were there."""
+        """The `nodes` argument of `Program.finish_all`; None if no branch replaces objects that others keep."""
         objects = self.objects
         if not objects.replaced:
             return None
@@ -423,7 +439,10 @@ class Branches:
         return nodes
 
     def _note_copies(self, result: Any) -> None:
-        """Which object a copy stands for is not known in a trace: nothing may change it there."""
+        """Registers copies in the result with the enclosing trace, where it is unknown which object a copy represents.
+
+        If the trace changes such a copy, an error is raised.
+        """
         parts = elements(result)
         copied = sorted(i for i in self.copied if i < len(parts))
         names = tuple(f"result[{i}]" if len(parts) > 1 else "result" for i in copied)
@@ -437,6 +456,6 @@ class Branches:
 
 
 def _origins(provenance: Provenance, reference: Provenance) -> list[int | None] | None:
-    """The origins of the nodes, in the order of another graph of that structure."""
+    """The origins of the nodes in the order of `reference`; None if the structures differ."""
     correspondence = provenance.correspondence(reference)
     return None if correspondence is None else [provenance.origins[i] for i in correspondence[1]]

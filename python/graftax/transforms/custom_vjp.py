@@ -126,7 +126,7 @@ class custom_vjp(CustomRule[P, R]):
 def _takes_updates(bwd: Callable[..., Any]) -> bool:
     try:
         return "updates_g" in inspect.signature(bwd).parameters
-    except (TypeError, ValueError):  # it has none
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
 
 

@@ -277,6 +277,7 @@ def with_gradient(
                 value.append(as_scalar(result[0] if has_aux else result, program.name))
                 return result
 
+            # The output leaves travel as auxiliary output, so what the function changed comes back with its value.
             _, outputs = program.trace(program.with_leaves(chosen.leaves, diff_leaves), body)
             return value[0], ForwardHook(outputs, finish)
 

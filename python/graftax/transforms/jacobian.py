@@ -249,6 +249,7 @@ def jacobian_by(
             return chosen.graphs(inner)
 
         jacobian_graph = traced[-1].rebuilt([nested(row, order) for row in by_output])
+        # In reverse mode, the ForwardHook has called `finish` already.
         if transform is not jax.jacrev:
             result = finish(result)
         return (jacobian_graph, result[1]) if has_aux else jacobian_graph

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop over rows, without a carry."""
+"""`map`: a loop over rows without a carry."""
 
 from __future__ import annotations
 

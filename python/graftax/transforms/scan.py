@@ -170,6 +170,7 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extr
         if jax.config.jax_disable_jit:
             call = functools.partial(layers.call_step, functions[0])
             return plain_scan_of_objects(name, call, operands[0], layers.objects, bool(options[0]))
+        # The loop runs over the stacked object; afterwards the rows that changed go back into each object.
         result = _loop(functions, operands, (layers.stacked, layers.count, *options), layers)
         layers.write_back()
         return result
@@ -197,6 +198,8 @@ def _loop(
         if layers is not None:
             layers.watch(loop_attempt.program)
 
+        # What JAX scans: the flat leaves of the carry, and of one row. Besides `y`, a step returns the arrays that it
+        # wrote into its slice; JAX stacks both, and `Slices.finish` writes the stacked rows into `xs`.
         def flat(carry: Any, x: Any) -> Any:
             row, index = x
 

@@ -66,7 +66,7 @@ def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = Fa
 
 
 def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
-    """An array under a sharding. A bare spec means the mesh of the context."""
+    """The array with a sharding. A bare spec refers to the mesh of the context."""
     if isinstance(leaf, jax.core.Tracer):
         return _constrained(leaf, sharding)
     if isinstance(sharding, PartitionSpec):

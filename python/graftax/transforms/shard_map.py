@@ -116,7 +116,7 @@ def shard_map(
             _OwnSharding(inputs, current_mesh, manual_axes, program.leaves) if in_specs is inferred_specs else in_specs
         )
         broadcast = broadcast_of(program, inputs, specs, UNKNOWN)
-        flat_out_specs: list[Any] = []  # jax.shard_map reads it when the function has run
+        flat_out_specs: list[Any] = []  # jax.shard_map reads this list after `flat` has filled it
         outputs: list[OutputLeaf] = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -143,7 +143,7 @@ def shard_map(
             _name_argument(error, program, broadcast)
             rename_leaves(error, [o.path for o in outputs], "out_specs")
             raise
-        # A result is placed on the mesh; what the function left as it was is left so.
+        # A returned array is placed on the mesh, but an unchanged array in an object stays the caller's.
         untouched = {i: o.input_leaf for i, o in enumerate(outputs) if o.input_leaf is not None and o.is_write}
         return program.finish(results, untouched=untouched)
 
@@ -151,7 +151,7 @@ def shard_map(
 
 
 class _OwnSharding(Spec):
-    """For each leaf the sharding of its own type, along the mesh axes that become manual."""
+    """The spec for inferred `in_specs`: each leaf keeps the sharding of its type along the manual mesh axes."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _OwnSharding(Spec):
         self._leaf_ids = {id(leaf) for leaf in leaves}
 
     def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
-        if id(leaf) not in self._leaf_ids:  # new: it has the spec of what is around it
+        if id(leaf) not in self._leaf_ids:  # a new leaf: it gets the spec of the node's other leaves
             return UNKNOWN
         spec = jax.typeof(leaf).sharding.spec
         parts: list[Any] = []
@@ -188,7 +188,7 @@ class _OwnSharding(Spec):
 
 
 def _check_shards(name: str, output: OutputLeaf, manual_axes: AbstractSet[Hashable], check_vma: bool) -> None:
-    """Names the place of what JAX would refuse of a result, where it can be told."""
+    """Raises the errors that JAX would raise for a result, but with its key path."""
     mentioned = {axis for part in output.spec for axis in (part if isinstance(part, tuple) else (part,)) if part}
     if mentioned - manual_axes:
         unknown, names = mentioned - manual_axes, ", ".join(map(repr, sorted(manual_axes, key=str)))
@@ -202,7 +202,7 @@ def _check_shards(name: str, output: OutputLeaf, manual_axes: AbstractSet[Hashab
 
 
 def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) -> None:
-    """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
+    """Adds the key path to JAX's error about a spec that differs from an array's sharding along explicit axes."""
     for i, (leaf, spec) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         actual = jax.typeof(leaf).sharding.spec
         if is_of_specs(error) and _canonical_sharding(actual, leaf) != (_canonical_sharding(spec, leaf)):

@@ -110,9 +110,8 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
     @wraps(fun, "filter_make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
-        operand_leaves = sorted(
-            program.leaves_below(range(program.operands))
-        )  # what the function holds is a constant of the jaxpr
+        # As in Equinox, captured arrays are constants of the jaxpr.
+        operand_leaves = sorted(program.leaves_below(range(program.operands)))
         flat = flat_function(program, arrays=True)
 
         def of_arguments(*leaves: Any) -> tuple[Any, ...]:

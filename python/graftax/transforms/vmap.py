@@ -151,11 +151,17 @@ def vmap_by(
     call: Call = call_first,
     ignore_new_opaque: bool = False,
 ) -> Callable[..., Any]:
-    """`vmap` under another title, with programs that `make` makes.
+    """`vmap` with its programs made by `make`, for `vmap` and `filter_vmap`.
 
-    `alone`: what functions capture is not mapped, nor what is in other values where `in_axes` is a function of the
-    leaf. `call` calls the function. `new_alone`: nor what is in new values in the result, where it does not depend on
-    the axis.
+    Args:
+        make: makes the program of a call.
+        title: the name of the transform, for messages.
+        fun: the user's function.
+        in_axes, out_axes, axis_name, axis_size, spmd_axis_name: as in `vmap`.
+        ignore_opaque: arrays that functions capture are not mapped; nor are those within other opaque values, if
+            `in_axes` is a function of the leaf.
+        call: calls the function with the operands.
+        ignore_new_opaque: arrays within new opaque values in the result are mapped only if they depend on the axis.
     """
 
     @wraps(fun, title)
@@ -184,25 +190,25 @@ def _run(
     call: Call,
     ignore_new_opaque: bool,
 ) -> Any:
-    """The result of the mapped program, with what it changes written back. `axis`: what `jax.vmap` is told besides."""
+    """Maps a program, writes its changes back and returns its result. `axis` has further options of `jax.vmap`."""
     inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
     broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if ignore_opaque else 0)
     for i in _not_mapped(program, broadcast) if ignore_opaque else ():
         broadcast.leaf_specs[i] = None
     axes = list(broadcast.leaf_specs)
     mapped_leaves = [i for i, axis in enumerate(axes) if axis is not None]
-    unmapped_call = (
-        ignore_opaque and not mapped_leaves and axis_size is None
-    )  # nothing is mapped: the function runs once, as in Equinox
+    # As in Equinox, the function runs once if nothing is mapped.
+    unmapped_call = ignore_opaque and not mapped_leaves and axis_size is None
     size = 1 if unmapped_call else size_of(program, broadcast, axis_size)
     mapped_arrays = [program.leaves[i] for i in mapped_leaves]
     in_axes_flat = [axes[i] for i in mapped_leaves]
+    # `_depend` needs an array that is certainly mapped, to ask JAX which outputs depend on the axis.
     probe = next((k for k, x in enumerate(mapped_arrays) if not isinstance(x, ref_types)), None)
-    if probe is None:  # something that is mapped in any case
+    if probe is None:
         probe = len(mapped_arrays)
         mapped_arrays.append(np.zeros(size, np.bool_))
         in_axes_flat.append(0)
-    flat_out_axes: list[Any] = []  # jax.vmap reads it when the function has run
+    flat_out_axes: list[Any] = []  # jax.vmap reads this list after `flat` has filled it
     outputs: list[OutputLeaf] = []
 
     def flat(*values: Any) -> list[Any]:
@@ -224,15 +230,15 @@ def _run(
         **axis,
     )
     results = run(*mapped_arrays)
+    # Arrays that were computed alike are one array only if they are mapped along the same axes, too.
     recipes = {
-        i: ((source.way, outputs[i].spec, *(axes[mapped_leaves] for mapped_leaves in source.inputs)), source.inputs)
+        i: ((source.way, outputs[i].spec, *(axes[leaf] for leaf in source.inputs)), source.inputs)
         for i, source in enumerate(program.sources)
         if source is not None
     }
     results = program.with_ties(results, recipes)
-    returned_untouched = [
-        axis is None or not ignore_opaque for axis in axes
-    ]  # by value, what is mapped comes back as an array of JAX
+    # By value, a mapped NumPy array comes back as a jax.Array, as in Equinox.
+    returned_untouched = [axis is None or not ignore_opaque for axis in axes]
     return program.finish(
         results,
         untouched={
@@ -306,7 +312,7 @@ def filter_vmap(
 
 
 def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-    """Calls the function. Python numbers in its result that are given an axis are arrays."""
+    """Calls the function, and converts Python numbers in its result to arrays if `out_axes` gives them an axis."""
     result = call_first(functions, operands)
 
     def as_array(x: Any) -> Any:
@@ -319,7 +325,7 @@ def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operand
         return result
     try:
         return jax.tree.map(with_axis, out_axes, result, is_leaf=lambda axis: axis is None)
-    except ValueError:  # what does not fit is said with its path later
+    except ValueError:  # `out_axes` does not fit the result: the error with the path is raised later
         return result
 
 
@@ -328,7 +334,7 @@ def _is_name(key: Any) -> bool:
 
 
 def _axes_by_name(fun: Callable[..., Any], axes: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
-    """An entry for each positional argument; the default for one that is not named."""
+    """One entry per positional argument: the one under its name, or the default."""
     parameters = list(bound.signature.parameters)
     names = [*parameters, *[""] * len(bound.args)][: len(bound.args)]
     for name in axes:
@@ -339,7 +345,7 @@ def _axes_by_name(fun: Callable[..., Any], axes: dict[str, Any], bound: inspect.
 
 
 def _axis_0(leaf: Any) -> int:
-    """The default of `filter_vmap`: axis 0 of every array that Equinox finds."""
+    """The default of `filter_vmap`: axis 0 of every array. It is a function so that opaque values are ignored."""
     del leaf
     return 0
 
@@ -360,8 +366,12 @@ def _canonical_axis(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
 
 
 def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
-    """How often the function is mapped."""
-    reference: tuple[int, int] | None = None  # a leaf, and its size
+    """The size of the mapped axis.
+
+    Raises:
+        ValueError: if an array does not have its axis, if sizes differ, or if nothing is mapped.
+    """
+    reference: tuple[int, int] | None = None  # (leaf, its size)
     for i, (leaf, axis) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         if axis is None:
             continue
@@ -395,9 +405,12 @@ def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> in
 
 
 def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: Any) -> None:
-    """An axis has to be one that an output can have, and None may not stand for what depends on the mapped axis.
+    """Raises for an axis that an output cannot have, and for an output that depends on the mapped axis but has none.
 
-    `mapped` is an array that does.
+    Args:
+        name: what messages call the mapped function.
+        outputs: the output leaves and their axes.
+        mapped: an array that depends on the mapped axis.
     """
     for output in outputs:
         rank = np.ndim(output.leaf)
@@ -420,7 +433,7 @@ def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: Any) -> No
 
 
 def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf]:
-    """What is within values in the result is not mapped where it does not depend on the mapped axis."""
+    """The output leaves, of which those in opaque values of the result lose their axis if they do not depend on it."""
     within = [i for i, o in enumerate(outputs) if o.in_value and o.spec is not None]
     depend = _depend([outputs[i].leaf for i in within], mapped)
     free = {i for i, depends in zip(within, depend, strict=True) if not depends}
@@ -428,7 +441,10 @@ def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf
 
 
 def _depend(leaves: Sequence[Any], mapped: Any) -> list[bool]:
-    """Which arrays depend on the mapped axis? `mapped` is one that does."""
+    """Whether each array depends on the mapped axis; `mapped` is an array that does.
+
+    JAX tells the rule of a `custom_vmap` function which of its arguments are batched.
+    """
     tracers = [x for x in leaves if isinstance(x, Tracer)]
     depends: list[bool] = []
 

@@ -141,10 +141,15 @@ def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any],
 def _bounded(
     test: Callable[[Any], Any], body: Callable[[Any], Any], init: Sequence[Any], max_steps: int
 ) -> Sequence[Any]:
-    """At most so many steps, as a scan of rematerialised scans: differentiable in reverse mode."""
+    """A loop of at most `max_steps` steps that is differentiable in reverse mode.
+
+    It is a scan of rematerialised scans of about sqrt(max_steps) steps each, so only the carries between the inner
+    scans are saved for the backward pass.
+    """
     if max_steps < 1:
-        body(init)  # its errors
+        body(init)  # traced for its errors only
         return init
+    # n steps as sqrt(n) checkpointed scans of sqrt(n) steps: this minimises the carries that are alive at a time.
     inner = math.isqrt(max_steps - 1) + 1
     outer = -(-max_steps // inner)
 
@@ -156,7 +161,7 @@ def _bounded(
         return carry_after
 
     def keep(carry: Any) -> Any:
-        # A weak type is that of the first step's result, as in `while_loop`. JAX traces the branches in order.
+        # The carry has the dtypes of the first step's result, as in `while_loop`. JAX has traced `run_body` before.
         return [x if type_of(x).dtype == d else x.astype(d) for x, d in zip(carry, dtypes, strict=True)]
 
     def inner_step(carry: Any, allowed: Any) -> Any:

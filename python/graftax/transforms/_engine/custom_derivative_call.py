@@ -187,6 +187,7 @@ class CustomCall:
         self._live_program: Program | None = program
         self._private_program, self._nondiff = program.private(), nondiff
         self._value: TracedValue | None = None
+        # Placeholders tell which leaf of the program each leaf of the operands' graphs is.
         placeholders = [np.zeros(()) for _ in program.leaves]
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         built = _core.unflatten_roots(program.graphdef, placeholders)
@@ -263,9 +264,8 @@ class CustomCall:
             except NotImplementedError as error:
                 if not is_of_symbolic_zeros(error):
                     raise
-                outputs = jax.jit(flat)(
-                    *program.leaves
-                )  # in a shard_map that is not compiled; JAX can do it in a compiled one
+                # JAX's eager shard_map has no symbolic zeros, but a compiled one does.
+                outputs = jax.jit(flat)(*program.leaves)
             assert self._value is not None
             return program.finish(outputs, self._value.outcome)
         finally:

@@ -80,9 +80,8 @@ def _weak_references(owners_found: list[tuple[Running, Any]]) -> list[tuple[Runn
         except TypeError:
             if not isinstance(owner, types.CellType) or not isinstance(owner.cell_contents, _SMALL):
                 break
-            references.append(
-                (running, lambda owner=owner: owner)
-            )  # a plain value keeps nothing else alive
+            # A cell has no weak references, but with a plain value in it, it keeps nothing else alive.
+            references.append((running, lambda owner=owner: owner))
     return references
 
 

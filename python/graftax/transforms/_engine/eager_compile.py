@@ -65,9 +65,7 @@ def run_compiled(title: str, functions: Sequence[Any], operands: Sequence[Any], 
                 if is_of_steps(error):  # a helper kept a tracer: it needs the values of separate steps
                     with jax.disable_jit():
                         return run(functions, operands, extra)
-                if isinstance(
-                    error, MutationError | ConcurrentChangeError
-                ):  # a plain run would leak tracers
+                if isinstance(error, MutationError | ConcurrentChangeError):  # a plain run would leak tracers
                     raise
     return run(functions, operands, extra)
 

@@ -56,6 +56,7 @@ class Provenance(NamedTuple):
         if not only_order(reference.graphdef, self.graphdef):
             return None
         indices: list[list[int]] = []
+        # Leaves or nodes that share a key path cannot be matched.
         for own_paths, reference_paths in (
             (self.graphdef.leaf_places(), reference.graphdef.leaf_places()),
             (self.node_paths, reference.node_paths),

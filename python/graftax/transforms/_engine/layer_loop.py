@@ -146,6 +146,7 @@ class Layers:
             walked = _core.walk(graphdef, (self.objects[number],))
             for track, node in enumerate(walked[1] if walked else ()):
                 reached.setdefault((track, id(node)), []).append(number)
+        # Nodes by their index in the structure and their identity: one node under several objects is shared.
         several = {track: tuple(numbers) for (track, _), numbers in reached.items() if len(numbers) > 1}
         if not several:
             return Spec(())

@@ -74,9 +74,8 @@ def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: An
     keywords = program.operands - count
     captured = [Constant(option, option.nothing)] * (len(program.roots) - program.operands)
     if isinstance(spec, (tuple, list)) and not option.is_leaf_spec(spec):
-        spec = (
-            spec if (adapted := interop.prefix(spec)) is None else adapted
-        )  # as a whole: entries may share parts
+        # The prefix is adapted as a whole, because its entries may share parts.
+        spec = spec if (adapted := interop.prefix(spec)) is None else adapted
         entries = cast("Sequence[Any]", spec)
         if len(entries) != count or (keywords and keyword is UNKNOWN):
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
@@ -138,7 +137,7 @@ class Outputs:
         nodes, _, tracks = outcome.inputs()
         leaf_places = outcome.leaf_places()
         read = self._option.read(spec)
-        # The spec of the result is broadcast to the result by value: a returned operand has no output leaves of its own.
+        # The result is flattened by value for this: a returned operand has no output leaves of its own.
         result_specs = None
         if nodes or not isinstance(read, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])

@@ -33,6 +33,7 @@ class BranchObjects:
             for position, origin in enumerate(origins):
                 if origin is not None:
                     positions.setdefault(origin, set()).add(position)
+        # A node at two positions cannot be replaced at one of them without losing what they share.
         self._unique_nodes = {origin for origin, correspondence in positions.items() if len(correspondence) == 1}
         self.replaced = {
             node for position in range(len(self.reference.origins)) for node in self._replaced_at(position)

@@ -116,7 +116,7 @@ class Program:
         return twin
 
     def _part(self, function: Callable[..., Any], captured: bool) -> _BoundFunction:
-        if isinstance(function, _core.Caller):  # stays compiled
+        if isinstance(function, _core.Caller):  # a jitted function stays compiled: it is one opaque callable here
             plain, prefix = call_opaque, (function,)
         else:
             if not callable(function):

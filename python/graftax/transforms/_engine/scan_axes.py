@@ -171,6 +171,7 @@ class _AxesScan:
         self._outputs = outputs.trace(self._out_axes, call=call)
         self._carry_targets = self._find_carry_targets(carry_paths)
         self._check_constants(leaves)
+        # A constant that the step has written to must be carried: the next step has to see the new value.
         next_carry = dict(zip(carried, carry, strict=True))
         newly_carried = {carry_leaf for carry_leaf in self._carry_targets if carry_leaf is not None} - self._carried
         if newly_carried:

@@ -90,6 +90,8 @@ def match_tangents(
     """
     entries, first_paths = entries_by_path(graphs)
 
+    # A node that is reached twice has its entries at its first path only.
+
     def resolve(key_path: Any) -> Any:
         for end in range(1, len(key_path) + 1):
             if key_path[:end] in first_paths:
@@ -102,6 +104,7 @@ def match_tangents(
     for type_ in types:
         key_path = resolve((type_.root, *type_.path))
         used.add(key_path)
+        # An entry at a prefix of the path (a None in place of a subtree) is zero for everything below it.
         if not (is_float0(type_) or any(key_path[:end] in entries for end in range(1, len(key_path) + 1))):
             missing.append(type_)
         is_array, value = entries.get(key_path, (False, None))
@@ -119,6 +122,7 @@ def match_tangents(
                 OTHER_SHAPE.format(name=name, what=noun, path=type_.name, expected=expected, given=text)
             )
         tangents.append(value)
+    # An array that no leaf has used would be ignored: most likely its path is wrong.
     other_paths = {(root, *path) for root, path in like.leaf_places()} if like is not None else ()
     for key_path, (is_array, value) in entries.items():
         if is_array and key_path not in used and key_path not in other_paths and not is_float0(value):
