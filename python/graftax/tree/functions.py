@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of a flat list of leaves, or of structures alone."""
+"""Functions of `jax.tree` that need only a list of leaves, or structures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IsLeaf = Callable[[Any], bool]
 
 
 class _Unspecified:
-    """Stands for an argument that was not given."""
+    """The default of an argument that was not passed."""
 
     def __repr__(self) -> str:
         return "unspecified"

@@ -34,10 +34,10 @@ def broadcast_prefix(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf | None = 
     try:
         subtrees = treedef.flatten_up_to(full_tree)
     except ValueError:
-        found = differences(treedef, full_tree)
-        if not found:
+        mismatches = differences(treedef, full_tree)
+        if not mismatches:
             raise
-        raise ValueError(mismatch_text(found, "broadcast_prefix: a prefix and the full tree")) from None
+        raise ValueError(mismatch_text(mismatches, "broadcast_prefix: a prefix and the full tree")) from None
     result: list[Any] = []
     for value, subtree in zip(values, subtrees, strict=True):
         result += [value] * len(_core.tree_leaves(subtree))
