@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import jax
@@ -24,7 +24,7 @@ from graftax.transforms._engine.graph_after import (
     elements,
     node_name,
     numbers_in,
-    refuse_unseen,
+    refuse_hidden_leaves,
     same_type,
     state_after,
     type_of,
@@ -34,7 +34,7 @@ from graftax.transforms._engine.graph_after import (
 )
 from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.merge_objects import BranchObjects, BranchWriter
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.program import Program, Recipe
 from graftax.transforms._engine.retrace import Fixpoint, Retrace
 from graftax.transforms._engine.snapshot import Snapshot
 
@@ -274,7 +274,7 @@ class Branches:
             state = self.states[number]
             if state.final.graphdef != reference.final.graphdef:
                 self._differ(BRANCH_RESULTS, reference.final.graphdef, state.final.graphdef, title)
-            refuse_unseen(state)
+            refuse_hidden_leaves(state)
             self._same_types(reference, state, title)
         names = self._leaf_names(reference)
         changed = {names[i] for i in range(self._state_leaves(reference)) if self._source(i) is None}
@@ -412,9 +412,9 @@ class Branches:
             self._note_copies(result)
         return result
 
-    def _recipes(self, chosen: Iterable[int]) -> dict[int, tuple[Hashable, tuple[int, ...]]]:
+    def _recipes(self, chosen: Iterable[int]) -> dict[int, Recipe]:
         """The recipes of the leaves that some branch computes: (descriptions of all branches, input leaves)."""
-        recipes: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
+        recipes: dict[int, Recipe] = {}
         for i, leaf in enumerate(chosen):
             values = [state.values[leaf] for state in self.states.values()]
             if any(value.source_op for value in values):

@@ -21,7 +21,7 @@ from graftax._graph.stack import Each
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import of_trees
-from graftax.transforms._engine.layer_loop import note_lists, with_objects
+from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked
 from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
 from graftax.transforms._engine.lift import (
     ARRAYS,
@@ -168,13 +168,13 @@ def vmap_by(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
         if any(isinstance(arg, Each) for arg in args):
-            return with_objects(name_of(fun, title), mapped, args, kwargs)
+            return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
         axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         try:
             program = make(name_of(fun, title), [fun], args, kwargs)
             return _run(program, in_axes, out_axes, axis_size, axis, ignore_opaque, call, ignore_new_opaque)
         except (ValueError, TypeError, AttributeError) as error:
-            note_lists(name_of(fun, title), args, error)
+            add_list_notes(name_of(fun, title), args, error)
             raise
 
     return mapped

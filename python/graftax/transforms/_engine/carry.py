@@ -21,14 +21,14 @@ from graftax.transforms._engine.graph_after import (
     elements,
     node_name,
     numbers_in,
-    refuse_unseen,
+    refuse_hidden_leaves,
     same_type,
     state_after,
     type_text,
     with_arrays,
     with_copies,
 )
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.program import Program, Recipe
 from graftax.transforms._engine.retrace import Fixpoint, Retrace
 from graftax.transforms._engine.slices import Slices
 
@@ -175,7 +175,7 @@ class LoopAttempt:
         self.init = [self.program.leaves[i] for i in self.carried_leaves]
         self._final: Sequence[Any] = self.init
         # The recipe of each carried leaf: two leaves with the same recipe and the same inputs are one array.
-        self._recipes: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
+        self._recipes: dict[int, Recipe] = {}
         self._representatives: list[int] = []  # for each carried leaf, the first one that is the same array
         # The leaf of the state that each output leaf becomes, and the Outcome.
         self._last_trace: tuple[list[int], _core.Outcome] | None = None
@@ -285,7 +285,7 @@ class LoopAttempt:
         if replaced:
             path = node_name(program, state, replaced[0])
             raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=path))
-        refuse_unseen(state)
+        refuse_hidden_leaves(state)
         carried_leaves = set(self.carried_leaves)
         newly_carried = {
             self.paths[i] for i, leaf in enumerate(leaves) if i not in carried_leaves and state.values[i] is not leaf
@@ -360,9 +360,7 @@ class LoopAttempt:
         return self.program.finish([leaves[number] for number in numbers], outcome)
 
 
-def _recipe_of(
-    leaf: int, sources: dict[int, Source | None], state: StateAfter, leaves: list[Any]
-) -> tuple[Hashable, tuple[int, ...]] | None:
+def _recipe_of(leaf: int, sources: dict[int, Source | None], state: StateAfter, leaves: list[Any]) -> Recipe | None:
     """How the steps compute a leaf, and from which leaves: (description, input leaves).
 
     Two leaves with equal descriptions and identical inputs are one array after every step. An input may itself be the

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -17,14 +17,14 @@ from graftax._capture.numbers.symbols import NUMBERS
 from graftax._graph.array_aliases import Source
 from graftax._graph.structure import Place, Structure, place_name
 from graftax._graph.structure_diff import only_order
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.program import Program, Recipe
 
-UNSEEN = (
+HIDDEN_FROM_FLATTEN = (
     "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
     "value cannot be followed. Make it one of the children, or keep it elsewhere."
 )
 
-MADE_ANEW = (
+COMPUTED_BY_FLATTEN = (
     "{name}: {path} is an array that the flatten of a registered class makes of others, so that its value cannot be "
     "followed from one step or branch to the next. Let the flatten give the arrays that the object holds."
 )
@@ -144,7 +144,7 @@ def state_after(
     final_roots, result_parts = roots_of(roots, result)
     final_leaves, graphdef, final_nodes = program.recorded(final_roots, result_parts)
     leaf_index = {id(placeholder): i for i, placeholder in enumerate(final_leaves)}
-    _refuse_made(program, final_leaves, leaf_of.keys(), graphdef)
+    _refuse_computed_leaves(program, final_leaves, leaf_of.keys(), graphdef)
     return StateAfter(
         program,
         Provenance(initial_graphdef, list(range(len(nodes)))),
@@ -160,14 +160,14 @@ def state_after(
     )
 
 
-def _refuse_made(
+def _refuse_computed_leaves(
     program: Program, final_leaves: Sequence[Any], known_ids: Collection[int], graphdef: _core.GraphDef
 ) -> None:
     computed = next((i for i, placeholder in enumerate(final_leaves) if id(placeholder) not in known_ids), None)
     if computed is not None:
         root, path = graphdef.leaf_places()[computed]
         names = (*program.names, *("the result" for _ in range(root)))
-        raise StructureError(MADE_ANEW.format(name=program.name, path=place_name((root, path), names)))
+        raise StructureError(COMPUTED_BY_FLATTEN.format(name=program.name, path=place_name((root, path), names)))
 
 
 def _placeholder(leaf: Any) -> Any:
@@ -185,11 +185,11 @@ def node_name(program: Program, state: StateAfter, node: int) -> str:
     return place_name(key_path, program.names) if key_path[0] < len(program.names) else "a part of the state"
 
 
-def refuse_unseen(state: StateAfter) -> None:
+def refuse_hidden_leaves(state: StateAfter) -> None:
     """Raises StructureError for an array in an attribute that the flatten of a registered class omits."""
     for number, (_, path) in zip(state.output_leaves, state.outcome.leaf_places(), strict=True):
         if number < 0:
-            raise StructureError(UNSEEN.format(name=state.program.name, path=keystr(path)))
+            raise StructureError(HIDDEN_FROM_FLATTEN.format(name=state.program.name, path=keystr(path)))
 
 
 def with_arrays(value: Any) -> Any:
@@ -217,7 +217,7 @@ class EndedTracer(NamedTuple):
     source_op: Source | None  # the operation that computed it, and from which leaves
 
     @property
-    def recipe(self) -> tuple[Hashable, tuple[int, ...]]:
+    def recipe(self) -> Recipe:
         """(how it was computed, from which input leaves): equal recipes give one array if the inputs are one array."""
         if self.source_op is not None:
             return self.source_op.way, self.source_op.inputs

@@ -202,7 +202,7 @@ def layers_in(name: str, xs: Any) -> Layers | str | None:
     return Layers(name, list(objects), flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
 
 
-def note_lists(name: str, args: Sequence[Any], error: Exception) -> None:
+def add_list_notes(name: str, args: Sequence[Any], error: Exception) -> None:
     """Adds a note to an error of `vmap` for each argument that is a list of layers: such a list is sliced."""
     for number, arg in enumerate(args):
         objects: Any = arg if type(arg) is list else interop.items(arg)
@@ -236,7 +236,7 @@ def require_length(name: str, count: int, length: Any) -> None:
         raise ValueError(OTHER_LENGTH.format(name=name, count=count, length=length))
 
 
-def with_objects(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+def call_with_stacked(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
     """Calls `call` with the objects of each `graftax.each(objects)` argument stacked into one object."""
     layers_at = {i: Layers(name, arg.objects) for i, arg in enumerate(args) if isinstance(arg, Each)}
     result = call(*(layers_at[i].stacked if i in layers_at else arg for i, arg in enumerate(args)), **kwargs)

@@ -40,6 +40,9 @@ NO_SUCH_OPERAND = (
 NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."
 
 
+Recipe = tuple[Hashable, tuple[int, ...]]  # how an array was computed, and from which leaves
+
+
 class _BoundFunction(NamedTuple):
     """One function of a program, bound to the roots of the program that it uses."""
 
@@ -273,7 +276,7 @@ class Program:
             results.append(outcome.apply(values, self.leaves, nodes(position, walked[1]) if nodes else walked[1]))
         return results
 
-    def with_ties(self, values: Iterable[Any], recipes: Mapping[int, tuple[Hashable, tuple[int, ...]]]) -> list[Any]:
+    def with_ties(self, values: Iterable[Any], recipes: Mapping[int, Recipe]) -> list[Any]:
         """The values, with one array in place of those that have equal recipes: (description, input leaves)."""
         values = list(values)
         rows = [
