@@ -29,7 +29,7 @@ NO_SHARDING = (
 )
 SHARDING_TOO_DEEP = "{name}: {option} has {spec!r} for {path}, which is an array. Give one sharding, or None, there."
 UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
+    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
     "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
 NO_PART = "{name}: {option} has an entry for {keys}, and there is no such part: {path} has {there}."

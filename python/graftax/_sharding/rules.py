@@ -20,18 +20,18 @@ from graftax._graph.select import Shown, matching
 from graftax._graph.structure import is_unspoken, plain_key
 from graftax._jax.tracebacks import boundary
 
-NO_RULE = "no rule means it. The last rule can be ('**', None), which replicates what no other means"
-UNUSED = "decides about no array: it means none, or rules before it mean them all"
+NO_RULE = "no rule selects it. The last rule can be ('**', None), which replicates what no other rule selects"
+UNUSED = "decides about no array: it selects none, or earlier rules select them all"
 NO_AXIS = "the mesh has no axis {axis!r}: it has {axes}"
 TOO_LONG = "{spec} has {entries} entries, and the array {dims}"
 TWICE = "{spec} uses the axis {axis!r} twice"
 INDIVISIBLE = "dimension {dim} is {size}, which the {parts} devices of {axes} do not divide"
-NO_SPEC = "{spec!r} is no spec: give a PartitionSpec, None (replicated), a Sharding, or a function of a leaf"
+NO_SPEC = "{spec!r} is not a spec: give a PartitionSpec, None (replicated), a Sharding, or a function of a leaf"
 NO_MESH = (
     "there is no mesh: give one (shard(obj, mesh, rules), Rules(..., mesh=mesh)), or call within jax.set_mesh(mesh)"
 )
-NOT_A_RULE = "a rule is a pair (where, spec), and {rule!r} is none"
-NO_WHERE = "{where!r} says of no array whether it is meant: give a pattern, re.Pattern, type, filter, or f(path, leaf)"
+NOT_A_RULE = "a rule is a pair (where, spec), and {rule!r} is not a pair"
+NO_WHERE = "{where!r} does not select arrays: give a pattern, re.Pattern, type, filter, or f(path, leaf)"
 PROBLEMS = "the rules do not fit {what}:\n{lines}"
 
 _MAX_LINES = 40  # problems that a message shows

@@ -23,7 +23,9 @@ from graftax.transforms._engine.slices import OTHER_ELEMENTS
 T = TypeVar("T")
 
 NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
-RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
+RAGGED = (
+    "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays need the same number."
+)
 
 
 @boundary

@@ -29,7 +29,7 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the host function returned something else than result_shape_dtypes says:\n{differences}\nThe compiled "
+    "{name}: the result of the host function does not match result_shape_dtypes:\n{differences}\nThe compiled "
     "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
 )
 CALLBACK_SHAPE = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for time: `checkpoint`, also called `remat`."""
+"""`checkpoint`, also called `remat`, which trades computation for memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def checkpoint(
 
 
 def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """`checkpoint` with the programs that `make` makes."""
+    """`checkpoint` with its programs made by `make`, for `checkpoint` and `filter_checkpoint`."""
 
     @wraps(fun, "checkpoint")
     def run(*args: Any, **kwargs: Any) -> Any:

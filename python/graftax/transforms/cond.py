@@ -266,6 +266,7 @@ class Branches:
             self._same_structure(self.states[0], self.states[number], title)
         self._same_objects()
         reference = self.states[0]
+        # An element that is another object in another branch can only be returned as a copy.
         copied = {i for state in self.states.values() for i in self._other_elements(reference, state)}
         if copied - self.copied:
             self.copied |= copied
@@ -276,6 +277,7 @@ class Branches:
                 self._differ(BRANCH_RESULTS, reference.final.graphdef, state.final.graphdef, title)
             refuse_hidden_leaves(state)
             self._same_types(reference, state, title)
+        # Branches return the arrays of the state only if some branch changes them: a captured weight is a constant.
         names = self._leaf_names(reference)
         changed = {names[i] for i in range(self._state_leaves(reference)) if self._source(i) is None}
         if changed - self.carried:

@@ -216,7 +216,7 @@ def value_and_grad(
         a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
 
     Raises:
-        TypeError: where the value is no scalar, or there is nothing to differentiate.
+        TypeError: if the value is not a scalar, or if there is nothing to differentiate.
 
     Example:
         >>> def loss(model, x):
@@ -255,7 +255,7 @@ def with_gradient(
     wrt: Wrt,
     options: dict[str, Any],
 ) -> Callable[..., Any]:
-    """`value_and_grad` with the programs that `make` makes."""
+    """`value_and_grad` with its programs made by `make`, for `value_and_grad` and `filter_value_and_grad`."""
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:

@@ -222,7 +222,7 @@ def jacobian_by(
     options: dict[str, Any],
     order: int = 1,
 ) -> Callable[..., Any]:
-    """`jacfwd` and the like with the programs that `make` makes."""
+    """`jacfwd`, `jacrev` and `hessian` with their programs made by `make`."""
 
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:

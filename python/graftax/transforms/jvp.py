@@ -162,7 +162,7 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
         return tuple(x for x, d in zip(result_leaves, depends, strict=True) if d), output_leaves
 
     diff_leaves = tuple(program.leaves[i] for i in chosen)
-    # A tangent of another kind, such as one of integers, is JAX's to refuse.
+    # Tangents of other dtypes, such as integers, are passed on: JAX raises for them.
     cast_tangents = tuple(
         jnp.asarray(t, jnp.result_type(x)) if is_inexact(t) else t
         for t, x in zip(tangent_leaves, diff_leaves, strict=True)

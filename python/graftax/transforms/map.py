@@ -29,7 +29,7 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
         f: a function of one argument. The next step and the caller see what it changes in captured variables, as in
             `scan`.
         xs: as in `scan`.
-        batch_size: so many steps are computed at once, as by `vmap`; then `f` must not change what it captures.
+        batch_size: how many steps are computed at once, as by `vmap`; with it, `f` must not change what it captures.
 
     Returns:
         a graph like the result of `f`, as the second result of `scan`.

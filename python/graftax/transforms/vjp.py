@@ -64,7 +64,7 @@ def vjp(
 def pulled_back(
     make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool, options: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """`vjp` with the programs that `make` makes."""
+    """`vjp` with its program made by `make`, for `vjp` and `filter_vjp`."""
     differentiated = Differentiated(make, fun, "vjp", primals, has_aux)
     _, pull, outputs = jax.vjp(differentiated.flat, differentiated.primals, has_aux=True, **options)
     linear_map = differentiated.linear_map()

@@ -30,7 +30,7 @@ _UNSPECIFIED: Any = _Unspecified()
 
 
 def static(**kwargs: Any) -> Any:
-    """`dataclasses.field` for a field that is no child: `register_dataclass` makes it part of the structure.
+    """`dataclasses.field` for a field that is not a child: `register_dataclass` makes it part of the structure.
 
     Args:
         kwargs: as for `dataclasses.field`; `metadata` is kept, and what it says of "static" counts.
@@ -125,7 +125,7 @@ def tree_transpose(outer_treedef: Any, inner_treedef: Any | None, pytree_to_tran
         pytree_to_transpose: a tree of the outer structure, with trees of the inner one as its leaves.
 
     Raises:
-        TypeError: where the tree is no such tree.
+        TypeError: if the tree does not have this structure.
 
     Example:
         >>> pair, named = graftax.tree.structure([0, 0]), graftax.tree.structure({"a": 0, "b": 0})

@@ -24,7 +24,7 @@ def broadcast_prefix(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf | None = 
         one value for each leaf of the full tree.
 
     Raises:
-        ValueError: where it is no prefix; names the paths, what was expected and found, keys that are missing.
+        ValueError: if it is not a prefix. The error names the paths, what was expected and found, and missing keys.
 
     Example:
         >>> graftax.tree.broadcast_prefix((0, None), ({"a": 1, "b": 2}, 3), is_leaf=lambda x: x is None)

@@ -33,8 +33,8 @@ from graftax.transforms._engine.retrace import Fixpoint, Retrace
 from graftax.transforms._engine.slices import Slices
 
 LOOP_STRUCTURE = (
-    "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
-    "is the state before a step, given the one after it.) The state is the carry and everything that the functions "
+    "{name}: a step must not change the structure of its state, and changes it:\n{differences}\n(expected "
+    "is the state before a step, given the state after it.) The state is the carry and everything that the functions "
     "capture. One compiled step serves for all, so only arrays can change. Make a number that changes an array "
     "(jnp.asarray), return what is to be collected as the second result of a scan instead of appending it, and change "
     "an object that is held in two places instead of replacing it."
@@ -93,7 +93,8 @@ class Loop:
         carry: int | None = 0,
         slices: Slices | None = None,
     ) -> None:
-        """
+        """Begins a loop without any assumption about its state.
+
         Args:
             name: what error messages call the loop.
             functions: the user's functions; what they capture is part of the state.
@@ -281,11 +282,13 @@ class LoopAttempt:
         moved = [(t, o) for t, o in enumerate(state.final.origins) if o is not None and o != t]
         if moved:
             self._handle_moves(state, moved)
+        # The Outcome changes a node in place and then removes it; a second step would start from the new node instead.
         replaced = [t for t in state.changed if state.final.origins[t] != t]
         if replaced:
             path = node_name(program, state, replaced[0])
             raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=path))
         refuse_hidden_leaves(state)
+        # A leaf was assumed to be constant, and the step has put another array at its path.
         carried_leaves = set(self.carried_leaves)
         newly_carried = {
             self.paths[i] for i, leaf in enumerate(leaves) if i not in carried_leaves and state.values[i] is not leaf
@@ -300,7 +303,7 @@ class LoopAttempt:
                     LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=expected, given=actual)
                 )
 
-    def _handle_structure(self, before: _core.GraphDef, after: _core.GraphDef) -> NoReturn:
+    def _handle_structure(self, expected: _core.GraphDef, actual: _core.GraphDef) -> NoReturn:
         """Handles a step that changed the structure of the state.
 
         Raises:
@@ -309,14 +312,14 @@ class LoopAttempt:
         """
         loop, program = self.loop, self.program
         if loop.carry is not None:
-            differing = {d.path for d in differences(before, after, program.names) if d.kind != "order"}
+            differing = {d.path for d in differences(expected, actual, program.names) if d.kind != "order"}
             changed = differing & numbers_in(program, loop.carry)
             if changed - loop.dynamic:
                 loop.dynamic |= changed
                 if not loop.differing and differing - changed:  # with a traced number, the message would be less clear
-                    loop.differing = differences_text(before, after, program.names, orders=False, known=changed)
+                    loop.differing = differences_text(expected, actual, program.names, orders=False, known=changed)
                 raise Retrace
-        text = loop.differing or differences_text(before, after, program.names, orders=False)
+        text = loop.differing or differences_text(expected, actual, program.names, orders=False)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
     def _handle_moves(self, state: StateAfter, moved: list[tuple[int, int]]) -> None:

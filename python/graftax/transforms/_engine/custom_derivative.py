@@ -155,6 +155,8 @@ class FilteredRule(_BindsAsMethod[P, R]):
 
 
 def none_for_zero(tree: Any) -> Any:
+    """The tree of tangents with None in place of symbolic zeros, as Equinox passes it to rules."""
+
     def shown(x: Any) -> Any:
         return x if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) else None
 
@@ -162,6 +164,8 @@ def none_for_zero(tree: Any) -> Any:
 
 
 def with_zeros(like: Any, tree: Any) -> Any:
+    """The tree of tangents with zeros in place of None, if `like` has a floating array there."""
+
     def filled(x: Any, tangent: Any) -> Any:
         is_array = isinstance(x, (jax.Array, np.ndarray)) and is_inexact(x)
         return jnp.zeros_like(x) if tangent is None and is_array else tangent

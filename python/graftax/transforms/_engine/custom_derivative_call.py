@@ -93,7 +93,8 @@ class TangentSpace(NamedTuple):
         leaf_of: Callable[[Any], tuple[int, Any]],
         excluded: Collection[int] = (),
     ) -> TangentSpace:
-        """
+        """The tangent space of some primal graphs.
+
         Args:
             graphs: the primal graphs.
             names: one name per graph, for error messages.
@@ -104,6 +105,7 @@ class TangentSpace(NamedTuple):
         zeros: list[Any] = []
         differentiated: list[tuple[int, int, TangentType]] = []
         for index, (leaf, key_path) in enumerate(zip(record_leaves, graphdef.leaf_places(), strict=True)):
+            # Python numbers are leaves here, so that a static 3.0 has the tangent 0.0.
             zeros.append(leaf.__class__(0) if type(leaf) in (float, complex, FloatSymbol) else None)
             if type(leaf) in NUMBERS:
                 continue
@@ -112,8 +114,8 @@ class TangentSpace(NamedTuple):
                 differentiated.append(
                     (index, number, TangentType.from_leaf(array, *key_path, place_name(key_path, tuple(names))))
                 )
-        index, numbers, shapes = zip(*differentiated, strict=True) if differentiated else ((), (), ())
-        return TangentSpace(graphdef, tuple(zeros), index, numbers, shapes)
+        indices, numbers, shapes = zip(*differentiated, strict=True) if differentiated else ((), (), ())
+        return TangentSpace(graphdef, tuple(zeros), indices, numbers, shapes)
 
     def graphs(self, values: Sequence[Any], statics: bool = True) -> tuple[Any, ...]:
         """The graphs, built around one value per differentiated leaf.
@@ -139,6 +141,8 @@ class TracedValue:
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
         number_of = {path: i for i, path in enumerate(paths)}
         result = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
+        # Arrays without an output leaf are in a returned object of the caller's. Such an object keeps its own arrays,
+        # which cannot carry the derivative of the rule.
         missing = set(paths).difference(result)
         excluded = leaves_in_functions(output.graphdef) if filtered else set[int]()
         for i, (path, leaf) in enumerate(zip(paths, output.leaves, strict=True)):
@@ -435,6 +439,7 @@ class CustomCall:
         for (write, path), cotangent, leaf in zip(written, cotangents, traced.forwarded, strict=True):
             root, node_path = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
             key_path = root, (*node_path, *path)
+            # An array that is written back to its own path is not an update.
             if leaf is None or initial_leaf.get(key_path) != leaf:
                 values[key_path] = _materialize_zeros(_array(cotangent), cotangent, False)
         diff = [i for i in range(self._private_program.operands) if i not in self._nondiff]

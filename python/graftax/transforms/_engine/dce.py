@@ -42,6 +42,7 @@ def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], needed: Seque
     for eqn in reversed(live_eqns):
         operands = [read(v) for v in eqn.invars]
         inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
+        # A jitted function is one equation: only its inner jaxpr shows which of its host callbacks are needed.
         if inner is not None and _calls_host(inner.jaxpr):
             outputs = _run(inner.jaxpr, inner.consts, operands, [v in live for v in eqn.outvars])
         else:

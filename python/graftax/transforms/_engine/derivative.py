@@ -87,6 +87,7 @@ register_pytree_node(ForwardHook, lambda given: (given.outputs, given.callback),
 
 @contextlib.contextmanager
 def explaining_reverse_errors() -> Generator[None]:
+    """Adds advice to JAX's error about a loop that cannot be differentiated in reverse mode."""
     try:
         yield
     except ValueError as error:

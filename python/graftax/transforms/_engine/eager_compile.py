@@ -137,6 +137,7 @@ def _trace_counters(
 
     Variables that the loop's own functions name are excluded, because they are part of the loop's state.
     """
+    # A changed node without arrays in it, such as a list or a cell with a number, differs after every trace.
     with_arrays = {root - 1 for root, _ in outcome.leaf_places() if root > 0}
     written = [track for i, track in enumerate(outcome.inputs()[2]) if i not in with_arrays]
     changed = {graphdef._node_place(track)[0] - len(roots) + len(origins) for track in written}  # pyright: ignore[reportPrivateUsage]

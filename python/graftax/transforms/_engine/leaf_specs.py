@@ -163,6 +163,7 @@ class Outputs:
             if input_leaf is not None and not self._equivalent(leaf_spec, self._broadcast.leaf_specs[input_leaf], leaf):
                 input_leaf = None
             output_leaves.append(OutputLeaf(name, leaf, leaf_spec, root > 0, input_leaf, root == 0 and i in in_values))
+        # A returned operand keeps the arrays that it has, so its spec in the result has to agree with them.
         if result_specs is not None and nodes:
             result_paths = {path for root, path in leaf_places if root == 0}
             if ignore_opaque:

@@ -118,6 +118,7 @@ class _AxesScan:
 
     def run(self, length: int, reverse: bool, unroll: int | bool) -> Any:
         program, axes = self._program, self._broadcast.leaf_specs
+        # jax.lax.scan iterates over axis 0 only.
         rows = [jnp.moveaxis(program.leaves[i], axes[i], 0) for i in self._rows]
         while True:
             carried = sorted(self._carried)

@@ -25,10 +25,12 @@ NOT_A_PAIR = (
     "{name}: the function has to return a pair (carry, y), and returned {found}. Return (carry, None) for no y."
 )
 NOT_SLICED = (
-    "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or "
+    "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs in the carry or "
     "the closure; a Python number in xs is the same in each step."
 )
-OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
+OTHER_LENGTH = (
+    "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs need the same number of rows."
+)
 OF_OBJECTS = " (For a step with each of the objects in this list: graftax.each(xs).)"
 NO_LENGTH = (
     "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
@@ -143,6 +145,7 @@ def _whole_number(name: str, length: Any) -> Any:
 
 
 def as_pair(name: str, result: Any) -> tuple[Any, Any]:
+    """The result of a step as (carry, y). Raises TypeError if it is not a pair."""
     several = type(result) in (tuple, list)
     if not several or len(result) != 2:
         raise TypeError(NOT_A_PAIR.format(name=name, found=type_text(result) + f" of {len(result)}" * several))

@@ -24,7 +24,7 @@ NO_ENTRY = (
 )
 NO_TEXT = (
     "{name}: a dict for {option} as a whole has patterns of key paths, types or filters as its keys, such as 'x' or "
-    "'**.w', and {given!r} is none. For one entry an argument, give a tuple."
+    "'**.w', and {given!r} is not one. For one entry per argument, give a tuple."
 )
 ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
 OTHER_PARTS = (
@@ -32,7 +32,7 @@ OTHER_PARTS = (
     "for each of its parts."
 )
 PATTERN_UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
+    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
     "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
 TWO_ENTRIES = (

@@ -18,11 +18,11 @@ from graftax._graph.structure import Op, Row, Structure, path_text
 
 OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
 OTHER_TANGENT = (
-    "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
+    "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} takes the place of a floating "
     "array, in a graph of the same structure, with None for zero: here at {expected}."
 )
 NO_TANGENT = (
-    "{name}: there is no {what} for {path}. A {what} stands in the place of each floating array, in a graph of the "
+    "{name}: there is no {what} for {path}. A {what} takes the place of each floating array, in a graph of the "
     "same structure; None, or a static, stands for zero."
 )
 

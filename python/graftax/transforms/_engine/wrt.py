@@ -19,7 +19,7 @@ from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import is_inexact, is_key
 
 WRT_TYPE = (
-    "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
+    "{name}: {option}={given!r} does not say which arguments are differentiated. Give argnums= positions of arguments, "
     "wrt= positions, names, patterns of key paths, types, or a predicate of arrays."
 )
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
