@@ -331,7 +331,7 @@ def test_what_is_no_pattern_is_refused_with_the_option(pattern: str):
 
 
 def test_a_specification_of_all_arguments_has_patterns_as_keys():
-    with pytest.raises(TypeError, match=r"in_axes as a whole has patterns .* and 0 is none\. .*give a tuple"):
+    with pytest.raises(TypeError, match=r"in_axes as a whole has patterns .* and 0 is not one\. .*give a tuple"):
         graftax.vmap(lambda x: x, in_axes={0: 0})(jnp.ones(2))
 
 

@@ -136,7 +136,7 @@ def test_rules_make_a_sharded_model():
     assert specs(model) == [P("model"), P()]
     linear = graftax.jit(eqx.nn.Linear, out_shardings=graftax.Rules([("**", graftax.fsdp("data"))], mesh=MESH))
     assert linear(8, 4, key=jax.random.key(0)).weight.sharding.spec == P()
-    with pytest.raises(graftax.StructureError, match=r"obj\.b: no rule means it"):
+    with pytest.raises(graftax.StructureError, match=r"obj\.b: no rule selects it"):
         graftax.jit(Model, out_shardings=graftax.Rules([("w", P("model"))], mesh=MESH))()
     with pytest.raises(graftax.StructureError, match=r"the rule bias decides about no array"):
         graftax.jit(Model, out_shardings=rules(rules=[("bias", None)]))()

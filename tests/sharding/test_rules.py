@@ -69,7 +69,7 @@ def test_one_error_has_all_problems_and_nothing_moves():
     assert lines[0] == "the rules do not fit this Net:" and len(lines) == 6
     assert any("no axis 'modle': it has data (4), model (2)" in line for line in lines)
     assert any("has 3 entries, and the array 2 dimensions" in line for line in lines)
-    assert any("obj.layers[1][b]: no rule means it" in line for line in lines)
+    assert any("obj.layers[1][b]: no rule selects it" in line for line in lines)
     assert any("the rule **.weight decides about no array" in line for line in lines)
     assert isinstance(net.layers[0]["w"], np.ndarray)
     assert spec(graftax.shard(net, MESH, [], default=None).layers[0]["w"]) == P()
@@ -117,7 +117,11 @@ def test_keys_and_functions_of_the_leaf():
     placed = graftax.shard(state, MESH, [("key", P("data")), ("**", lambda x: P(None, "model") if x.ndim else None)])
     assert spec(placed["key"]) == P("data") and spec(placed["x"]) == P(None, "model")
     assert spec(graftax.shard(state, MESH, [(..., NamedSharding(MESH, P()))])["x"]) == P()
-    for bad, error in (([("**", 3)], "3 is no spec"), ([3], "a rule is a pair"), ([(3, None)], "says of no array")):
+    for bad, error in (
+        ([("**", 3)], "3 is not a spec"),
+        ([3], "a rule is a pair"),
+        ([(3, None)], "does not select arrays"),
+    ):
         with pytest.raises(TypeError, match=error):
             graftax.shard(state, MESH, bad)
 
@@ -153,7 +157,7 @@ def test_the_table_shows_bytes_and_problems():
     table = rules.table(graftax.eval_shape(Net))
     text = str(table)
     assert (table.bytes, table.bytes_per_device) == (2 * 128 + 2 * 16 + 4, 2 * 32 + 2 * 16 + 4)
-    assert "obj.layers[0][w]" in text and "no rule means it" in text and "the rule nothing decides" in text
+    assert "obj.layers[0][w]" in text and "no rule selects it" in text and "the rule nothing decides" in text
     assert rules.shardings({"a": {"w": np.ones(4)}, "nothing": np.ones(2)}) == {
         graftax.Path.parse("[a][w]"): NamedSharding(MESH, P("data")),
         graftax.Path.parse("[nothing]"): NamedSharding(MESH, P()),

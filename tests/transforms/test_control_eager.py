@@ -326,7 +326,7 @@ def test_an_error_is_that_of_every_call_and_leaves_things_as_they_were():
             graftax.scan(lambda carry, row: ([carry], None), jnp.zeros(()), ROWS)
         messages.add(str(caught.value))
     assert len(messages) == 1
-    assert re.match("scan of <lambda>: a step has to leave the structure", messages.pop())
+    assert re.match("scan of <lambda>: a step must not change the structure", messages.pop())
 
 
 def test_a_call_that_works_comes_after_one_that_fails():
@@ -455,7 +455,7 @@ def test_functions_of_one_code_and_other_kind_differ():
 
 
 def test_many_functions_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(eager_compile, "_FUNCTIONS", 4)
+    monkeypatch.setattr(eager_compile, "_MAX_FUNCTIONS", 4)
 
     def run(number: int) -> None:
         namespace: dict[str, Any] = {}

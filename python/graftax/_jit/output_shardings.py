@@ -24,7 +24,7 @@ from graftax._jax import fast_dispatch
 from graftax._jax.compat import array_class, is_of_an_output
 from graftax._jax.tracebacks import hide
 from graftax._jit.call_plan import Layout, Plan
-from graftax._sharding.frozen_specs import FrozenDict, Held
+from graftax._sharding.frozen_specs import FrozenDict, UnhashableSpec
 from graftax._sharding.leaf_shardings import Shardings, has_parts
 
 RETURN = "return"
@@ -173,8 +173,8 @@ class Placing:
             spec = tuple(read.of_leaf(path, path) for path in paths)
             read.check()
             self._refuse_misfits(paths, spec, result)
-        elif isinstance(spec, Held):
-            spec = spec.held
+        elif isinstance(spec, UnhashableSpec):
+            spec = spec.value
         return self._placed(outcome, spec, of_written, (*result, *written))
 
     def _placed(self, outcome: _core.Outcome, spec: Any, of_written: list[Any], out: tuple[Any, ...]) -> Any:

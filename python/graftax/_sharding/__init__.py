@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules and specs that place leaves on devices."""
+"""Rules and specs that assign a sharding to each leaf."""

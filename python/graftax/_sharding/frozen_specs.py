@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashable twins of sharding prefixes, so that the options of a jitted function can be compared."""
+"""Hashable forms of sharding prefixes, so that the options of a jitted function can be compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from graftax import interop
 
 
 def freeze(value: Any) -> Any:
-    """A hashable twin of a sharding prefix: lists become tuples, dicts become `FrozenDict`s; others are `Held`."""
-    value = value if (whole := interop.prefix(value)) is None else whole
+    """A hashable form of a sharding prefix.
+
+    Lists become tuples, dicts become `FrozenDict`s, and other unhashable objects are wrapped in `UnhashableSpec`.
+    """
+    value = value if (adapted := interop.prefix(value)) is None else adapted
     if isinstance(value, dict):
         return FrozenDict((k, freeze(v)) for k, v in value.items())
     if isinstance(value, list):
@@ -21,22 +24,22 @@ def freeze(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return Held(value)
+        return UnhashableSpec(value)
     return value
 
 
-class Held:
-    """An object of shardings that does not hash, as a part of the options of a jitted function."""
+class UnhashableSpec:
+    """An unhashable object with shardings, compared by identity as part of the options of a jitted function."""
 
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __repr__(self) -> str:
-        return repr(self.held)
+        return repr(self.value)
 
 
 class FrozenDict(dict[Any, Any]):
-    """A dict that is not written to, and hashes."""
+    """A hashable dict, which nobody may write to."""
 
     def __init__(self, items: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(items)

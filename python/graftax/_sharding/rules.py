@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which array is sharded how, said by rules: the first that means an array decides."""
+"""Sharding rules: the first rule that selects an array decides how it is sharded."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from graftax._graph.select import Shown, matching
 from graftax._graph.structure import is_unspoken, plain_key
 from graftax._jax.tracebacks import boundary
 
-NO_RULE = "no rule means it. The last rule can be ('**', None), which replicates what no other means"
-UNUSED = "decides about no array: it means none, or rules before it mean them all"
+NO_RULE = "no rule selects it. The last rule can be ('**', None), which replicates what no other rule selects"
+UNUSED = "decides about no array: it selects none, or earlier rules select them all"
 NO_AXIS = "the mesh has no axis {axis!r}: it has {axes}"
 TOO_LONG = "{spec} has {entries} entries, and the array {dims}"
 TWICE = "{spec} uses the axis {axis!r} twice"
 INDIVISIBLE = "dimension {dim} is {size}, which the {parts} devices of {axes} do not divide"
-NO_SPEC = "{spec!r} is no spec: give a PartitionSpec, None (replicated), a Sharding, or a function of a leaf"
+NO_SPEC = "{spec!r} is not a spec: give a PartitionSpec, None (replicated), a Sharding, or a function of a leaf"
 NO_MESH = (
     "there is no mesh: give one (shard(obj, mesh, rules), Rules(..., mesh=mesh)), or call within jax.set_mesh(mesh)"
 )
-NOT_A_RULE = "a rule is a pair (where, spec), and {rule!r} is none"
-NO_WHERE = "{where!r} says of no array whether it is meant: give a pattern, re.Pattern, type, filter, or f(path, leaf)"
+NOT_A_RULE = "a rule is a pair (where, spec), and {rule!r} is not a pair"
+NO_WHERE = "{where!r} does not select arrays: give a pattern, re.Pattern, type, filter, or f(path, leaf)"
 PROBLEMS = "the rules do not fit {what}:\n{lines}"
 
-_MOST = 40  # problems that a message shows
+_MAX_LINES = 40  # problems that a message shows
 
-Where = Any  # a pattern, `re.Pattern`, type, filter or `f(path, leaf)`
+ArraySelector = Any  # a pattern, `re.Pattern`, type, filter or `f(path, leaf)`
 
 
 class FullySharded(NamedTuple):
@@ -69,18 +69,18 @@ def fsdp(*axes: str, min_size: int = 2**18) -> Any:
 
 
 class Assigned(NamedTuple):
-    """What becomes of one array."""
+    """The sharding of one array."""
 
-    number: int  # its row
+    number: int  # its row in the graph
     path: Path
     leaf: Any
-    by: str  # the rule, `scalar`, `metadata`, `default`; empty where nothing says
+    decided_by: str  # the rule, `scalar`, `metadata` or `default`; empty if nothing decides
     spec: PartitionSpec | Sharding | None
     problem: str
 
 
 class Assignment(NamedTuple):
-    """What rules say of an object: of each array once, and what is wrong."""
+    """The shardings that rules assign to the arrays of an object, each array once, and the problems."""
 
     cls: str
     arrays: list[Assigned]
@@ -97,7 +97,7 @@ class Assignment(NamedTuple):
         refuse(f"this {self.cls}", self.lines())
 
     def shardings(self) -> Iterator[tuple[Assigned, Any]]:
-        """Each array, and its sharding; a bare spec where the mesh is that of the context."""
+        """Yields each array and its sharding, which is a bare spec if the mesh is that of the context."""
         for array in self.arrays:
             spec = array.spec
             if isinstance(spec, PartitionSpec) and isinstance(self.mesh, jax.sharding.Mesh):
@@ -167,10 +167,12 @@ class Rules:
         **[bias]
     """
 
-    def __init__(self, rules: Iterable[tuple[Where, Any]] | Mapping[Where, Any], *, mesh: Any = None) -> None:
-        given: Iterable[Any] = cast("Mapping[Any, Any]", rules).items() if isinstance(rules, Mapping) else rules
+    def __init__(
+        self, rules: Iterable[tuple[ArraySelector, Any]] | Mapping[ArraySelector, Any], *, mesh: Any = None
+    ) -> None:
+        items: Iterable[Any] = cast("Mapping[Any, Any]", rules).items() if isinstance(rules, Mapping) else rules
         pairs: list[tuple[Any, Any]] = []
-        for rule in given:
+        for rule in items:
             if not isinstance(rule, tuple) or len(cast("tuple[Any, ...]", rule)) != 2:
                 raise TypeError(NOT_A_RULE.format(rule=rule))
             pairs.append(cast("tuple[Any, Any]", rule))
@@ -203,14 +205,16 @@ class Rules:
         rows: list[TableRow] = []
         for array, sharding in assignment.shardings():
             size = math.prod(array.leaf.shape) * _width(array.leaf)
-            here = size if array.problem else _part(array, sharding, assignment.mesh) * _width(array.leaf)
-            about = array.path, tuple(array.leaf.shape), array.leaf.dtype, array.by, array.spec
-            rows.append(TableRow(*about, size, here, array.problem))
+            device_size = (
+                size if array.problem else _elements_per_device(array, sharding, assignment.mesh) * _width(array.leaf)
+            )
+            description = array.path, tuple(array.leaf.shape), array.leaf.dtype, array.decided_by, array.spec
+            rows.append(TableRow(*description, size, device_size, array.problem))
         total, per_device = sum(r.bytes for r in rows), sum(r.bytes_per_device for r in rows)
         return Table(tuple(rows), tuple(assignment.unused), total, per_device)
 
     def assign(self, graph: Graph, mesh: Any = None, default: Any = ..., local: bool = False) -> Assignment:
-        """What the rules say of each array of a graph. Raises nothing for what does not fit.
+        """Applies the rules to each array of a graph. Rules that do not fit are noted as problems, and do not raise.
 
         Args:
             graph: the object.
@@ -223,11 +227,13 @@ class Rules:
         free = [number for number in arrays if arrays[number].shape != ()]
         decided: dict[int, tuple[str, Any]] = {}
         unused: list[str] = []
-        for where, spec in self._pairs:
-            found = [number for number in _meant(graph, where, list(arrays), arrays) if number not in decided]
-            if not found:
-                unused.append(_where_text(where))
-            decided.update((number, (_where_text(where), spec)) for number in found)
+        for selector, spec in self._pairs:
+            newly_decided = [
+                number for number in _selected_arrays(graph, selector, list(arrays), arrays) if number not in decided
+            ]
+            if not newly_decided:
+                unused.append(_selector_text(selector))
+            decided.update((number, (_selector_text(selector), spec)) for number in newly_decided)
         for number in free:
             if number not in decided and (names := _metadata(graph, number)) is not None:
                 decided[number] = "metadata", names
@@ -235,26 +241,26 @@ class Rules:
                 decided[number] = "default", default
         assigned: list[Assigned] = []
         for number, leaf in arrays.items():
-            by, spec = decided.get(number, ("", None))
+            decided_by, spec = decided.get(number, ("", None))
             if leaf.shape == ():
-                by, spec = "scalar", PartitionSpec()
-            spec, problem = _resolved(spec, leaf, mesh.local_mesh if local else mesh) if by else (None, NO_RULE)
-            assigned.append(Assigned(number, graph.path(number), leaf, by, spec, problem))
+                decided_by, spec = "scalar", PartitionSpec()
+            spec, problem = _resolved(spec, leaf, mesh.local_mesh if local else mesh) if decided_by else (None, NO_RULE)
+            assigned.append(Assigned(number, graph.path(number), leaf, decided_by, spec, problem))
         return Assignment(type(graph.rows[0].value).__qualname__, assigned, unused, mesh)
 
 
-def refuse(what: str, lines: Sequence[str]) -> None:
-    """Raises StructureError with these problems, where there are some."""
+def refuse(subject: str, lines: Sequence[str]) -> None:
+    """Raises StructureError with these problems, if there are any."""
     if lines:
-        more = [f"  and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
-        raise StructureError(PROBLEMS.format(what=what, lines="\n".join([*lines[:_MOST], *more])))
+        remaining = [f"  and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+        raise StructureError(PROBLEMS.format(what=subject, lines="\n".join([*lines[:_MAX_LINES], *remaining])))
 
 
 def mesh_of(mesh: Any) -> Any:
-    """The mesh that is meant: the given one, or that of `jax.set_mesh`.
+    """The given mesh, or that of `jax.set_mesh`.
 
     Raises:
-        StructureError: where there is none.
+        StructureError: if there is none.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -264,47 +270,47 @@ def mesh_of(mesh: Any) -> Any:
 
 
 def is_placed(row: GraphRow) -> bool:
-    """Is it an array that rules are for, or a shape in its place? A shape in a Variable of NNX is structure for JAX."""
+    """Whether rules apply to a row: a leaf array, or a shape in its place, also where the shape is static for JAX."""
     return (row.what == "array" and not row.aux) or isinstance(row.value, jax.ShapeDtypeStruct)
 
 
 def _arrays(graph: Graph) -> dict[int, Any]:
-    """The arrays of a graph by row, and shapes in their place; each once."""
-    seen: set[int] = set()
-    found: dict[int, Any] = {}
+    """The arrays of a graph, and the shapes in place of arrays, by row; each object once."""
+    visited: set[int] = set()
+    arrays: dict[int, Any] = {}
     for number, row in enumerate(graph.rows):
-        if is_placed(row) and id(row.value) not in seen:
-            seen.add(id(row.value))
-            found[number] = row.value
-    return found
+        if is_placed(row) and id(row.value) not in visited:
+            visited.add(id(row.value))
+            arrays[number] = row.value
+    return arrays
 
 
-def _meant(graph: Graph, where: Any, numbers: list[int], arrays: dict[int, Any]) -> list[int]:
-    """Which of the arrays a rule means."""
-    if isinstance(where, re.Pattern):
-        return [n for n in numbers if cast("re.Pattern[str]", where).search(joined(graph.path(n)))]
-    wanted = filter_of(where)
-    if isinstance(where, (str, Path)) or wanted is not None:
+def _selected_arrays(graph: Graph, selector: Any, numbers: list[int], arrays: dict[int, Any]) -> list[int]:
+    """The rows of the arrays that a rule selects."""
+    if isinstance(selector, re.Pattern):
+        return [n for n in numbers if cast("re.Pattern[str]", selector).search(regex_path(graph.path(n)))]
+    leaf_filter = filter_of(selector)
+    if isinstance(selector, (str, Path)) or leaf_filter is not None:
         try:
-            chosen = graph.below(matching(graph, where) if wanted is None else wanted.means(Shown(graph)))
-        except StructureError:  # it means nothing
+            chosen = graph.below(matching(graph, selector) if leaf_filter is None else leaf_filter.means(Shown(graph)))
+        except StructureError:  # the pattern selects nothing
             return []
-        same = {id(graph.rows[number].value) for number in chosen}  # at whichever of its places
-        return [n for n in numbers if id(arrays[n]) in same]
-    if callable(where):
-        return [n for n in numbers if where(graph.path(n), arrays[n])]
-    raise TypeError(NO_WHERE.format(where=where))
+        selected_ids = {id(graph.rows[number].value) for number in chosen}  # an array may be at several paths
+        return [n for n in numbers if id(arrays[n]) in selected_ids]
+    if callable(selector):
+        return [n for n in numbers if selector(graph.path(n), arrays[n])]
+    raise TypeError(NO_WHERE.format(where=selector))
 
 
-def joined(path: Iterable[Any]) -> str:
-    """A path as regular expressions see it: `layers/0/w`. What is in a Variable of a library is the Variable."""
+def regex_path(path: Iterable[Any]) -> str:
+    """The path that regular expressions search, such as `layers/0/w`, without the entry for the value of a Variable."""
     return "/".join(str(plain_key(entry)) for entry in path if not is_unspoken(entry))
 
 
 def _metadata(graph: Graph, number: int) -> Any:
-    """The spec that a library keeps beside an array, in what holds it."""
-    up = graph.rows[number].parent
-    return None if up < 0 else interop.axes(graph.rows[up].value)
+    """The spec that a library stores beside an array, in the array's parent."""
+    parent = graph.rows[number].parent
+    return None if parent < 0 else interop.axes(graph.rows[parent].value)
 
 
 def _check_spec(spec: Any) -> None:
@@ -313,7 +319,7 @@ def _check_spec(spec: Any) -> None:
 
 
 def _resolved(spec: Any, leaf: Any, mesh: Any) -> tuple[Any, str]:
-    """(the spec of an array or its sharding, what is wrong with it)."""
+    """(the spec or sharding of an array, the problem with it as text, which is empty if there is none)."""
     if isinstance(spec, FullySharded):
         missing = [axis for axis in spec.axes if axis not in mesh.shape]
         spec = PartitionSpec(missing[0]) if missing else spec.spec(leaf, mesh)
@@ -356,8 +362,8 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def _part(array: Assigned, sharding: Any, mesh: Any) -> int:
-    """How many numbers of an array are on one device."""
+def _elements_per_device(array: Assigned, sharding: Any, mesh: Any) -> int:
+    """The number of an array's elements on one device."""
     if isinstance(sharding, Sharding):
         return math.prod(sharding.shard_shape(tuple(array.leaf.shape)))
     axes = [axis for entry in cast("PartitionSpec", array.spec) for axis in _axes(entry)]
@@ -372,12 +378,12 @@ def _width(leaf: Any) -> int:
     return leaf.dtype.itemsize
 
 
-def _where_text(where: Any) -> str:
-    if isinstance(where, str):
-        return where
-    if isinstance(where, re.Pattern):
-        return f"re {cast('re.Pattern[str]', where).pattern}"
-    return getattr(where, "__name__", None) or repr(where)
+def _selector_text(selector: Any) -> str:
+    if isinstance(selector, str):
+        return selector
+    if isinstance(selector, re.Pattern):
+        return f"re {cast('re.Pattern[str]', selector).pattern}"
+    return getattr(selector, "__name__", None) or repr(selector)
 
 
 def _spec_text(spec: Any) -> str:

@@ -15,7 +15,7 @@ from graftax._graph.structure import place_name
 from graftax._graph.structure_diff import differences_text
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.carry import call_pure
-from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.lift import name_of
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.slices import OTHER_ELEMENTS
@@ -23,7 +23,9 @@ from graftax.transforms._engine.slices import OTHER_ELEMENTS
 T = TypeVar("T")
 
 NO_AXIS = "{name}: {path} has the shape {shape}, and no axis {axis} to go along."
-RAGGED = "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays have as many."
+RAGGED = (
+    "{name}: {path} has {size} elements along axis {axis} and {first} has {length}. All arrays need the same number."
+)
 
 
 @boundary
@@ -43,41 +45,41 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
         >>> graftax.associative_scan(lambda a, b: {"x": a["x"] + b["x"]}, {"x": jnp.arange(4)})
         {'x': Array([0, 1, 3, 6], dtype=int32)}
     """
-    return once("associative_scan", [fn], [None, None], [elems, reverse, axis], _associative_scan)
+    return run_compiled("associative_scan", [fn], [None, None], [elems, reverse, axis], _associative_scan)
 
 
-def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
-    fn, (elems, reverse, axis) = functions[0], rest
+def _associative_scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+    fn, (elems, reverse, axis) = functions[0], extra
     name = name_of(fn, "associative_scan")
     leaves, graphdef = _core.flatten(elems)
     program = Program(name, functions, operands)
     _refuse_ragged(name, leaves, graphdef, axis)
 
-    def flat(one: Any, other: Any) -> Any:
+    def flat(left_leaves: Any, right_leaves: Any) -> Any:
         def body(functions: list[Callable[..., Any]], _: list[Any]) -> Any:
-            result = functions[0](_core.unflatten(graphdef, one), _core.unflatten(graphdef, other))
-            found.append(_core.flatten(result))
+            result = functions[0](_core.unflatten(graphdef, left_leaves), _core.unflatten(graphdef, right_leaves))
+            results.append(_core.flatten(result))
 
-        found: list[tuple[list[Any], _core.GraphDef]] = []
+        results: list[tuple[list[Any], _core.GraphDef]] = []
         call_pure(program, program.leaves, body, "fn")
-        out, structure = found[-1]
+        leaves, structure = results[-1]
         if structure != graphdef:
             text = differences_text(graphdef, structure, ("elems",))
             raise StructureError(OTHER_ELEMENTS.format(name=name, differences=text))
-        return out
+        return leaves
 
     return _core.unflatten(graphdef, jax.lax.associative_scan(flat, leaves, reverse=reverse, axis=axis))
 
 
 def _refuse_ragged(name: str, leaves: Sequence[Any], graphdef: _core.GraphDef, axis: int) -> None:
-    """All arrays have to be as long along the axis; JAX does not say which is not."""
-    first = ("", None)
-    for leaf, at in zip(leaves, graphdef.leaf_places(), strict=True):
-        shape, place = np.shape(leaf), place_name(at, ("elems",))
+    """Raises ValueError, with the key path, if an array has another length along the axis. JAX does not name it."""
+    reference = ("", None)
+    for leaf, key_path in zip(leaves, graphdef.leaf_places(), strict=True):
+        shape, path = np.shape(leaf), place_name(key_path, ("elems",))
         if not -len(shape) <= axis < len(shape):
-            raise ValueError(NO_AXIS.format(name=name, path=place, axis=axis, shape=shape))
-        if first[1] is None:
-            first = (place, shape[axis])
-        elif shape[axis] != first[1]:
-            given = {"path": place, "size": shape[axis], "axis": axis, "first": first[0], "length": first[1]}
-            raise ValueError(RAGGED.format(name=name, **given))
+            raise ValueError(NO_AXIS.format(name=name, path=path, axis=axis, shape=shape))
+        if reference[1] is None:
+            reference = (path, shape[axis])
+        elif shape[axis] != reference[1]:
+            details = {"path": path, "size": shape[axis], "axis": axis, "first": reference[0], "length": reference[1]}
+            raise ValueError(RAGGED.format(name=name, **details))

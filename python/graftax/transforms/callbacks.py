@@ -29,7 +29,7 @@ CALLBACK_CHANGES = (
     "as a bound method."
 )
 CALLBACK_RETURNS = (
-    "{name}: the host function returned something else than result_shape_dtypes says:\n{differences}\nThe compiled "
+    "{name}: the result of the host function does not match result_shape_dtypes:\n{differences}\nThe compiled "
     "code is made for result_shape_dtypes: arrays stand where it has shapes, all else has to be equal."
 )
 CALLBACK_SHAPE = (
@@ -135,7 +135,7 @@ def filter_pure_callback(
 
 
 class _Host:
-    """One call of a host function. It outlives the trace: of the arguments it holds structure only."""
+    """One call of a host function. It outlives the trace, so it holds only the structure of the arguments."""
 
     def __init__(
         self,
@@ -152,84 +152,84 @@ class _Host:
         self._keywords = tuple(kwargs)
         self._names = (*(f"args[{i}]" for i in range(len(args))), *kwargs)
         roots = (*args, *kwargs.values())
-        leaves, self._given = _core.record(roots, self._names)
-        # JAX may read a NumPy array after the call has returned.
+        leaves, self._arguments = _core.record(roots, self._names)
+        # Copies, because JAX may read a NumPy array after the call has returned.
         self.leaves = [x.copy() if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves]
-        wanted, self._wanted = _core.record((result_shape,), ("result_shape_dtypes",), shapes=True)
-        self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in wanted)
+        shape_leaves, self._result_graphdef = _core.record((result_shape,), ("result_shape_dtypes",), shapes=True)
+        self.shapes = tuple(jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in shape_leaves)
 
     @property
     def host_function(self) -> Callable[..., Any]:
-        """The user's."""
+        """The user's function, which the core calls."""
         return self._callback
 
     def result(self, leaves: Sequence[Any]) -> Any:
-        return _core.unflatten(self._wanted, list(leaves))
+        return _core.unflatten(self._result_graphdef, list(leaves))
 
     @property
     def call(self) -> Callable[..., tuple[Any, ...]]:
-        """What JAX calls on the host: arrays to arrays. It has no frame in what the user's function raises."""
+        """The function that JAX calls on the host, from arrays to arrays. It adds no frame to the user's tracebacks."""
         return types.MethodType(_core.call_host, self)
 
     def given(self, leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any], Callable[..., Any]]:
-        """The arguments of the user's function, and what its result is passed to."""
-        roots = _core.unflatten_roots(self._given, list(leaves))
-        at = len(roots) - len(self._keywords)
-        copied = self._copied and Snapshot.of(*self._copied)
-        given = Snapshot(roots, self._names, self._given, leaves)
+        """Called by the core: (positional arguments, keyword arguments, the function to pass the result to)."""
+        roots = _core.unflatten_roots(self._arguments, list(leaves))
+        count = len(roots) - len(self._keywords)
+        captured = self._copied and Snapshot.take(*self._copied)
+        snapshot = Snapshot(roots, self._names, self._arguments, leaves)
         return (
-            roots[:at],
-            dict(zip(self._keywords, roots[at:], strict=True)),
-            functools.partial(self._taken, given, copied),
+            roots[:count],
+            dict(zip(self._keywords, roots[count:], strict=True)),
+            functools.partial(self._receive_result, snapshot, captured),
         )
 
-    def _taken(self, given: Snapshot, copied: Snapshot | None, result: Any) -> tuple[Any, ...]:
-        for state, message in ((given, CALLBACK_CHANGES), (copied, CAPTURED_COPY)):
+    def _receive_result(self, snapshot: Snapshot, captured: Snapshot | None, result: Any) -> tuple[Any, ...]:
+        for state, message in ((snapshot, CALLBACK_CHANGES), (captured, CAPTURED_COPY)):
             text = state.changes() if state else ""
             if text:
                 raise MutationError(message.format(name=self._name, differences=text))
-        return self._checked(result)
+        return self._checked_leaves(result)
 
-    def _checked(self, result: Any) -> tuple[Any, ...]:
-        wanted = self._wanted
+    def _checked_leaves(self, result: Any) -> tuple[Any, ...]:
+        expected = self._result_graphdef
         leaves, graphdef = _core.flatten(result)
-        if graphdef != wanted:
-            numbers = numbers_at(wanted, graphdef, leaves)
+        if graphdef != expected:
+            numbers = numbers_at(expected, graphdef, leaves)
             if numbers is None:
-                text = differences_text(wanted, graphdef, _RESULT)
+                text = differences_text(expected, graphdef, _RESULT)
                 raise StructureError(CALLBACK_RETURNS.format(name=self._name, differences=text))
             leaves = numbers
-        for path, shape, leaf in zip(wanted.leaf_paths(), self.shapes, leaves, strict=True):
-            # Where JAX maps the function, the result has axes in front.
-            found = np.shape(leaf) if self._exact else np.shape(leaf)[max(0, np.ndim(leaf) - len(shape.shape)) :]
+        for path, struct, leaf in zip(expected.leaf_paths(), self.shapes, leaves, strict=True):
+            # If JAX maps the function, the result has additional leading axes.
+            shape = np.shape(leaf) if self._exact else np.shape(leaf)[max(0, np.ndim(leaf) - len(struct.shape)) :]
             dtype = jnp.result_type(leaf)
-            if found != shape.shape or dtype != shape.dtype:
+            if shape != struct.shape or dtype != struct.dtype:
                 raise StructureError(
                     CALLBACK_SHAPE.format(
                         name=self._name,
                         path=f"result{keystr(path)}",
-                        expected=f"{shape.dtype}{list(shape.shape)}",
+                        expected=f"{struct.dtype}{list(struct.shape)}",
                         given=f"{dtype}{list(np.shape(leaf))}",
                     )
                 )
         return tuple(leaves)
 
 
-def numbers_at(wanted: _core.GraphDef, given: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
-    """The leaves of `given`, if it differs from `wanted` only in Python numbers that stand in place of arrays."""
-    structure = Structure(given)
+def numbers_at(expected: _core.GraphDef, actual: _core.GraphDef, leaves: Sequence[Any]) -> list[Any] | None:
+    """The leaves of `actual`, if it differs from `expected` only in Python numbers that take the place of arrays."""
+    structure = Structure(actual)
     statics = {
         structure.place(row): value for row, value in structure.statics() if type(value) in (bool, int, float, complex)
     }
-    found = dict(zip(given.leaf_places(), leaves, strict=True))
-    out: list[Any] = []
+    leaf_at = dict(zip(actual.leaf_places(), leaves, strict=True))
+    matched: list[Any] = []
     numbers: set[str] = set()
-    for place in wanted.leaf_places():
-        leaf = found.get(place)
+    for key_path in expected.leaf_places():
+        leaf = leaf_at.get(key_path)
         if leaf is None:
-            if place not in statics:
+            if key_path not in statics:
                 return None
-            leaf = np.asarray(statics[place])
-            numbers.add(place_name(place, _RESULT))
-        out.append(leaf)
-    return out if numbers and all(d.path in numbers for d in differences(wanted, given, _RESULT)) else None
+            leaf = np.asarray(statics[key_path])
+            numbers.add(place_name(key_path, _RESULT))
+        matched.append(leaf)
+    return matched if numbers and all(d.path in numbers for d in differences(expected, actual, _RESULT)) else None

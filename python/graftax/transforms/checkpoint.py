@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for time: `checkpoint`, also called `remat`."""
+"""`checkpoint`, also called `remat`, which trades computation for memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import jax
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import of_trees
-from graftax.transforms._engine.lift import LATER, Make, by_value, decorator, flat_of, made, name_of, wraps
+from graftax.transforms._engine.lift import (
+    MISSING,
+    Make,
+    by_value,
+    decorator,
+    flat_function,
+    memoize_wrapper,
+    name_of,
+    wraps,
+)
 from graftax.transforms._engine.program import Program
 
 P = ParamSpec("P")
@@ -36,7 +45,7 @@ def checkpoint(
 @boundary
 @decorator
 def checkpoint(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     *,
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
@@ -68,12 +77,12 @@ def checkpoint(
 
 
 def checkpointed(make: Make, fun: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """`checkpoint` with the programs that `make` makes."""
+    """`checkpoint` with its programs made by `make`, for `checkpoint` and `filter_checkpoint`."""
 
     @wraps(fun, "checkpoint")
     def run(*args: Any, **kwargs: Any) -> Any:
         program = make(name_of(fun, "checkpoint"), [fun], args, kwargs)
-        return program.finish(program.tied(jax.checkpoint(flat_of(program), **options)(*program.leaves)))
+        return program.finish(program.tied(jax.checkpoint(flat_function(program), **options)(*program.leaves)))
 
     return run
 
@@ -101,4 +110,4 @@ def filter_checkpoint(
     if fun is None:
         return functools.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
     run = checkpointed(by_value, fun, {"prevent_cse": prevent_cse, "policy": policy})
-    return made(run, fun, "filter_checkpoint", prevent_cse, policy)
+    return memoize_wrapper(run, fun, "filter_checkpoint", prevent_cse, policy)

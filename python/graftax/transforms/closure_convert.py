@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function without closure: Equinox's `filter_closure_convert`."""
+"""Equinox's `filter_closure_convert`, which turns captured arrays into leaves of the function."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ def filter_closure_convert(fn: Callable[..., R], *args: Any, **kwargs: Any) -> C
     """
     program = by_value(name_of(fn, "filter_closure_convert"), [fn], args, kwargs, shapes=True)
     shapes = [_struct(x) for x in program.leaves]
-    own = program.below(range(program.operands))
+    operand_leaves = program.leaves_below(range(program.operands))
     names = program.names[: program.operands]
     arguments = _Arguments(
         _core.record(program.roots[: program.operands], names, shapes=True)[1],
         names,
         tuple(kwargs),
-        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in own),
+        tuple((x.shape, str(x.dtype)) for i, x in enumerate(shapes) if i in operand_leaves),
         program.name,
     )
     if isinstance(fn, types.FunctionType) and fn.__closure__ is None:
         return _TrivialClosureConvert(fn, arguments)
+    # `consts` has the constants of the trace, followed by the captured arrays, which are inputs of the jaxpr.
     closed, output = _traced(program, shapes)
-    captured = tuple(i for i in range(len(shapes)) if i not in own)
+    captured = tuple(i for i in range(len(shapes)) if i not in operand_leaves)
     consts = [*closed.consts, *(program.leaves[i] for i in captured)]
     conversion = _Conversion(arguments, captured, output, len(closed.consts))
     return Converted(one_of_alike(without_constants(closed)), consts, conversion)
@@ -79,23 +80,23 @@ def _traced(program: Program, shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[A
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    """What the function sees of an array; whether it has the type of a Python number is no part of `in_struct`."""
+    """The shape and dtype of an array as the function sees it, including the weak type."""
     return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), weak_type=getattr(x, "weak_type", False))
 
 
-def _in_order_of(expected: Any, given: Any) -> Any:
-    cls = type(given)
-    if cls is dict and type(expected) is dict and expected.keys() == given.keys():
-        return {key: _in_order_of(part, given[key]) for key, part in expected.items()}
-    if cls in (tuple, list) and type(expected) is cls and len(expected) == len(given):
-        return cls(_in_order_of(part, x) for part, x in zip(expected, given, strict=True))
-    return given
+def _in_order_of(expected: Any, value: Any) -> Any:
+    cls = type(value)
+    if cls is dict and type(expected) is dict and expected.keys() == value.keys():
+        return {key: _in_order_of(part, value[key]) for key, part in expected.items()}
+    if cls in (tuple, list) and type(expected) is cls and len(expected) == len(value):
+        return cls(_in_order_of(part, x) for part, x in zip(expected, value, strict=True))
+    return value
 
 
 @register_static
 @dataclasses.dataclass(frozen=True)
 class _Arguments:
-    """The arguments that a converted function is for."""
+    """The structure and types of the arguments that a function was converted for."""
 
     graphdef: _core.GraphDef
     names: tuple[str, ...]
@@ -112,7 +113,7 @@ class _Arguments:
         return operands[:count], dict(zip(self.keywords, operands[count:], strict=True))
 
     def _in_order(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments with their dicts in the order that they were converted for: to Equinox it is no difference."""
+        """The arguments with their dicts in the order of conversion. To Equinox, the order makes no difference."""
         args, kwargs = self.struct
         return _in_order_of((*args, *kwargs.values()), operands)
 
@@ -120,7 +121,7 @@ class _Arguments:
         """The arrays of a call.
 
         Raises:
-            StructureError: where the arguments are others, naming the path.
+            StructureError: if the arguments have another structure or type, naming the path.
         """
         operands = (*args, *(kwargs[name] for name in self.keywords if name in kwargs))
         leaves, graphdef = _core.record(operands)
@@ -139,7 +140,7 @@ class _Arguments:
 @register_static
 @dataclasses.dataclass(frozen=True)
 class _Conversion:
-    """What a converted function is besides its Jaxpr and arrays."""
+    """The static part of a converted function: everything but its jaxpr and arrays."""
 
     arguments: _Arguments
     captured: tuple[int, ...]
@@ -149,9 +150,9 @@ class _Conversion:
 
 @jax.tree_util.register_pytree_node_class
 class Converted:
-    """A function without closure: what `filter_closure_convert` returns.
+    """A function whose captured arrays are its leaves: the result of `filter_closure_convert`.
 
-    As in Equinox its Jaxpr is a leaf: two of one function have the same structure, whatever their traces computed.
+    As in Equinox, its jaxpr is a leaf as well, so two conversions of one function have the same structure.
     """
 
     def __init__(self, jaxpr: Any, consts: Sequence[Any], conversion: _Conversion) -> None:
@@ -182,12 +183,12 @@ class Converted:
         Raises:
             StructureError: where the arguments differ from those that it was converted for, naming the path.
         """
-        to = self._conversion
-        leaves = to.arguments.leaves(args, kwargs)
-        own, rest = iter(leaves), iter(self.consts[to.consts :])
-        count = len(leaves) + len(to.captured)
-        given = [next(rest) if i in to.captured else next(own) for i in range(count)]
-        return _core.unflatten(to.output, run_jaxpr(self.jaxpr, self.consts[: to.consts], given))
+        conversion = self._conversion
+        leaves = conversion.arguments.leaves(args, kwargs)
+        argument_leaves, captured_leaves = iter(leaves), iter(self.consts[conversion.consts :])
+        count = len(leaves) + len(conversion.captured)
+        inputs = [next(captured_leaves) if i in conversion.captured else next(argument_leaves) for i in range(count)]
+        return _core.unflatten(conversion.output, run_jaxpr(self.jaxpr, self.consts[: conversion.consts], inputs))
 
 
 @jax.tree_util.register_pytree_node_class

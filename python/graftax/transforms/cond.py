@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import jax
@@ -16,7 +16,7 @@ from graftax._graph.structure import place_name
 from graftax._graph.structure_diff import differences, differences_text, only_order
 from graftax._jax.tracebacks import boundary
 from graftax._jit.trace import note_copy
-from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import (
     EndedTracer,
     Provenance,
@@ -24,7 +24,7 @@ from graftax.transforms._engine.graph_after import (
     elements,
     node_name,
     numbers_in,
-    refuse_unseen,
+    refuse_hidden_leaves,
     same_type,
     state_after,
     type_of,
@@ -33,8 +33,8 @@ from graftax.transforms._engine.graph_after import (
     with_copies,
 )
 from graftax.transforms._engine.lift import name_of, named
-from graftax.transforms._engine.merge_objects import Objects, Writing
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.merge_objects import BranchObjects, BranchWriter
+from graftax.transforms._engine.program import Program, Recipe
 from graftax.transforms._engine.retrace import Fixpoint, Retrace
 from graftax.transforms._engine.snapshot import Snapshot
 
@@ -101,8 +101,8 @@ def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R],
         Array([0.75, 1.  ], dtype=float32)
     """
     branches = [true_fun, false_fun]
-    known = np.bool_(pred) if isinstance(pred, (bool, int, float)) else pred
-    return once("cond", branches, operands, [known], _cond)
+    predicate = np.bool_(pred) if isinstance(pred, (bool, int, float)) else pred
+    return run_compiled("cond", branches, operands, [predicate], _cond)
 
 
 @boundary
@@ -123,26 +123,26 @@ def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -
     branches = list(branches)
     if not branches:
         raise ValueError(NO_BRANCHES)
-    known = np.int32(index) if type(index) is int and abs(index) < 2**31 else index
-    return once("switch", branches, operands, [known], _switch)
+    branch_index = np.int32(index) if type(index) is int and abs(index) < 2**31 else index
+    return run_compiled("switch", branches, operands, [branch_index], _switch)
 
 
-def _cond(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
-    if jax.config.jax_disable_jit and not isinstance(rest[0], Tracer):
-        return functions[0 if rest[0] else 1](*operands)
+def _cond(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+    if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
+        return functions[0 if extra[0] else 1](*operands)
 
     def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
-        return jax.lax.cond(rest[0], *flats, *leaves)
+        return jax.lax.cond(extra[0], *flats, *leaves)
 
     return Branches(name_of(functions[0], "cond"), ("true_fun", "false_fun"), functions, operands).run(choose)
 
 
-def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
-    if jax.config.jax_disable_jit and not isinstance(rest[0], Tracer):
-        return functions[min(max(int(rest[0]), 0), len(functions) - 1)](*operands)
+def _switch(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+    if jax.config.jax_disable_jit and not isinstance(extra[0], Tracer):
+        return functions[min(max(int(extra[0]), 0), len(functions) - 1)](*operands)
 
     def choose(flats: list[Callable[..., Any]], leaves: list[Any]) -> Any:
-        return jax.lax.switch(rest[0], flats, *leaves)
+        return jax.lax.switch(extra[0], flats, *leaves)
 
     titles = tuple(f"branches[{i}]" for i in range(len(functions)))
     return Branches(name_of(functions[0], "switch"), titles, functions, operands).run(choose)
@@ -155,7 +155,15 @@ COPY_CHANGED = (
 
 
 class Branches:
-    """What one call has found out about its branches."""
+    """One call of `cond` or `switch`, and what its traces have shown about the branches.
+
+    Args:
+        name: what messages call it.
+        titles: the names of the branches in messages.
+        branches: the user's functions.
+        operands: their arguments.
+        fixpoint: the assumptions to begin with, from an earlier attempt.
+    """
 
     def __init__(
         self,
@@ -168,43 +176,43 @@ class Branches:
         self.name, self.titles, self.branches = name, titles, branches
         self.operands = operands
         self.program = Program(name, branches, operands)
-        self.fixpoint = fixpoint or Fixpoint.of(name, branches)
-        self.traced: frozenset[str] = frozenset()  # Python numbers of the operands that are traced
-        self.error: StructureError | None = None  # how they differed before Python numbers were traced
-        self.carried: frozenset[str] = frozenset()  # arrays of the state that some branch changes
-        self.copied: frozenset[int] = frozenset()  # elements of the result that are other objects in other branches
-        self.seen: dict[int, StateAfter] = {}
-        self.objects: Objects
+        self.fixpoint = fixpoint or Fixpoint.for_call(name, branches)
+        self.traced: frozenset[str] = frozenset()  # key paths of Python numbers in the operands that are traced
+        self.error: StructureError | None = None  # how the branches differed while those numbers were static
+        self.carried: frozenset[str] = frozenset()  # key paths of arrays of the state that some branch changes
+        self.copied: frozenset[int] = frozenset()  # elements of the result that are not the same object in all branches
+        self.states: dict[int, StateAfter] = {}
+        self.objects: BranchObjects
 
     def run(self, choose: Callable[[list[Callable[..., Any]], list[Any]], Any]) -> Any:
         fixpoint = self.fixpoint
-        guessed = fixpoint.found is not None
-        if fixpoint.found is not None:
-            self.carried, self.copied, self.traced = fixpoint.found
+        guessed = fixpoint.assumptions is not None
+        if fixpoint.assumptions is not None:
+            self.carried, self.copied, self.traced = fixpoint.assumptions
         traced: frozenset[str] = frozenset()
         while True:
-            if self.traced != traced:  # here, not in the trace of a branch: its tracers end with it
+            if self.traced != traced:  # not within the trace of a branch, whose tracers it would record
                 traced = self.traced
                 self.program = Program(self.name, self.branches, self.operands, dynamic=traced.__contains__)
             program = self.program
-            self.seen.clear()
+            self.states.clear()
             flats = [self._flat(i) for i in range(len(self.branches))]
             try:
-                out = choose(flats, program.leaves)
+                outputs = choose(flats, program.leaves)
             except Retrace:
-                fixpoint.found = (self.carried, self.copied, self.traced)
+                fixpoint.assumptions = (self.carried, self.copied, self.traced)
                 continue
             except Exception as error:
-                if guessed and (self.copied or self.traced):  # what was guessed may be of other code
+                if guessed and (self.copied or self.traced):  # the remembered assumptions may belong to other code
                     fixpoint.forget()
                     return Branches(self.name, self.titles, self.branches, self.operands, fixpoint).run(choose)
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
                     raise
                 if self.error is not None and error is not self.error:
                     raise self.error from error
-                rename_leaves(error, [place.name for place in program.places])
+                rename_leaves(error, [key_path.name for key_path in program.key_paths])
                 raise
-            return self._finish(out)
+            return self._finish(outputs)
 
     def _flat(self, number: int) -> Callable[..., Any]:
         program = self.program
@@ -218,206 +226,229 @@ class Branches:
                 return (*roots, *parts), len(parts)
 
             with self.fixpoint.tracing(number):
-                outcome, out = program.trace(leaves, body, arrays=True)
-            after = state_after(program, leaves, outcome, out, roots_after)
-            first = self.seen.get(0, after)  # JAX traces the branches in order
-            after = after.aligned(first.after) or after
-            own, values = {id(leaf): i for i, leaf in enumerate(leaves)}, after.values
-            place: dict[int, int] = {}
-            made = dict(zip(map(id, out), program.sources, strict=True))
-            ended = [
-                EndedTracer(type_of(x), own.get(id(x)), place.setdefault(id(x), i), made.get(id(x)))
+                outcome, outputs = program.trace(leaves, body, arrays=True)
+            state = state_after(program, leaves, outcome, outputs, roots_after)
+            reference = self.states.get(0, state)  # JAX traces the branches in order
+            state = state.aligned(reference.final) or state
+            input_index, values = {id(leaf): i for i, leaf in enumerate(leaves)}, state.values
+            first_index: dict[int, int] = {}
+            sources = dict(zip(map(id, outputs), program.sources, strict=True))
+            summaries = [
+                EndedTracer(type_of(x), input_index.get(id(x)), first_index.setdefault(id(x), i), sources.get(id(x)))
                 for i, x in enumerate(values)
             ]
-            self.seen[number] = after._replace(values=ended)
-            if len(self.seen) == len(self.branches):
+            self.states[number] = state._replace(values=summaries)
+            if len(self.states) == len(self.branches):
                 self._compare()
-            # One with fewer is told after the last branch: JAX compares them when all are traced.
-            return tuple(values[i] for i in self._chosen(self.seen[0]) if i < len(values))
+            # A branch may have fewer leaves than the first one. `_compare` says so after the last branch, and JAX
+            # compares the branches only then.
+            return tuple(values[i] for i in self._chosen(self.states[0]) if i < len(values))
 
         return named(flat, program)
 
-    def _chosen(self, first: StateAfter) -> list[int]:
-        """The leaves that the branches give JAX, by number: arrays of the state that are carried, and the result's."""
-        state = self._state_leaves(first)
-        carried = [i for i, name in enumerate(self._leaf_names(first)[:state]) if name in self.carried]
-        return [*carried, *range(state, len(first.values))]
+    def _chosen(self, reference: StateAfter) -> list[int]:
+        """The leaves that the branches return to JAX: the carried arrays of the state, and the arrays of the result."""
+        state_count = self._state_leaves(reference)
+        carried = [i for i, name in enumerate(self._leaf_names(reference)[:state_count]) if name in self.carried]
+        return [*carried, *range(state_count, len(reference.values))]
 
-    def _leaf_names(self, first: StateAfter) -> list[str]:
+    def _leaf_names(self, reference: StateAfter) -> list[str]:
         names = self._names()
-        return [place_name(place, names) for place in first.after.graphdef.leaf_places()]
+        return [place_name(key_path, names) for key_path in reference.final.graphdef.leaf_places()]
 
-    def _state_leaves(self, after: StateAfter) -> int:
-        return sum(root < len(self.program.roots) for root, _ in after.after.graphdef.leaf_places())
+    def _state_leaves(self, state: StateAfter) -> int:
+        return sum(root < len(self.program.roots) for root, _ in state.final.graphdef.leaf_places())
 
     # ---- what the branches agree on
 
     def _compare(self) -> None:
         for number, title in enumerate(self.titles):
-            self._same_structure(self.seen[0], self.seen[number], title)
+            self._same_structure(self.states[0], self.states[number], title)
         self._same_objects()
-        first = self.seen[0]
-        copied = {i for after in self.seen.values() for i in self._other_elements(first, after)}
+        reference = self.states[0]
+        # An element that is another object in another branch can only be returned as a copy.
+        copied = {i for state in self.states.values() for i in self._other_elements(reference, state)}
         if copied - self.copied:
             self.copied |= copied
             raise Retrace
         for number, title in enumerate(self.titles):
-            after = self.seen[number]
-            if after.after.graphdef != first.after.graphdef:
-                self._differ(BRANCH_RESULTS, first.after.graphdef, after.after.graphdef, title)
-            refuse_unseen(after)
-            self._same_types(first, after, title)
-        names = self._leaf_names(first)
-        changed = {names[i] for i in range(self._state_leaves(first)) if self._source(i) is None}
+            state = self.states[number]
+            if state.final.graphdef != reference.final.graphdef:
+                self._differ(BRANCH_RESULTS, reference.final.graphdef, state.final.graphdef, title)
+            refuse_hidden_leaves(state)
+            self._same_types(reference, state, title)
+        # Branches return the arrays of the state only if some branch changes them: a captured weight is a constant.
+        names = self._leaf_names(reference)
+        changed = {names[i] for i in range(self._state_leaves(reference)) if self._source(i) is None}
         if changed - self.carried:
             self.carried |= changed
             raise Retrace
 
-    def _same_structure(self, first: StateAfter, after: StateAfter, title: str) -> None:
-        """Of the state and of the result, each by itself."""
-        one, other = (x.graph(x.roots).graphdef for x in (first, after))
-        if not only_order(one, other):
-            self._differ(BRANCH_STRUCTURE, one, other, title)
-        one, other = (_core.record((x.result,), ("result",))[1] for x in (first, after))
-        if not only_order(one, other):
-            self._differ(BRANCH_RESULTS, one, other, title, ("result",))
+    def _same_structure(self, reference: StateAfter, state: StateAfter, title: str) -> None:
+        """Raises StructureError or Retrace if the state or the result has another structure than the first branch's."""
+        expected, actual = (x.graph(x.roots).graphdef for x in (reference, state))
+        if not only_order(expected, actual):
+            self._differ(BRANCH_STRUCTURE, expected, actual, title)
+        expected, actual = (_core.record((x.result,), ("result",))[1] for x in (reference, state))
+        if not only_order(expected, actual):
+            self._differ(BRANCH_RESULTS, expected, actual, title, ("result",))
 
     def _differ(
-        self, message: str, one: _core.GraphDef, other: _core.GraphDef, title: str, names: Sequence[str] | None = None
+        self,
+        message: str,
+        expected: _core.GraphDef,
+        actual: _core.GraphDef,
+        title: str,
+        names: Sequence[str] | None = None,
     ) -> NoReturn:
-        """An error, unless it may be mended by tracing Python numbers in the operands: what differs, then all of them.
+        """Handles branches whose structures differ.
 
-        Another number may be a shape, and what differs may be computed of another number.
+        Tracing Python numbers of the operands may remove the difference. First only the numbers that differ are traced,
+        because another one may be used as a shape. Then all are, because what differs may be computed from another one.
+
+        Raises:
+            Retrace: if there are numbers left to trace.
+            StructureError: in every other case.
         """
         names = names or self._names()
         numbers = set[str]().union(*(numbers_in(self.program, root) for root in range(self.program.operands)))
-        paths = {d.path for d in differences(one, other, names)}
-        found = paths & numbers if self.error is None else set[str]()
+        paths = {d.path for d in differences(expected, actual, names)}
+        differing_numbers = paths & numbers if self.error is None else set[str]()
         if self.error is None:
-            text = differences_text(one, other, names, orders=False)
+            text = differences_text(expected, actual, names, orders=False)
             text = message.format(name=self.name, one=self.titles[0], other=title, differences=text)
             self.error = StructureError(text)
-        if not numbers or not paths:  # what differs in nothing that is seen are two symbols of one value
+        if not numbers or not paths:  # no visible difference: two symbols with one value
             raise self.error
-        self.traced |= found or numbers
+        self.traced |= differing_numbers or numbers
         raise Retrace
 
     def _names(self) -> tuple[str, ...]:
-        count = len(elements(self.seen[0].result))
+        count = len(elements(self.states[0].result))
         return (*self.program.names, *(f"result[{i}]" if count > 1 else "result" for i in range(count)))
 
     def _same_objects(self) -> None:
-        """Raises unless each place of the state holds the same object, or one that is new, after every branch."""
-        self.objects = Objects([self.seen[i].graph(self.seen[i].roots) for i in range(len(self.branches))])
+        """Raises StructureError if a path of the state holds different old objects after different branches."""
+        self.objects = BranchObjects([self.states[i].graph(self.states[i].roots) for i in range(len(self.branches))])
         differing = self.objects.differing()
         if differing is not None:
-            number, at = differing
-            path, title = node_name(self.program, self.seen[0], at), self.titles[number]
+            number, node = differing
+            path, title = node_name(self.program, self.states[0], node), self.titles[number]
             raise StructureError(BRANCH_OBJECTS.format(name=self.name, one=self.titles[0], other=title, path=path))
         for number, title in enumerate(self.titles):
-            after = self.seen[number]
-            gone = set(after.changed) - set(self.objects.origins[number]) - self._in_result()
-            if gone:
-                path = node_name(self.program, after, min(gone))
+            state = self.states[number]
+            replaced = set(state.changed) - set(self.objects.origins[number]) - self._in_result()
+            if replaced:
+                path = node_name(self.program, state, min(replaced))
                 raise StructureError(BRANCH_REPLACED.format(name=self.name, one=title, path=path))
         if self.objects.replaced:
-            for number, after in self.seen.items():
-                self.seen[number] = self.objects.without_replaced(after)
+            for number, state in self.states.items():
+                self.states[number] = self.objects.without_replaced(state)
 
     def _in_result(self) -> set[int | None]:
-        """The input nodes that every branch returns: these may be missing in the state."""
-        return set.intersection(*(set(after.after.origins) for after in self.seen.values()))
+        """The input nodes that every branch still reaches, if only from its result."""
+        return set.intersection(*(set(state.final.origins) for state in self.states.values()))
 
-    def _other_elements(self, first: StateAfter, after: StateAfter) -> set[int]:
-        """The elements of the result that are another object, or share other objects, than the first branch's."""
-        found: set[int] = set()
-        for i, (one, other) in enumerate(zip(elements(first.result), elements(after.result), strict=True)):
-            here, there = first.graph((*first.roots, one), 1), after.graph((*after.roots, other), 1)
-            if _origins(there, here) != here.origins:
-                found.add(i)
-        return found
+    def _other_elements(self, reference: StateAfter, state: StateAfter) -> set[int]:
+        """The indices of the result's elements that are, or share, other objects than after the first branch."""
+        differing: set[int] = set()
+        for i, (expected, actual) in enumerate(zip(elements(reference.result), elements(state.result), strict=True)):
+            reference_graph, graph = (
+                reference.graph((*reference.roots, expected), 1),
+                state.graph((*state.roots, actual), 1),
+            )
+            if _origins(graph, reference_graph) != reference_graph.origins:
+                differing.add(i)
+        return differing
 
-    def _same_types(self, first: StateAfter, after: StateAfter, title: str) -> None:
-        places = first.after.graphdef.leaf_places()
+    def _same_types(self, reference: StateAfter, state: StateAfter, title: str) -> None:
+        leaf_places = reference.final.graphdef.leaf_places()
         names = self._names()
-        for place, one, other in zip(places, first.values, after.values, strict=True):
-            if not same_type(one, other):
+        for key_path, expected, actual in zip(leaf_places, reference.values, state.values, strict=True):
+            if not same_type(expected, actual):
                 raise StructureError(
                     BRANCH_TYPES.format(
                         name=self.name,
-                        path=place_name(place, names),
+                        path=place_name(key_path, names),
                         one=self.titles[0],
-                        expected=type_text(one),
+                        expected=type_text(expected),
                         other=title,
-                        given=type_text(other),
+                        given=type_text(actual),
                     )
                 )
 
     def _source(self, leaf: int) -> int | None:
-        """The input leaf that stands here after every branch, if it is one and the same."""
-        found = {after.values[leaf].source for after in self.seen.values()}
-        return found.pop() if len(found) == 1 else None
+        """The input leaf that this leaf of the state is after every branch; None if the branches differ."""
+        sources = {state.values[leaf].source for state in self.states.values()}
+        return sources.pop() if len(sources) == 1 else None
 
-    # ---- together again
+    # ---- writing back
 
-    def _finish(self, out: Sequence[Any]) -> Any:
-        """Writes what every branch would write, with the chosen branch's arrays; the first one's objects last.
+    def _finish(self, outputs: Sequence[Any]) -> Any:
+        """Applies the Outcomes of all branches, with the arrays of the chosen branch, and returns the result.
 
-        A new object stands in the same places after every branch. All of these are written with the first branch's,
-        and what only other branches write are arrays and objects that were there. Where a branch replaces what another
-        leaves, the other one writes into the new object.
+        The first branch is applied last. A new object is at the same paths after every branch, so the first branch's
+        new objects end up in all of them. If one branch replaces an object that another one keeps, the writes of the
+        other one go into the new object.
         """
-        first = self.seen[0]
-        chosen = dict(zip(self._chosen(first), out, strict=True))
-        one: dict[tuple[int, ...], Any] = {}  # what every branch makes one array is one
+        # JAX returns one array per chosen leaf, the one of the branch that ran.
+        reference = self.states[0]
+        chosen = dict(zip(self._chosen(reference), outputs, strict=True))
+        shared: dict[tuple[int, ...], Any] = {}  # leaves that are one array in every branch get one array
         for leaf, value in chosen.items():
-            chosen[leaf] = one.setdefault(tuple(after.values[leaf].one for after in self.seen.values()), value)
-        chosen = dict(zip(chosen, self.program.with_ties(chosen.values(), self._ways(chosen)), strict=True))
+            chosen[leaf] = shared.setdefault(
+                tuple(state.values[leaf].first_leaf for state in self.states.values()), value
+            )
+        chosen = dict(zip(chosen, self.program.with_ties(chosen.values(), self._recipes(chosen)), strict=True))
         pairs: list[tuple[list[Any], _core.Outcome]] = []
         untouched: list[dict[int, int]] = []
+        # A leaf that JAX did not return is an input leaf in every branch: the caller's own array comes back.
         order = list(reversed(range(len(self.branches))))
         for number in order:
-            after = self.seen[number]
-            sources = {i: self._source(leaf) for i, leaf in enumerate(after.out) if leaf not in chosen}
+            state = self.states[number]
+            sources = {i: self._source(leaf) for i, leaf in enumerate(state.output_leaves) if leaf not in chosen}
             untouched.append({i: source for i, source in sources.items() if source is not None})
-            pairs.append(([chosen.get(leaf) for leaf in after.out], after.outcome))
+            pairs.append(([chosen.get(leaf) for leaf in state.output_leaves], state.outcome))
         result = self.program.finish_all(pairs, self._writing(order), untouched)[-1]
         if self.copied:
             self._note_copies(result)
         return result
 
-    def _ways(self, chosen: Iterable[int]) -> dict[int, tuple[Hashable, tuple[int, ...]]]:
-        """Of leaves that a branch makes so that they may be one: how the branches make them, and of which leaves."""
-        found: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
+    def _recipes(self, chosen: Iterable[int]) -> dict[int, Recipe]:
+        """The recipes of the leaves that some branch computes: (descriptions of all branches, input leaves)."""
+        recipes: dict[int, Recipe] = {}
         for i, leaf in enumerate(chosen):
-            values = [after.values[leaf] for after in self.seen.values()]
-            if any(value.made for value in values):
-                ways, inputs = zip(*(value.way for value in values), strict=True)
-                found[i] = ways, tuple(at for part in inputs for at in part)
-        return found
+            values = [state.values[leaf] for state in self.states.values()]
+            if any(value.source_op for value in values):
+                descriptions, inputs = zip(*(value.recipe for value in values), strict=True)
+                recipes[i] = descriptions, tuple(index for part in inputs for index in part)
+        return recipes
 
     def _writing(self, order: list[int]) -> Callable[[int, list[Any]], list[Any]] | None:
-        """Which objects each Outcome is given; None where all are given those that were there."""
+        """The `nodes` argument of `Program.finish_all`; None if no branch replaces objects that others keep."""
         objects = self.objects
         if not objects.replaced:
             return None
-        writing: list[Writing] = []
+        writing: list[BranchWriter] = []
 
-        def nodes(at: int, before: list[Any]) -> list[Any]:
+        def nodes(position: int, initial_nodes: list[Any]) -> list[Any]:
             if writing:
-                writing[0].written(order[at - 1])
+                writing[0].note_written(order[position - 1])
             else:
-                writing.append(Writing(objects, self.program, before))
-            return writing[0].nodes(order[at])
+                writing.append(BranchWriter(objects, self.program, initial_nodes))
+            return writing[0].nodes(order[position])
 
         return nodes
 
     def _note_copies(self, result: Any) -> None:
-        """Which object a copy stands for is not known in a trace: nothing may change it there."""
+        """Registers copies in the result with the enclosing trace, where it is unknown which object a copy represents.
+
+        If the trace changes such a copy, an error is raised.
+        """
         parts = elements(result)
-        which = sorted(i for i in self.copied if i < len(parts))
-        names = tuple(f"result[{i}]" if len(parts) > 1 else "result" for i in which)
-        copies, name = Snapshot.of(tuple(parts[i] for i in which), names), self.name
+        copied = sorted(i for i in self.copied if i < len(parts))
+        names = tuple(f"result[{i}]" if len(parts) > 1 else "result" for i in copied)
+        copies, name = Snapshot.take(tuple(parts[i] for i in copied), names), self.name
 
         def changes() -> str:
             text = copies.changes()
@@ -426,7 +457,7 @@ class Branches:
         note_copy(changes)
 
 
-def _origins(other: Provenance, like: Provenance) -> list[int | None] | None:
-    """The origins of the nodes, in the order of another graph of that structure."""
-    found = other.like(like)
-    return None if found is None else [other.origins[i] for i in found[1]]
+def _origins(provenance: Provenance, reference: Provenance) -> list[int | None] | None:
+    """The origins of the nodes in the order of `reference`; None if the structures differ."""
+    correspondence = provenance.correspondence(reference)
+    return None if correspondence is None else [provenance.origins[i] for i in correspondence[1]]

@@ -12,11 +12,11 @@ from graftax.transforms._engine.custom_derivative import (
     FilteredRule,
     NotDifferentiated,
     none_for_zero,
-    pair,
+    require_pair,
     with_zeros,
 )
 from graftax.transforms._engine.custom_derivative_call import CustomCall, TangentParts
-from graftax.transforms._engine.lift import LATER, by_value
+from graftax.transforms._engine.lift import MISSING, by_value
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -62,11 +62,11 @@ class custom_jvp(CustomRule[P, R]):
     ) -> Callable[[Callable[Q, S]], custom_jvp[Q, S]]: ...
     def __new__(
         cls,
-        fun: Any = LATER,
+        fun: Any = MISSING,
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> Any:
-        return cls._made(fun, nondiff_argnums, nondiff_argnames)
+        return cls._create(fun, nondiff_argnums, nondiff_argnames)
 
     _title = "custom_jvp"
     _rule: Callable[..., Any] | None = None
@@ -108,7 +108,7 @@ class custom_jvp(CustomRule[P, R]):
 
         def tangent_rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:
             nondiff, primals = call.split(operands)
-            return pair(call.name, "rule", "(value, tangent)", rule(*nondiff, tuple(primals), tangents))
+            return require_pair(call.name, "rule", "(value, tangent)", rule(*nondiff, tuple(primals), tangents))
 
         return call.with_tangents(tangent_rule, self._symbolic)
 
@@ -160,6 +160,6 @@ class filter_custom_jvp(FilteredRule[P, R]):
         def rule(operands: list[Any], tangents: tuple[Any, ...]) -> Any:
             keywords = dict(zip(kwargs, operands[count:], strict=True))
             result = fn_jvp(tuple(operands[:count]), tuple(map(none_for_zero, tangents)), **keywords)
-            return pair(call.name, "rule", "(value, tangent)", result)
+            return require_pair(call.name, "rule", "(value, tangent)", result)
 
         return call.with_tangents(rule, True)

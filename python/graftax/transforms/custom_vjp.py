@@ -14,14 +14,14 @@ from graftax.transforms._engine.custom_derivative import (
     FilteredRule,
     NotDifferentiated,
     none_for_zero,
-    pair,
-    refuse_changes,
+    require_pair,
+    require_unchanged,
     with_zeros,
 )
 from graftax.transforms._engine.custom_derivative_call import CustomCall, Saved
-from graftax.transforms._engine.deferred_rules import Standing
+from graftax.transforms._engine.deferred_rules import DeferredRule
 from graftax.transforms._engine.graph_after import type_text
-from graftax.transforms._engine.lift import LATER, by_value
+from graftax.transforms._engine.lift import MISSING, by_value
 from graftax.transforms._engine.snapshot import Snapshot
 
 P = ParamSpec("P")
@@ -69,11 +69,11 @@ class custom_vjp(CustomRule[P, R]):
     ) -> Callable[[Callable[Q, S]], custom_vjp[Q, S]]: ...
     def __new__(
         cls,
-        fun: Any = LATER,
+        fun: Any = MISSING,
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> Any:
-        return cls._made(fun, nondiff_argnums, nondiff_argnames)
+        return cls._create(fun, nondiff_argnums, nondiff_argnames)
 
     _title = "custom_vjp"
     _rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
@@ -100,22 +100,24 @@ class custom_vjp(CustomRule[P, R]):
         if self._rules is None:
             raise self._no_rule("defvjp")
         call, symbolic = self._call(args, kwargs), self._symbolic
-        fwd, bwd = map(Standing, self._rules)
+        fwd, bwd = map(DeferredRule, self._rules)
         updates = _takes_updates(self._rules[1])
 
         def forward(operands: list[Any], perturbed: list[bool]) -> Any:
-            value, residuals = pair(call.name, "fwd", "(value, residuals)", fwd.now(*operands))
+            value, residuals = require_pair(call.name, "fwd", "(value, residuals)", fwd.current(*operands))
             return value, residuals
 
-        def backward(kept: Saved, cotangent: Any) -> tuple[Any, ...]:
-            nondiff, diff = call.split(kept.operands)
-            given = (*nondiff, kept.residuals, cotangent)
-            before = Snapshot.of(given, tuple(f"argument {i} of bwd" for i in range(len(given))))
-            cotangents = bwd.now(*given, **({"updates_g": interop.none_for_empty(kept.updates)} if updates else {}))
-            refuse_changes(call.name, before)
+        def backward(saved: Saved, cotangent: Any) -> tuple[Any, ...]:
+            nondiff, diff = call.split(saved.operands)
+            arguments = (*nondiff, saved.residuals, cotangent)
+            snapshot = Snapshot.take(arguments, tuple(f"argument {i} of bwd" for i in range(len(arguments))))
+            cotangents = bwd.current(
+                *arguments, **({"updates_g": interop.none_for_empty(saved.updates)} if updates else {})
+            )
+            require_unchanged(call.name, snapshot)
             if not isinstance(cotangents, (tuple, list)) or len(cast("Sequence[Any]", cotangents)) != len(diff):
-                found = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
-                raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=found))
+                returned = f"{len(cotangents)} of them" if isinstance(cotangents, tuple) else type_text(cotangents)
+                raise TypeError(RULE_TUPLE.format(name=call.name, count=len(diff), found=returned))
             return tuple(cast("Sequence[Any]", cotangents))
 
         return call.with_cotangents(forward, backward, call.nondiff_leaves(), symbolic, symbolic, updates)
@@ -124,7 +126,7 @@ class custom_vjp(CustomRule[P, R]):
 def _takes_updates(bwd: Callable[..., Any]) -> bool:
     try:
         return "updates_g" in inspect.signature(bwd).parameters
-    except (TypeError, ValueError):  # it has none
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
 
 
@@ -171,12 +173,12 @@ class filter_custom_vjp(FilteredRule[P, R]):
         self._warn_old("defvjp", "def_fwd and def_bwd", "gradient")
 
         def fwd(perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any) -> Any:
-            out, residuals = fn_fwd(vjp_arg, *args, **kwargs)
-            return out, (out, residuals)
+            value, residuals = fn_fwd(vjp_arg, *args, **kwargs)
+            return value, (value, residuals)
 
         def bwd(residuals: Any, grad: Any, perturbed: Any, vjp_arg: Any, *args: Any, **kwargs: Any) -> Any:
-            out, rest = residuals
-            return fn_bwd(rest, with_zeros(out, grad), vjp_arg, *args, **kwargs)
+            value, saved = residuals
+            return fn_bwd(saved, with_zeros(value, grad), vjp_arg, *args, **kwargs)
 
         self.def_fwd(fwd)
         self.def_bwd(bwd)
@@ -191,17 +193,17 @@ class filter_custom_vjp(FilteredRule[P, R]):
         program = by_value(self._name(), [self.__wrapped__], args, kwargs)
         call = CustomCall(program, set(range(1, count + len(kwargs))), NotDifferentiated, filtered=True)
 
-        def given(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        def split(operands: list[Any]) -> tuple[list[Any], dict[str, Any]]:
             return operands[:count], dict(zip(kwargs, operands[count:], strict=True))
 
         def forward(operands: list[Any], perturbed: list[bool]) -> Any:
-            positional, keywords = given(operands)
+            positional, keywords = split(operands)
             result = fn_fwd(call.perturbed_tree(positional[0], perturbed), *positional, **keywords)
-            return pair(call.name, "fwd", "(value, residuals)", result)
+            return require_pair(call.name, "fwd", "(value, residuals)", result)
 
-        def backward(kept: Saved, cotangent: Any) -> tuple[Any, ...]:
-            positional, keywords = given(kept.operands)
-            perturbed = call.perturbed_tree(positional[0], kept.perturbed)
-            return (fn_bwd(kept.residuals, none_for_zero(cotangent), perturbed, *positional, **keywords),)
+        def backward(saved: Saved, cotangent: Any) -> tuple[Any, ...]:
+            positional, keywords = split(saved.operands)
+            perturbed = call.perturbed_tree(positional[0], saved.perturbed)
+            return (fn_bwd(saved.residuals, none_for_zero(cotangent), perturbed, *positional, **keywords),)
 
         return call.with_cotangents(forward, backward, range(len(program.leaves)), True, False)

@@ -11,10 +11,16 @@ import jax
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import of_trees
-from graftax.transforms._engine.derivative import Arriving, arrays_only, first_given, in_reverse, split_aux
-from graftax.transforms._engine.lift import LATER, Make, by_value, decorator, made, name_of, named, wraps
+from graftax.transforms._engine.derivative import (
+    ForwardHook,
+    arrays_only,
+    explaining_reverse_errors,
+    require_positional,
+    split_aux,
+)
+from graftax.transforms._engine.lift import MISSING, Make, by_value, decorator, memoize_wrapper, name_of, named, wraps
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.wrt import OfArrays, Wrt, choose, chosen_by, program_by
+from graftax.transforms._engine.wrt import OfArrays, Wrt, choose_leaves, differentiable_program, parse_wrt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,7 +99,7 @@ def grad(
 @boundary
 @decorator
 def grad(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -181,7 +187,7 @@ def value_and_grad(
 @boundary
 @decorator
 def value_and_grad(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -211,7 +217,7 @@ def value_and_grad(
         a function of the same arguments that returns (value, gradient), or ((value, aux), gradient).
 
     Raises:
-        TypeError: where the value is no scalar, or there is nothing to differentiate.
+        TypeError: if the value is not a scalar, or if there is nothing to differentiate.
 
     Example:
         >>> def loss(model, x):
@@ -224,10 +230,12 @@ def value_and_grad(
     )
 
 
-def _without_value(both: Callable[..., Any], fun: Callable[..., Any], title: str, has_aux: bool) -> Callable[..., Any]:
+def _without_value(
+    value_and_gradient: Callable[..., Any], fun: Callable[..., Any], title: str, has_aux: bool
+) -> Callable[..., Any]:
     @wraps(fun, title)
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        value, grads = both(*args, **kwargs)
+        value, grads = value_and_gradient(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return gradient
@@ -248,19 +256,19 @@ def with_gradient(
     wrt: Wrt,
     options: dict[str, Any],
 ) -> Callable[..., Any]:
-    """`value_and_grad` with the programs that `make` makes."""
+    """`value_and_grad` with its programs made by `make`, for `value_and_grad` and `filter_value_and_grad`."""
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
         allow_int = options.get("allow_int", False)
-        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
-        program = program_by(make, fun, title, args, kwargs, by, allow_int)
-        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
+        selectors = parse_wrt(name_of(fun, title), argnums, wrt)[0]
+        program = differentiable_program(make, fun, title, args, kwargs, selectors, allow_int)
+        chosen = choose_leaves(program, argnums, wrt, allow_int, make is not Program)
 
-        def finish(out: list[Any]) -> Any:
-            return program.finish(program.tied(out), untouched=program.untouched)
+        def finish(outputs: list[Any]) -> Any:
+            return program.finish(program.tied(outputs), untouched=program.untouched)
 
-        def flat(by: tuple[Any, ...]) -> tuple[Any, Arriving]:
+        def flat(diff_leaves: tuple[Any, ...]) -> tuple[Any, ForwardHook]:
             value: list[Any] = []
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
@@ -270,11 +278,12 @@ def with_gradient(
                 value.append(as_scalar(result[0] if has_aux else result, program.name))
                 return result
 
-            _, out = program.trace(program.with_leaves(chosen.leaves, by), body)
-            return value[0], Arriving(out, finish)
+            # The output leaves travel as auxiliary output, so what the function changed comes back with its value.
+            _, outputs = program.trace(program.with_leaves(chosen.leaves, diff_leaves), body)
+            return value[0], ForwardHook(outputs, finish)
 
         run = jax.value_and_grad(named(flat, program), has_aux=True, **options)
-        with in_reverse():
+        with explaining_reverse_errors():
             (_, result), gradients = run(tuple(program.leaves[i] for i in chosen.leaves))
         return result, chosen.graphs(gradients)
 
@@ -284,8 +293,8 @@ def with_gradient(
 def as_scalar(value: Any, name: str) -> Any:
     shape = getattr(value, "shape", () if isinstance(value, (int, float, complex)) else None)
     if shape != ():
-        found = f"an array of shape {shape}" if shape is not None else type(value).__qualname__
-        raise TypeError(NOT_SCALAR.format(name=name, found=found))
+        returned = f"an array of shape {shape}" if shape is not None else type(value).__qualname__
+        raise TypeError(NOT_SCALAR.format(name=name, found=returned))
     return value
 
 
@@ -320,8 +329,8 @@ def filter_value_and_grad(fun: Callable[..., Any] | None = None, *, has_aux: boo
     """
     if fun is None:
         return functools.partial(filter_value_and_grad, has_aux=has_aux, **options)
-    both = _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
-    return made(both, fun, "filter_value_and_grad", has_aux, *options.items())
+    value_and_gradient = _filtered_gradient("filter_value_and_grad", fun, has_aux, options)
+    return memoize_wrapper(value_and_gradient, fun, "filter_value_and_grad", has_aux, *options.items())
 
 
 @overload
@@ -347,7 +356,7 @@ def filter_grad(fun: Callable[..., Any] | None = None, *, has_aux: bool = False,
     if fun is None:
         return functools.partial(filter_grad, has_aux=has_aux, **options)
     gradient = _without_value(_filtered_gradient("filter_grad", fun, has_aux, options), fun, "filter_grad", has_aux)
-    return made(gradient, fun, "filter_grad", has_aux, *options.items())
+    return memoize_wrapper(gradient, fun, "filter_grad", has_aux, *options.items())
 
 
 def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, options: dict[str, Any]) -> Any:
@@ -360,7 +369,7 @@ def _filtered_gradient(title: str, fun: Callable[..., Any], has_aux: bool, optio
 
     @wraps(fun, title)
     def value_and_gradient(*args: Any, **kwargs: Any) -> Any:
-        value, gradient = run(*first_given(fun, args), **kwargs)
+        value, gradient = run(*require_positional(fun, args), **kwargs)
         return value, arrays_only(gradient)
 
     return value_and_gradient

@@ -10,10 +10,26 @@ import jax
 
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import of_trees
-from graftax.transforms._engine.derivative import Arriving, arrays_only, first_given, in_reverse, traced_output
-from graftax.transforms._engine.lift import LATER, Make, Output, by_value, decorator, made, name_of, named, wraps
+from graftax.transforms._engine.derivative import (
+    ForwardHook,
+    arrays_only,
+    explaining_reverse_errors,
+    require_positional,
+    traced_output,
+)
+from graftax.transforms._engine.lift import (
+    MISSING,
+    Make,
+    Output,
+    by_value,
+    decorator,
+    memoize_wrapper,
+    name_of,
+    named,
+    wraps,
+)
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.wrt import OfArrays, Wrt, choose, chosen_by, program_by
+from graftax.transforms._engine.wrt import OfArrays, Wrt, choose_leaves, differentiable_program, parse_wrt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +74,7 @@ def jacfwd(
 @boundary
 @decorator
 def jacfwd(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -123,7 +139,7 @@ def jacrev(
 @boundary
 @decorator
 def jacrev(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -179,7 +195,7 @@ def hessian(
 @boundary
 @decorator
 def hessian(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -206,36 +222,37 @@ def jacobian_by(
     options: dict[str, Any],
     order: int = 1,
 ) -> Callable[..., Any]:
-    """`jacfwd` and the like with the programs that `make` makes."""
+    """`jacfwd`, `jacrev` and `hessian` with their programs made by `make`."""
 
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         allow_int = options.get("allow_int", False)
-        by = chosen_by(name_of(fun, title), argnums, wrt)[0]
-        program = program_by(make, fun, title, args, kwargs, by, allow_int)
-        chosen = choose(program, argnums, wrt, allow_int, make is not Program)
-        output: list[Output] = []
+        selectors = parse_wrt(name_of(fun, title), argnums, wrt)[0]
+        program = differentiable_program(make, fun, title, args, kwargs, selectors, allow_int)
+        chosen = choose_leaves(program, argnums, wrt, allow_int, make is not Program)
+        traced: list[Output] = []
 
-        def finish(out: list[Any]) -> Any:
-            return program.finish(out, untouched=program.untouched)
+        def finish(outputs: list[Any]) -> Any:
+            return program.finish(outputs, untouched=program.untouched)
 
-        def flat(by: tuple[Any, ...]) -> tuple[Any, Any]:
-            found, out = traced_output(program, program.with_leaves(chosen.leaves, by), has_aux)
-            output.append(found)
-            return tuple(found.leaves), Arriving(out, finish) if transform is jax.jacrev else out
+        def flat(diff_leaves: tuple[Any, ...]) -> tuple[Any, Any]:
+            output, outputs = traced_output(program, program.with_leaves(chosen.leaves, diff_leaves), has_aux)
+            traced.append(output)
+            return tuple(output.leaves), ForwardHook(outputs, finish) if transform is jax.jacrev else outputs
 
         run = transform(named(flat, program), has_aux=True, **options)
-        with in_reverse():
+        with explaining_reverse_errors():
             by_output, result = run(tuple(program.leaves[i] for i in chosen.leaves))
 
         def nested(values: Any, depth: int) -> Any:
             inner = [nested(v, depth - 1) for v in values] if depth > 1 else values
             return chosen.graphs(inner)
 
-        whole = output[-1].rebuilt([nested(row, order) for row in by_output])
+        jacobian_graph = traced[-1].rebuilt([nested(row, order) for row in by_output])
+        # In reverse mode, the ForwardHook has called `finish` already.
         if transform is not jax.jacrev:
             result = finish(result)
-        return (whole, result[1]) if has_aux else whole
+        return (jacobian_graph, result[1]) if has_aux else jacobian_graph
 
     return jacobian
 
@@ -298,7 +315,7 @@ def _filtered_jacobian(
 
     @wraps(fun, title)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        out = run(*first_given(fun, args), **kwargs)
-        return (arrays_only(out[0]), out[1]) if has_aux else arrays_only(out)
+        result = run(*require_positional(fun, args), **kwargs)
+        return (arrays_only(result[0]), result[1]) if has_aux else arrays_only(result)
 
-    return made(jacobian, fun, title, has_aux)
+    return memoize_wrapper(jacobian, fun, title, has_aux)

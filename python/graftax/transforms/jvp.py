@@ -14,7 +14,7 @@ from graftax import _core
 from graftax._jax.compat import of_one_trace
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.derivative import Differentiated, arrays_only
-from graftax.transforms._engine.lift import LATER, Output, by_value, call_first, name_of, named
+from graftax.transforms._engine.lift import MISSING, Output, by_value, call_first, name_of, named
 from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import is_inexact
 
@@ -49,9 +49,9 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 def jvp(*, has_aux: bool = False) -> Callable[[Callable[..., Any]], Callable[..., tuple[Any, ...]]]: ...
 @boundary
 def jvp(
-    fun: Callable[..., Any] = LATER,
-    primals: Sequence[Any] = LATER,
-    tangents: Sequence[Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
+    primals: Sequence[Any] = MISSING,
+    tangents: Sequence[Any] = MISSING,
     has_aux: bool = False,
 ) -> Any:
     """The value of a function of any objects, and its directional derivative.
@@ -75,17 +75,17 @@ def jvp(
         >>> rate
         Array([2., 2.], dtype=float32)
     """
-    if fun is LATER:
+    if fun is MISSING:
         return functools.partial(functools.partial, jvp, has_aux=has_aux)
     for option, value in (("primals", primals), ("tangents", tangents)):
         several = isinstance(value, (tuple, list))
         if not several or len(value) != len(primals):
-            given = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
-            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=given))
-    one = Differentiated(Program, fun, "jvp", primals, has_aux)
-    given = one.tangents(tangents)
-    _, rates, out = jax.jvp(one.flat, (one.primals,), (given,), has_aux=True)
-    return one.results(one.rate(rates), out)
+            tangent_leaves = f"a {type(value).__name__}" + (f" of {len(value)}" if several else "")
+            raise TypeError(NOT_PRIMALS.format(name=name_of(fun, "jvp"), option=option, given=tangent_leaves))
+    differentiated = Differentiated(Program, fun, "jvp", primals, has_aux)
+    tangent_leaves = differentiated.tangents(tangents)
+    _, rates, outputs = jax.jvp(differentiated.flat, (differentiated.primals,), (tangent_leaves,), has_aux=True)
+    return differentiated.results(differentiated.output_graph(rates), outputs)
 
 
 @overload
@@ -111,15 +111,15 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         >>> rate({"w": jnp.ones(2)})
         Array([2., 2.], dtype=float32)
     """
-    one = Differentiated(Program, fun, "linearize", primals, has_aux)
-    _, push, out = jax.linearize(one.flat, one.primals, has_aux=True)
-    later = one.later()
+    differentiated = Differentiated(Program, fun, "linearize", primals, has_aux)
+    _, push, outputs = jax.linearize(differentiated.flat, differentiated.primals, has_aux=True)
+    linear_map = differentiated.linear_map()
 
     @boundary
     def rate(*tangents: Any) -> Any:
-        return later.rate(push(later.tangents(tangents)))
+        return linear_map.output_graph(push(linear_map.tangents(tangents)))
 
-    return one.results(rate, out)
+    return differentiated.results(rate, outputs)
 
 
 @boundary
@@ -143,31 +143,34 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
     operands: tuple[Any, ...] = jax.tree.map(as_array, tuple(tangents), tuple(primals), is_leaf=_is_none)
     program = by_value(name, [fn], operands, kwargs)
     graphdef = _core.record(operands)[1]
-    rates: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
-    given, of_tangents = _core.record(rates)
-    at = {place: i for i, place in enumerate(graphdef.leaf_places())}
-    chosen = [at[place] for place in of_tangents.leaf_places()]
+    tangent_arrays: tuple[Any, ...] = jax.tree.map(jnp.asarray, tuple(tangents))
+    tangent_leaves, tangents_graphdef = _core.record(tangent_arrays)
+    leaf_index = {key_path: i for i, key_path in enumerate(graphdef.leaf_places())}
+    chosen = [leaf_index[key_path] for key_path in tangents_graphdef.leaf_places()]
     depends: list[bool] = []
     outputs: list[Output] = []
 
-    def flat(by: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+    def flat(diff_leaves: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
         def body(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
             result = call_first(functions, operands)
             outputs.append(Output(*_core.flatten(result)))
             return result
 
-        _, out = program.trace(program.with_leaves(chosen, by), body)
-        found = outputs[-1].leaves
-        depends[:] = [bool(by) and of_one_trace(x, by[0]) and is_inexact(x) for x in found]
-        return tuple(x for x, d in zip(found, depends, strict=True) if d), out
+        _, output_leaves = program.trace(program.with_leaves(chosen, diff_leaves), body)
+        result_leaves = outputs[-1].leaves
+        depends[:] = [bool(diff_leaves) and of_one_trace(x, diff_leaves[0]) and is_inexact(x) for x in result_leaves]
+        return tuple(x for x, d in zip(result_leaves, depends, strict=True) if d), output_leaves
 
-    by = tuple(program.leaves[i] for i in chosen)
-    # A tangent of another kind, such as one of integers, is JAX's to refuse.
-    moved = tuple(jnp.asarray(t, jnp.result_type(x)) if is_inexact(t) else t for t, x in zip(given, by, strict=True))
-    _, moves, out = jax.jvp(named(flat, program), (by,), (moved,), has_aux=True)
-    rest = iter(moves)
-    tangent = outputs[-1].rebuilt([next(rest) if d else None for d in depends])
-    return program.finish(out), arrays_only(tangent)
+    diff_leaves = tuple(program.leaves[i] for i in chosen)
+    # Tangents of other dtypes, such as integers, are passed on: JAX raises for them.
+    cast_tangents = tuple(
+        jnp.asarray(t, jnp.result_type(x)) if is_inexact(t) else t
+        for t, x in zip(tangent_leaves, diff_leaves, strict=True)
+    )
+    _, output_tangents, output_leaves = jax.jvp(named(flat, program), (diff_leaves,), (cast_tangents,), has_aux=True)
+    tangents_left = iter(output_tangents)
+    tangent = outputs[-1].rebuilt([next(tangents_left) if d else None for d in depends])
+    return program.finish(output_leaves), arrays_only(tangent)
 
 
 def _is_none(x: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop over rows, without a carry."""
+"""`map`: a loop over rows without a carry."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 
 from graftax import _core
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.carry import Loop, Steps, call_pure, of_rows
-from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.carry import Loop, LoopAttempt, call_pure, rows_signature
+from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import with_arrays
 from graftax.transforms._engine.lift import name_of, named
 from graftax.transforms._engine.program import Program
@@ -29,7 +29,7 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
         f: a function of one argument. The next step and the caller see what it changes in captured variables, as in
             `scan`.
         xs: as in `scan`.
-        batch_size: so many steps are computed at once, as by `vmap`; then `f` must not change what it captures.
+        batch_size: how many steps are computed at once, as by `vmap`; with it, `f` must not change what it captures.
 
     Returns:
         a graph like the result of `f`, as the second result of `scan`.
@@ -38,11 +38,11 @@ def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y:
         >>> graftax.map(lambda d: {"y": d["x"] * 2, "name": d["name"]}, {"x": jnp.arange(3), "name": "net"})
         {'y': Array([0, 2, 4], dtype=int32), 'name': 'net'}
     """
-    return once("map", [f], [None], [xs, batch_size], _map)
+    return run_compiled("map", [f], [None], [xs, batch_size], _map)
 
 
-def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
-    f, (xs, batch_size) = functions[0], rest
+def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+    f, (xs, batch_size) = functions[0], extra
     name = name_of(f, "map")
     slices = Slices(name, xs, None)
     if batch_size is not None:
@@ -54,23 +54,23 @@ def _map(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest:
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, without_carry, None, slices, False)[1]
 
-    def attempt(steps: Steps) -> tuple[Any, list[Any]]:
+    def attempt(loop_attempt: LoopAttempt) -> tuple[Any, list[Any]]:
         structure: list[_core.GraphDef] = []
 
         def flat(carry: Any, rows: Any) -> Any:
-            out: list[list[Any]] = []
+            outputs: list[list[Any]] = []
 
             def body(functions: list[Callable[..., Any]], _: list[Any]) -> None:
-                result, changed = slices.step(rows, functions[0])
+                result, changed = slices.trace_step(rows, functions[0])
                 leaves, graphdef = _core.flatten(with_arrays(result))
                 structure[:] = [graphdef]
-                out[:] = [leaves, changed]
+                outputs[:] = [leaves, changed]
 
-            return steps.step(carry, body), tuple(out)
+            return loop_attempt.trace_step(carry, body), tuple(outputs)
 
-        flat = steps.named(flat, of_rows)
-        last, (ys, changed) = jax.lax.scan(flat, steps.first, slices.leaves)
-        steps.end(last, slices.has_rows)
+        flat = loop_attempt.with_signature(flat, rows_signature)
+        final, (ys, changed) = jax.lax.scan(flat, loop_attempt.init, slices.leaves)
+        loop_attempt.set_final(final, slices.has_rows)
         return _core.unflatten(structure[-1], ys), changed
 
     _, (ys, changed) = Loop(name, [f], operands, carry=None, slices=slices).run(attempt)
@@ -84,7 +84,7 @@ def _batched_map(name: str, f: Callable[..., Any], slices: Slices, batch_size: i
 
     def flat(rows: Any) -> Any:
         def body(functions: list[Callable[..., Any]], _: list[Any]) -> tuple[list[Any], list[Any]]:
-            result, changed = slices.step(rows, functions[0])
+            result, changed = slices.trace_step(rows, functions[0])
             leaves, graphdef = _core.flatten(with_arrays(result))
             structure[:] = [graphdef]
             return leaves, changed

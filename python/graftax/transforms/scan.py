@@ -14,11 +14,11 @@ from graftax import _core, interop
 from graftax._base.handles import is_handle, run_inside
 from graftax._graph.stack import Each
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.carry import Loop, Steps, of_rows
-from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.carry import Loop, LoopAttempt, rows_signature
+from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import with_arrays
 from graftax.transforms._engine.layer_loop import Layers, layers_in, require_length
-from graftax.transforms._engine.lift import LATER, name_of
+from graftax.transforms._engine.lift import MISSING, name_of
 from graftax.transforms._engine.loop_progress import Progress, reporter
 from graftax.transforms._engine.scan_axes import Carry, scan_by_axes
 from graftax.transforms._engine.slices import Slices, as_pair, plain_scan, plain_scan_of_objects
@@ -85,7 +85,7 @@ def scan(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 @boundary
 def scan(
-    f: Callable[..., Any] = LATER,
+    f: Callable[..., Any] = MISSING,
     init: Any = NO_CARRY,
     xs: Any = None,
     length: int | None = None,
@@ -144,7 +144,7 @@ def scan(
         >>> sums(jnp.zeros(2), jnp.ones((2, 3)))[0]
         Array([3., 3.], dtype=float32)
     """
-    if f is LATER:
+    if f is MISSING:
         options = {"length": length, "reverse": reverse, "unroll": unroll, "in_axes": in_axes, "out_axes": out_axes}
         options["transform_metadata"] = transform_metadata
         return functools.partial(scan, **options)
@@ -156,20 +156,21 @@ def scan(
         return run_inside(
             name_of(f, "scan"), init, lambda m: scan(f, m, xs, length, reverse, unroll, progress=progress)
         )
-    given = xs.objects if isinstance(xs, Each) else xs
-    operands, rest = [with_arrays(init), None], [given, length, reverse, unroll, progress, isinstance(xs, Each)]
-    return _scan([f], operands, rest) if progress else once("scan", [f], operands, rest, _scan)
+    rows = xs.objects if isinstance(xs, Each) else xs
+    operands, extra = [with_arrays(init), None], [rows, length, reverse, unroll, progress, isinstance(xs, Each)]
+    return _scan([f], operands, extra) if progress else run_compiled("scan", [f], operands, extra, _scan)
 
 
-def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> tuple[Any, Any]:
-    xs, length, *options, each = rest
+def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> tuple[Any, Any]:
+    xs, length, *options, is_each = extra
     name = name_of(functions[0], "scan")
-    layers = Layers(name, xs) if each else layers_in(name, xs)
+    layers = Layers(name, xs) if is_each else layers_in(name, xs)
     if isinstance(layers, Layers):
         require_length(name, layers.count, length)
         if jax.config.jax_disable_jit:
-            step = functools.partial(layers.step, functions[0])
-            return plain_scan_of_objects(name, step, operands[0], layers.objects, bool(options[0]))
+            call = functools.partial(layers.call_step, functions[0])
+            return plain_scan_of_objects(name, call, operands[0], layers.objects, bool(options[0]))
+        # The loop runs over the stacked object; afterwards the rows that changed go back into each object.
         result = _loop(functions, operands, (layers.stacked, layers.count, *options), layers)
         layers.write_back()
         return result
@@ -182,48 +183,50 @@ def _scan(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest
 
 
 def _loop(
-    functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any], layers: Layers | None
+    functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any], layers: Layers | None
 ) -> tuple[Any, Any]:
-    f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], rest
+    f, init, (xs, length, reverse, unroll, progress) = functions[0], operands[0], extra
     name = name_of(f, "scan")
-    call = _call if layers is None else layers.step
+    call = _call if layers is None else layers.call_step
     slices = Slices(name, xs, length)
     if jax.config.jax_disable_jit and slices.length:
         return plain_scan(name, functools.partial(call, f), init, slices, reverse)
     report = reporter(progress, name, slices.length)
 
-    def attempt(steps: Steps) -> tuple[Any, Any]:
+    def attempt(loop_attempt: LoopAttempt) -> tuple[Any, Any]:
         stacked: list[_core.GraphDef] = []
         if layers is not None:
-            layers.watch(steps.program)
+            layers.watch(loop_attempt.program)
 
+        # What JAX scans: the flat leaves of the carry, and of one row. Besides `y`, a step returns the arrays that it
+        # wrote into its slice; JAX stacks both, and `Slices.finish` writes the stacked rows into `xs`.
         def flat(carry: Any, x: Any) -> Any:
             row, index = x
 
             def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-                result, changed = slices.step(row, functools.partial(call, functions[0], operands[0]))
+                result, changed = slices.trace_step(row, functools.partial(call, functions[0], operands[0]))
                 carried, y = as_pair(name, result)
                 leaves, graphdef = _core.flatten(with_arrays(y))
                 stacked[:] = [graphdef]
-                out[:] = [leaves, changed]
+                outputs[:] = [leaves, changed]
                 return carried
 
-            out: list[list[Any]] = []
-            carry = steps.step(carry, body, None if layers is None else layers.require_unread)
+            outputs: list[list[Any]] = []
+            carry = loop_attempt.trace_step(carry, body, None if layers is None else layers.require_unread)
             if report is not None:
                 report(index)
-            return carry, tuple(out)
+            return carry, tuple(outputs)
 
         indices = None if report is None else jnp.arange(slices.length)
-        last, (ys, changed) = jax.lax.scan(
-            steps.named(flat, of_rows),
-            steps.first,
+        final, (ys, changed) = jax.lax.scan(
+            loop_attempt.with_signature(flat, rows_signature),
+            loop_attempt.init,
             (slices.leaves, indices),
-            length=slices.asked,
+            length=slices.length_arg,
             reverse=reverse,
             unroll=unroll,
         )
-        steps.end(last, slices.has_rows)
+        loop_attempt.set_final(final, slices.has_rows)
         return _core.unflatten(stacked[-1], ys), changed
 
     carry, (ys, changed) = Loop(name, [f], [init, None], slices=slices).run(attempt)

@@ -66,7 +66,7 @@ def shard(obj: T, mesh: Any, rules: Any, default: Any = ..., *, local: bool = Fa
 
 
 def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
-    """An array under a sharding. A bare spec means the mesh of the context."""
+    """The array with a sharding. A bare spec refers to the mesh of the context."""
     if isinstance(leaf, jax.core.Tracer):
         return _constrained(leaf, sharding)
     if isinstance(sharding, PartitionSpec):
@@ -82,9 +82,9 @@ def _placed(leaf: Any, sharding: Any, local: bool) -> Any:
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
     if sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    whole = np.asarray(leaf)
-    dtype = jax.dtypes.canonicalize_dtype(whole.dtype)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda part: np.asarray(whole[part], dtype))
+    host_array = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(host_array.dtype)
+    return jax.make_array_from_callback(host_array.shape, sharding, lambda part: np.asarray(host_array[part], dtype))
 
 
 def _constrained(leaf: Any, sharding: PartitionSpec | Sharding) -> Any:
@@ -109,6 +109,6 @@ def filter_shard(x: T, device_or_shardings: Any) -> T:
     if is_prefix(spec) or not jax.tree_util.all_leaves([spec]):
         full = tree_broadcast(spec, x, is_leaf=_is_none)
         structure = Structure(_core.flatten(full)[1])
-        at = {structure.place(row): value for row, value in structure.statics()}
-        spec = [at[place] for place in graphdef.leaf_places()]
+        spec_at = {structure.place(row): value for row, value in structure.statics()}
+        spec = [spec_at[key_path] for key_path in graphdef.leaf_places()]
     return _core.unflatten(graphdef, jax.lax.with_sharding_constraint(leaves, spec))

@@ -17,7 +17,7 @@ from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.leaf_specs import OutputLeaf, Outputs, broadcast_of
 from graftax.transforms._engine.lift import name_of, named, wraps
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.specs import UNKNOWN, Broadcast, Here, Spec, SpecOption
+from graftax.transforms._engine.specs import UNKNOWN, Broadcast, LeafContext, Spec, SpecOption
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,25 +110,27 @@ def shard_map(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(f, "shard_map"), [f], args, kwargs)
         inputs = SpecOption(program.name, "in_specs", _SHARDING, PartitionSpec(), _is_sharding, _canonical_sharding)
-        around = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-        known = frozenset(axis_names or around.axis_names)
-        specs = _OwnSharding(inputs, around, known, program.leaves) if in_specs is inferred_specs else in_specs
+        current_mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+        manual_axes = frozenset(axis_names or current_mesh.axis_names)
+        specs = (
+            _OwnSharding(inputs, current_mesh, manual_axes, program.leaves) if in_specs is inferred_specs else in_specs
+        )
         broadcast = broadcast_of(program, inputs, specs, UNKNOWN)
-        out: list[Any] = []  # jax.shard_map reads it when the function has run
+        flat_out_specs: list[Any] = []  # jax.shard_map reads this list after `flat` has filled it
         outputs: list[OutputLeaf] = []
 
         def flat(*leaves: Any) -> list[Any]:
             outputs[:] = Outputs(program, broadcast, inputs._replace(keyword="out_specs"), leaves).trace(out_specs)
-            out[:] = [o.spec for o in outputs]
+            flat_out_specs[:] = [o.spec for o in outputs]
             for output in outputs:
-                _check_shards(program.name, output, known, check_vma)
+                _check_shards(program.name, output, manual_axes, check_vma)
             return [o.leaf for o in outputs]
 
         run = jax.shard_map(
             named(flat, program),
             mesh=mesh,
             in_specs=tuple(broadcast.leaf_specs),
-            out_specs=out,
+            out_specs=flat_out_specs,
             axis_names=axis_names,
             check_vma=check_vma,
         )
@@ -141,15 +143,15 @@ def shard_map(
             _name_argument(error, program, broadcast)
             rename_leaves(error, [o.path for o in outputs], "out_specs")
             raise
-        # A result is placed on the mesh; what the function left as it was is left so.
-        untouched = {i: o.of for i, o in enumerate(outputs) if o.of is not None and o.written}
+        # A returned array is placed on the mesh, but an unchanged array in an object stays the caller's.
+        untouched = {i: o.input_leaf for i, o in enumerate(outputs) if o.input_leaf is not None and o.is_write}
         return program.finish(results, untouched=untouched)
 
     return mapped
 
 
 class _OwnSharding(Spec):
-    """For each leaf the sharding of its own type, along the mesh axes that become manual."""
+    """The spec for inferred `in_specs`: each leaf keeps the sharding of its type along the manual mesh axes."""
 
     def __init__(
         self,
@@ -164,42 +166,46 @@ class _OwnSharding(Spec):
             if types[axis] not in (AxisType.Explicit, AxisType.Manual):
                 raise TypeError(NOT_INFERRED.format(name=option.name, axis=axis, type=types[axis]))
         self._manual = manual
-        self._known = {id(leaf) for leaf in leaves}
+        self._leaf_ids = {id(leaf) for leaf in leaves}
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        if id(leaf) not in self._known:  # new: it has the spec of what is around it
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+        if id(leaf) not in self._leaf_ids:  # a new leaf: it gets the spec of the node's other leaves
             return UNKNOWN
         spec = jax.typeof(leaf).sharding.spec
         parts: list[Any] = []
         for part in spec:
             axes = part if isinstance(part, tuple) else () if part is None else (part,)
-            kept = tuple(axis for axis in axes if axis in self._manual)
-            if kept != axes[: len(kept)]:
+            manual_axes = tuple(axis for axis in axes if axis in self._manual)
+            if manual_axes != axes[: len(manual_axes)]:
                 text = ", ".join(map(repr, sorted(self._manual, key=str)))
-                raise ValueError(PARTS_INFERRED.format(name=self.option.name, path=here.text(), spec=spec, names=text))
-            parts.append(kept if isinstance(part, tuple) and kept else kept[0] if kept else None)
+                raise ValueError(
+                    PARTS_INFERRED.format(name=self.option.name, path=context.text(), spec=spec, names=text)
+                )
+            parts.append(
+                manual_axes if isinstance(part, tuple) and manual_axes else manual_axes[0] if manual_axes else None
+            )
         return spec if tuple(parts) == tuple(spec) else PartitionSpec(*parts)
 
 
-def _check_shards(name: str, output: OutputLeaf, known: AbstractSet[Hashable], check_vma: bool) -> None:
-    """Names the place of what JAX would refuse of a result, where it can be told."""
+def _check_shards(name: str, output: OutputLeaf, manual_axes: AbstractSet[Hashable], check_vma: bool) -> None:
+    """Raises the errors that JAX would raise for a result, but with its key path."""
     mentioned = {axis for part in output.spec for axis in (part if isinstance(part, tuple) else (part,)) if part}
-    if mentioned - known:
-        unknown, names = mentioned - known, ", ".join(map(repr, sorted(known, key=str)))
+    if mentioned - manual_axes:
+        unknown, names = mentioned - manual_axes, ", ".join(map(repr, sorted(manual_axes, key=str)))
         raise ValueError(NO_MESH_AXIS.format(name=name, path=output.path, axis=unknown.pop(), names=names))
-    differs = sorted((varying_axes(output.leaf) & known) - mentioned, key=str) if check_vma else []
+    differs = sorted((varying_axes(output.leaf) & manual_axes) - mentioned, key=str) if check_vma else []
     if not differs:
         return
-    if output.written:
+    if output.is_write:
         raise MutationError(DIFFERS_BY_SHARD.format(name=name, path=output.path, axis=differs[0]))
     raise ValueError(RESULT_DIFFERS.format(name=name, path=output.path, axis=differs[0], entry=output.spec))
 
 
 def _name_argument(error: ValueError, program: Program, broadcast: Broadcast) -> None:
-    """JAX names no path where a spec is not the sharding that an array has along explicit axes."""
+    """Adds the key path to JAX's error about a spec that differs from an array's sharding along explicit axes."""
     for i, (leaf, spec) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
-        own = jax.typeof(leaf).sharding.spec
-        if is_of_specs(error) and _canonical_sharding(own, leaf) != (_canonical_sharding(spec, leaf)):
+        actual = jax.typeof(leaf).sharding.spec
+        if is_of_specs(error) and _canonical_sharding(actual, leaf) != (_canonical_sharding(spec, leaf)):
             return name_argument_of_specs(error, broadcast.path(i))
 
 

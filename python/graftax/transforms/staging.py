@@ -15,7 +15,7 @@ from graftax._jax.tracebacks import boundary
 from graftax._jit.jitted import Jitted
 from graftax._jit.options import Options
 from graftax._jit.pytree_callable import of_trees
-from graftax.transforms._engine.lift import by_value, flat_of, name_of, named, wraps
+from graftax.transforms._engine.lift import by_value, flat_function, name_of, named, wraps
 from graftax.transforms._engine.program import Program
 
 
@@ -90,7 +90,7 @@ def make_jaxpr(
     @wraps(fun, "make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> Any:
         program = Program(name_of(fun, "make_jaxpr"), [fun], args, kwargs, static=static, shapes=True)
-        jaxpr = jax.make_jaxpr(flat_of(program), axis_env=axis_env)(*program.leaves)
+        jaxpr = jax.make_jaxpr(flat_function(program), axis_env=axis_env)(*program.leaves)
         return (jaxpr, eval_shape(fun, *args, **kwargs)) if return_shape else jaxpr
 
     return show
@@ -110,18 +110,19 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, Any, 
     @wraps(fun, "filter_make_jaxpr")
     def show(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         program = by_value(name_of(fun, "filter_make_jaxpr"), [fun], args, kwargs, shapes=True)
-        own = sorted(program.below(range(program.operands)))  # what the function holds is a constant of the jaxpr
-        flat = flat_of(program, arrays=True)
+        # As in Equinox, captured arrays are constants of the jaxpr.
+        operand_leaves = sorted(program.leaves_below(range(program.operands)))
+        flat = flat_function(program, arrays=True)
 
         def of_arguments(*leaves: Any) -> tuple[Any, ...]:
-            return flat(*program.with_leaves(own, leaves))
+            return flat(*program.with_leaves(operand_leaves, leaves))
 
         run = jax.make_jaxpr(named(of_arguments, program), return_shape=True)
-        jaxpr, shapes = run(*(program.leaves[i] for i in own))
-        found, graphdef = _core.record((program.finish(shapes),), shapes=True)
-        made = set(map(id, shapes))
-        dynamic = [_shape_of(x) if id(x) in made else None for x in found]
-        static = [None if d is not None else x for x, d in zip(found, dynamic, strict=True)]
+        jaxpr, shapes = run(*(program.leaves[i] for i in operand_leaves))
+        result_leaves, graphdef = _core.record((program.finish(shapes),), shapes=True)
+        shape_ids = set(map(id, shapes))
+        dynamic = [_shape_of(x) if id(x) in shape_ids else None for x in result_leaves]
+        static = [None if d is not None else x for x, d in zip(result_leaves, dynamic, strict=True)]
         return jaxpr, _core.unflatten(graphdef, dynamic, True), _core.unflatten(graphdef, static)
 
     return show

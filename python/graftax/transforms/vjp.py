@@ -10,8 +10,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, TypeVarTuple, overload
 import jax
 
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.derivative import Differentiated, arrays_only, in_reverse
-from graftax.transforms._engine.lift import LATER, Make, by_value
+from graftax.transforms._engine.derivative import Differentiated, arrays_only, explaining_reverse_errors
+from graftax.transforms._engine.lift import MISSING, Make, by_value
 from graftax.transforms._engine.program import Program
 
 Ts = TypeVarTuple("Ts")
@@ -35,7 +35,9 @@ def vjp(
     *, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
 ) -> Callable[[Callable[P, Any]], Callable[P, tuple[Any, ...]]]: ...
 @boundary
-def vjp(fun: Callable[..., Any] = LATER, *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()) -> Any:
+def vjp(
+    fun: Callable[..., Any] = MISSING, *primals: Any, has_aux: bool = False, reduce_axes: Sequence[Any] = ()
+) -> Any:
     """The value of a function of any objects, and the function that pulls cotangents back.
 
     Args:
@@ -54,7 +56,7 @@ def vjp(fun: Callable[..., Any] = LATER, *primals: Any, has_aux: bool = False, r
         >>> pull(jnp.ones(2))
         ({'w': Array([2., 2.], dtype=float32), 'name': None},)
     """
-    if fun is LATER:
+    if fun is MISSING:
         return functools.partial(functools.partial, vjp, has_aux=has_aux, reduce_axes=reduce_axes)
     return pulled_back(Program, fun, primals, has_aux, {"reduce_axes": reduce_axes} if reduce_axes else {})
 
@@ -62,19 +64,19 @@ def vjp(fun: Callable[..., Any] = LATER, *primals: Any, has_aux: bool = False, r
 def pulled_back(
     make: Make, fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool, options: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """`vjp` with the programs that `make` makes."""
-    one = Differentiated(make, fun, "vjp", primals, has_aux)
-    _, pull, out = jax.vjp(one.flat, one.primals, has_aux=True, **options)
-    later = one.later()
+    """`vjp` with its program made by `make`, for `vjp` and `filter_vjp`."""
+    differentiated = Differentiated(make, fun, "vjp", primals, has_aux)
+    _, pull, outputs = jax.vjp(differentiated.flat, differentiated.primals, has_aux=True, **options)
+    linear_map = differentiated.linear_map()
 
     @boundary
     def pull_back(cotangent: Any) -> tuple[Any, ...]:
-        given = later.cotangents(cotangent)
-        with in_reverse():
-            (gradients,) = pull(given)
-        return later.chosen.graphs(gradients)
+        cotangent_leaves = linear_map.cotangents(cotangent)
+        with explaining_reverse_errors():
+            (gradients,) = pull(cotangent_leaves)
+        return linear_map.chosen.graphs(gradients)
 
-    return one.results(pull_back, out)
+    return differentiated.results(pull_back, outputs)
 
 
 @overload

@@ -21,9 +21,19 @@ from graftax._graph.stack import Each
 from graftax._jax.compat import ref_types
 from graftax._jax.tracebacks import boundary
 from graftax._jit.pytree_callable import of_trees
-from graftax.transforms._engine.layer_loop import note_lists, with_objects
+from graftax.transforms._engine.layer_loop import add_list_notes, call_with_stacked
 from graftax.transforms._engine.leaf_specs import Call, OutputLeaf, Outputs, as_positional, broadcast_of
-from graftax.transforms._engine.lift import ARRAYS, LATER, by_value, call_first, decorator, made, name_of, named, wraps
+from graftax.transforms._engine.lift import (
+    ARRAYS,
+    MISSING,
+    by_value,
+    call_first,
+    decorator,
+    memoize_wrapper,
+    name_of,
+    named,
+    wraps,
+)
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
 from graftax.transforms._engine.program import NO_SUCH_OPERAND, Program
 from graftax.transforms._engine.specs import Broadcast, SpecOption
@@ -79,7 +89,7 @@ def vmap(
 @boundary
 @decorator
 def vmap(
-    fun: Callable[..., Any] = LATER,
+    fun: Callable[..., Any] = MISSING,
     in_axes: Any = 0,
     out_axes: Any = 0,
     axis_name: Hashable | None = None,
@@ -137,28 +147,34 @@ def vmap_by(
     axis_name: Hashable | None,
     axis_size: int | None,
     spmd_axis_name: Hashable | None,
-    alone: bool = False,
+    ignore_opaque: bool = False,
     call: Call = call_first,
-    new_alone: bool = False,
+    ignore_new_opaque: bool = False,
 ) -> Callable[..., Any]:
-    """`vmap` under another title, with programs that `make` makes.
+    """`vmap` with its programs made by `make`, for `vmap` and `filter_vmap`.
 
-    `alone`: what functions capture is not mapped, nor what is in other values where `in_axes` is a function of the
-    leaf. `call` calls the function. `new_alone`: nor what is in new values in the result, where it does not depend on
-    the axis.
+    Args:
+        make: makes the program of a call.
+        title: the name of the transform, for messages.
+        fun: the user's function.
+        in_axes, out_axes, axis_name, axis_size, spmd_axis_name: as in `vmap`.
+        ignore_opaque: arrays that functions capture are not mapped; nor are those within other opaque values, if
+            `in_axes` is a function of the leaf.
+        call: calls the function with the operands.
+        ignore_new_opaque: arrays within new opaque values in the result are mapped only if they depend on the axis.
     """
 
     @wraps(fun, title)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = as_positional(fun, in_axes, args, kwargs)
         if any(isinstance(arg, Each) for arg in args):
-            return with_objects(name_of(fun, title), mapped, args, kwargs)
+            return call_with_stacked(name_of(fun, title), mapped, args, kwargs)
         axis = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         try:
             program = make(name_of(fun, title), [fun], args, kwargs)
-            return _run(program, in_axes, out_axes, axis_size, axis, alone, call, new_alone)
+            return _run(program, in_axes, out_axes, axis_size, axis, ignore_opaque, call, ignore_new_opaque)
         except (ValueError, TypeError, AttributeError) as error:
-            note_lists(name_of(fun, title), args, error)
+            add_list_notes(name_of(fun, title), args, error)
             raise
 
     return mapped
@@ -170,56 +186,67 @@ def _run(
     out_axes: Any,
     axis_size: int | None,
     axis: dict[str, Any],
-    alone: bool,
+    ignore_opaque: bool,
     call: Call,
-    new_alone: bool,
+    ignore_new_opaque: bool,
 ) -> Any:
-    """The result of the mapped program, with what it changes written back. `axis`: what `jax.vmap` is told besides."""
+    """Maps a program, writes its changes back and returns its result. `axis` has further options of `jax.vmap`."""
     inputs = SpecOption(program.name, "in_axes", _AXIS, None, _is_axis, _canonical_axis)
-    broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if alone else 0)
-    for i in _not_mapped(program, broadcast) if alone else ():
+    broadcast = broadcast_of(program, inputs, in_axes, _axis_0 if ignore_opaque else 0)
+    for i in _not_mapped(program, broadcast) if ignore_opaque else ():
         broadcast.leaf_specs[i] = None
     axes = list(broadcast.leaf_specs)
-    at = [i for i, axis in enumerate(axes) if axis is not None]
-    once = alone and not at and axis_size is None  # nothing is mapped: the function runs once, as in Equinox
-    size = 1 if once else size_of(program, broadcast, axis_size)
-    given = [program.leaves[i] for i in at]
-    in_axes_flat = [axes[i] for i in at]
-    probe = next((k for k, x in enumerate(given) if not isinstance(x, ref_types)), None)
-    if probe is None:  # something that is mapped in any case
-        probe = len(given)
-        given.append(np.zeros(size, np.bool_))
+    mapped_leaves = [i for i, axis in enumerate(axes) if axis is not None]
+    # As in Equinox, the function runs once if nothing is mapped.
+    unmapped_call = ignore_opaque and not mapped_leaves and axis_size is None
+    size = 1 if unmapped_call else size_of(program, broadcast, axis_size)
+    mapped_arrays = [program.leaves[i] for i in mapped_leaves]
+    in_axes_flat = [axes[i] for i in mapped_leaves]
+    # `_depend` needs an array that is certainly mapped, to ask JAX which outputs depend on the axis.
+    probe = next((k for k, x in enumerate(mapped_arrays) if not isinstance(x, ref_types)), None)
+    if probe is None:
+        probe = len(mapped_arrays)
+        mapped_arrays.append(np.zeros(size, np.bool_))
         in_axes_flat.append(0)
-    out: list[Any] = []  # jax.vmap reads it when the function has run
+    flat_out_axes: list[Any] = []  # jax.vmap reads this list after `flat` has filled it
     outputs: list[OutputLeaf] = []
 
     def flat(*values: Any) -> list[Any]:
-        leaves = program.with_leaves(at, values[: len(at)])
-        results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, more=1))
-        outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, alone, call)
-        outputs[:] = _left_alone(outputs, values[probe]) if new_alone else outputs
-        if once and any(o.spec is not None for o in outputs):
+        leaves = program.with_leaves(mapped_leaves, values[: len(mapped_leaves)])
+        results = inputs._replace(keyword="out_axes", canonical=functools.partial(_canonical_axis, extra_dims=1))
+        outputs[:] = Outputs(program, broadcast, results, leaves).trace(out_axes, ignore_opaque, call)
+        outputs[:] = _unmap_opaque(outputs, values[probe]) if ignore_new_opaque else outputs
+        if unmapped_call and any(o.spec is not None for o in outputs):
             raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
         _refuse_misfits(program.name, outputs, values[probe])
-        out[:] = [o.spec for o in outputs]
+        flat_out_axes[:] = [o.spec for o in outputs]
         return [o.leaf for o in outputs]
 
     run = jax.vmap(
         named(flat, program),
         in_axes=tuple(in_axes_flat),
-        out_axes=out,
+        out_axes=flat_out_axes,
         axis_size=size,
         **axis,
     )
-    found = run(*given)
-    made = {
-        i: ((source.way, outputs[i].spec, *(axes[at] for at in source.inputs)), source.inputs)
+    results = run(*mapped_arrays)
+    # Arrays that were computed alike are one array only if they are mapped along the same axes, too.
+    recipes = {
+        i: ((source.way, outputs[i].spec, *(axes[leaf] for leaf in source.inputs)), source.inputs)
         for i, source in enumerate(program.sources)
         if source is not None
     }
-    found = program.with_ties(found, made)
-    stays = [axis is None or not alone for axis in axes]  # by value, what is mapped comes back as an array of JAX
-    return program.finish(found, untouched={i: o.of for i, o in enumerate(outputs) if o.of is not None and stays[o.of]})
+    results = program.with_ties(results, recipes)
+    # By value, a mapped NumPy array comes back as a jax.Array, as in Equinox.
+    returned_untouched = [axis is None or not ignore_opaque for axis in axes]
+    return program.finish(
+        results,
+        untouched={
+            i: o.input_leaf
+            for i, o in enumerate(outputs)
+            if o.input_leaf is not None and returned_untouched[o.input_leaf]
+        },
+    )
 
 
 @overload
@@ -262,43 +289,43 @@ def filter_vmap(
         return functools.partial(
             filter_vmap, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name, axis_size=axis_size
         )
-    by = in_axes, out_axes, axis_name, axis_size
+    options = in_axes, out_axes, axis_name, axis_size
     call = call_first if out_axes is ARRAYS else functools.partial(_with_arrays, out_axes)
-    new_alone = out_axes is ARRAYS or callable(out_axes)
+    ignore_new_opaque = out_axes is ARRAYS or callable(out_axes)
     in_axes, out_axes = _axis_0 if in_axes is ARRAYS else in_axes, 0 if out_axes is ARRAYS else out_axes
     if isinstance(in_axes, dict) and all(map(_is_name, cast("dict[Any, Any]", in_axes))):
-        given = cast("dict[str, Any]", in_axes)
+        named_axes = cast("dict[str, Any]", in_axes)
 
         @wraps(fun, "filter_vmap")
         def by_name(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fun).bind(*args, **kwargs)
-            axes = _axes_by_name(fun, given, bound)
+            axes = _axes_by_name(fun, named_axes, bound)
             run = vmap_by(
-                by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call, new_alone
+                by_value, "filter_vmap", fun, axes, out_axes, axis_name, axis_size, None, True, call, ignore_new_opaque
             )
             return run(*bound.args, **bound.kwargs)
 
         return by_name
-    options = in_axes, out_axes, axis_name, axis_size, None, True, call, new_alone
-    mapped = vmap_by(by_value, "filter_vmap", fun, *options)
-    return made(mapped, fun, "filter_vmap", *by)
+    vmap_options = in_axes, out_axes, axis_name, axis_size, None, True, call, ignore_new_opaque
+    mapped = vmap_by(by_value, "filter_vmap", fun, *vmap_options)
+    return memoize_wrapper(mapped, fun, "filter_vmap", *options)
 
 
 def _with_arrays(out_axes: Any, functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-    """Calls the function. Python numbers in its result that are given an axis are arrays."""
+    """Calls the function, and converts Python numbers in its result to arrays if `out_axes` gives them an axis."""
     result = call_first(functions, operands)
 
     def as_array(x: Any) -> Any:
         return jnp.asarray(x) if type(x) in NUMBERS else x
 
-    def of(axis: Any, part: Any) -> Any:
+    def with_axis(axis: Any, part: Any) -> Any:
         return jax.tree.map(as_array, part) if type(axis) is int else part
 
     if not any(type(x) in NUMBERS for x in jax.tree.leaves(result)):
         return result
     try:
-        return jax.tree.map(of, out_axes, result, is_leaf=lambda axis: axis is None)
-    except ValueError:  # what does not fit is said with its path later
+        return jax.tree.map(with_axis, out_axes, result, is_leaf=lambda axis: axis is None)
+    except ValueError:  # `out_axes` does not fit the result: the error with the path is raised later
         return result
 
 
@@ -306,25 +333,25 @@ def _is_name(key: Any) -> bool:
     return isinstance(key, str) and key.isidentifier()
 
 
-def _axes_by_name(fun: Callable[..., Any], given: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
-    """An entry for each positional argument; the default for one that is not named."""
-    known = list(bound.signature.parameters)
-    names = [*known, *[""] * len(bound.args)][: len(bound.args)]
-    for name in given:
+def _axes_by_name(fun: Callable[..., Any], axes: dict[str, Any], bound: inspect.BoundArguments) -> tuple[Any, ...]:
+    """One entry per positional argument: the one under its name, or the default."""
+    parameters = list(bound.signature.parameters)
+    names = [*parameters, *[""] * len(bound.args)][: len(bound.args)]
+    for name in axes:
         if name not in names:
             operands = ", ".join(filter(None, names))
             raise ValueError(NO_SUCH_OPERAND.format(name=name_of(fun, "filter_vmap"), which=name, operands=operands))
-    return tuple(given.get(name, _axis_0) for name in names)
+    return tuple(axes.get(name, _axis_0) for name in names)
 
 
 def _axis_0(leaf: Any) -> int:
-    """The default of `filter_vmap`: axis 0 of every array that Equinox finds."""
+    """The default of `filter_vmap`: axis 0 of every array. It is a function so that opaque values are ignored."""
     del leaf
     return 0
 
 
 def _not_mapped(program: Program, broadcast: Broadcast) -> set[int]:
-    return leaves_in_functions(program.graphdef) | (leaves_in_values(program.graphdef) & broadcast.asked)
+    return leaves_in_functions(program.graphdef) | (leaves_in_values(program.graphdef) & broadcast.from_function)
 
 
 _AXIS = "an axis (int or None)"
@@ -334,13 +361,17 @@ def _is_axis(axis: Any) -> bool:
     return axis is None or type(axis) is int
 
 
-def _canonical_axis(axis: Any, leaf: Any, more: int = 0) -> Any:
-    return axis + np.ndim(leaf) + more if axis is not None and axis < 0 else axis
+def _canonical_axis(axis: Any, leaf: Any, extra_dims: int = 0) -> Any:
+    return axis + np.ndim(leaf) + extra_dims if axis is not None and axis < 0 else axis
 
 
 def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> int:
-    """How often the function is mapped."""
-    first: tuple[int, int] | None = None  # a leaf, and its size
+    """The size of the mapped axis.
+
+    Raises:
+        ValueError: if an array does not have its axis, if sizes differ, or if nothing is mapped.
+    """
+    reference: tuple[int, int] | None = None  # (leaf, its size)
     for i, (leaf, axis) in enumerate(zip(program.leaves, broadcast.leaf_specs, strict=True)):
         if axis is None:
             continue
@@ -351,11 +382,11 @@ def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> in
                     name=program.name, option="in_axes", path=broadcast.path(i), axis=axis, shape=shape
                 )
             )
-        expected = first[1] if first else shape[axis] if axis_size is None else axis_size
+        expected = reference[1] if reference else shape[axis] if axis_size is None else axis_size
         if shape[axis] != expected:
             text = (
-                f"{broadcast.path(first[0])} has {expected} along axis {broadcast.leaf_specs[first[0]]}"
-                if first
+                f"{broadcast.path(reference[0])} has {expected} along axis {broadcast.leaf_specs[reference[0]]}"
+                if reference
                 else None
             )
             raise ValueError(
@@ -367,62 +398,68 @@ def size_of(program: Program, broadcast: Broadcast, axis_size: int | None) -> in
                     other=text or f"axis_size is {axis_size}",
                 )
             )
-        first = first or (i, shape[axis])
-    if first is None and axis_size is None:
+        reference = reference or (i, shape[axis])
+    if reference is None and axis_size is None:
         raise ValueError(NOTHING_MAPPED.format(name=program.name, option="in_axes"))
-    return first[1] if first else axis_size  # type: ignore[return-value]
+    return reference[1] if reference else axis_size  # type: ignore[return-value]
 
 
-def _refuse_misfits(name: str, found: Sequence[OutputLeaf], mapped: Any) -> None:
-    """An axis has to be one that an output can have, and None may not stand for what depends on the mapped axis.
+def _refuse_misfits(name: str, outputs: Sequence[OutputLeaf], mapped: Any) -> None:
+    """Raises for an axis that an output cannot have, and for an output that depends on the mapped axis but has none.
 
-    `mapped` is an array that does.
+    Args:
+        name: what messages call the mapped function.
+        outputs: the output leaves and their axes.
+        mapped: an array that depends on the mapped axis.
     """
-    for output in found:
+    for output in outputs:
         rank = np.ndim(output.leaf)
         if output.spec is not None and not -rank - 1 <= output.spec <= rank:
             raise ValueError(
                 NO_ROOM_FOR_AXIS.format(
                     name=name,
-                    option="in_axes" if output.written else "out_axes",
+                    option="in_axes" if output.is_write else "out_axes",
                     path=output.path,
                     axis=output.spec,
                     shape=np.shape(output.leaf),
                 )
             )
-    asked = [o for o in found if o.spec is None]
-    for output, bad in zip(asked, _depend([o.leaf for o in asked], mapped), strict=True):
-        if bad and output.written:
+    unmapped = [o for o in outputs if o.spec is None]
+    for output, bad in zip(unmapped, _depend([o.leaf for o in unmapped], mapped), strict=True):
+        if bad and output.is_write:
             raise MutationError(DEPENDS_ON_AXIS.format(name=name, path=output.path))
         if bad:
             raise ValueError(RESULT_DEPENDS.format(name=name, path=output.path))
 
 
-def _left_alone(found: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf]:
-    """What is within values in the result is not mapped where it does not depend on the mapped axis."""
-    within = [i for i, o in enumerate(found) if o.in_value and o.spec is not None]
-    depend = _depend([found[i].leaf for i in within], mapped)
+def _unmap_opaque(outputs: Sequence[OutputLeaf], mapped: Any) -> list[OutputLeaf]:
+    """The output leaves, of which those in opaque values of the result lose their axis if they do not depend on it."""
+    within = [i for i, o in enumerate(outputs) if o.in_value and o.spec is not None]
+    depend = _depend([outputs[i].leaf for i in within], mapped)
     free = {i for i, depends in zip(within, depend, strict=True) if not depends}
-    return [o._replace(spec=None) if i in free else o for i, o in enumerate(found)]
+    return [o._replace(spec=None) if i in free else o for i, o in enumerate(outputs)]
 
 
 def _depend(leaves: Sequence[Any], mapped: Any) -> list[bool]:
-    """Which arrays depend on the mapped axis? `mapped` is one that does."""
+    """Whether each array depends on the mapped axis; `mapped` is an array that does.
+
+    JAX tells the rule of a `custom_vmap` function which of its arguments are batched.
+    """
     tracers = [x for x in leaves if isinstance(x, Tracer)]
     depends: list[bool] = []
 
     @custom_vmap
-    def ask(mapped: Any, leaves: Any) -> Any:
+    def probe(mapped: Any, leaves: Any) -> Any:
         del leaves
         return mapped
 
-    @ask.def_vmap
+    @probe.def_vmap
     def rule(size: int, batched: Any, mapped: Any, leaves: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
         del size, leaves
         depends.extend(batched[1])
         return mapped, True
 
     if tracers:
-        ask(mapped, tracers)
+        probe(mapped, tracers)
     answers = iter(depends)
     return [isinstance(x, Tracer) and next(answers) for x in leaves]

@@ -15,8 +15,8 @@ from jax.core import Tracer
 
 from graftax._base.handles import is_handle, run_inside
 from graftax._jax.tracebacks import boundary
-from graftax.transforms._engine.carry import Loop, Steps, of_carried, of_index
-from graftax.transforms._engine.eager_compile import once
+from graftax.transforms._engine.carry import Loop, LoopAttempt, carry_signature, index_signature
+from graftax.transforms._engine.eager_compile import run_compiled
 from graftax.transforms._engine.graph_after import type_of, with_arrays
 from graftax.transforms._engine.lift import name_of
 
@@ -63,11 +63,11 @@ def while_loop(
         raise TypeError(WRONG_MAX_STEPS.format(name=name, given=max_steps))
     if is_handle(init_val):
         return run_inside(name, init_val, lambda m: while_loop(cond_fun, body_fun, m, max_steps=max_steps))
-    return once("while_loop", [cond_fun, body_fun], [with_arrays(init_val)], [max_steps], _while_loop)
+    return run_compiled("while_loop", [cond_fun, body_fun], [with_arrays(init_val)], [max_steps], _while_loop)
 
 
-def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
-    (cond_fun, body_fun), init_val, max_steps = functions, operands[0], rest[0]
+def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+    (cond_fun, body_fun), init_val, max_steps = functions, operands[0], extra[0]
     if jax.config.jax_disable_jit and max_steps is None:
         test = with_arrays(cond_fun(init_val))
         if not isinstance(test, Tracer):
@@ -76,18 +76,22 @@ def _while_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]
                 test = cond_fun(init_val)
             return init_val
 
-    def attempt(steps: Steps) -> None:
+    def attempt(loop_attempt: LoopAttempt) -> None:
         def test(carry: Any) -> Any:
-            return steps.test(carry, lambda functions, operands: functions[0](operands[0]))
+            return loop_attempt.trace_condition(carry, lambda functions, operands: functions[0](operands[0]))
 
-        def step(carry: Any) -> Any:
-            return steps.step(carry, lambda functions, operands: functions[1](operands[0]))
+        def body(carry: Any) -> Any:
+            return loop_attempt.trace_step(carry, lambda functions, operands: functions[1](operands[0]))
 
         if max_steps is None:
-            last = jax.lax.while_loop(steps.named(test, of_carried), steps.named(step, of_carried), steps.first)
+            final = jax.lax.while_loop(
+                loop_attempt.with_signature(test, carry_signature),
+                loop_attempt.with_signature(body, carry_signature),
+                loop_attempt.init,
+            )
         else:
-            last = _bounded(test, step, steps.first, operator.index(max_steps))
-        steps.end(last, False)
+            final = _bounded(test, body, loop_attempt.init, operator.index(max_steps))
+        loop_attempt.set_final(final, False)
 
     return Loop(name_of(body_fun, "while_loop"), functions, operands).run(attempt)[0]
 
@@ -112,53 +116,60 @@ def fori_loop(
     if is_handle(init_val):
         again = functools.partial(fori_loop, lower, upper, body_fun, unroll=unroll)
         return run_inside(name_of(body_fun, "fori_loop"), init_val, again)
-    return once("fori_loop", [body_fun], [None, with_arrays(init_val)], [lower, upper, unroll], _fori_loop)
+    return run_compiled("fori_loop", [body_fun], [None, with_arrays(init_val)], [lower, upper, unroll], _fori_loop)
 
 
-def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], rest: Sequence[Any]) -> Any:
-    body_fun, init_val, (lower, upper, unroll) = functions[0], operands[1], rest
+def _fori_loop(functions: Sequence[Callable[..., Any]], operands: Sequence[Any], extra: Sequence[Any]) -> Any:
+    body_fun, init_val, (lower, upper, unroll) = functions[0], operands[1], extra
     if jax.config.jax_disable_jit and not any(isinstance(x, Tracer) for x in (lower, upper)):
         for i in range(int(lower), int(upper)):
             init_val = body_fun(jnp.asarray(i), init_val)
         return init_val
 
-    def attempt(steps: Steps) -> None:
+    def attempt(loop_attempt: LoopAttempt) -> None:
         def flat(i: Any, carry: Any) -> Any:
-            return steps.step(carry, lambda functions, operands: functions[0](i, operands[1]))
+            return loop_attempt.trace_step(carry, lambda functions, operands: functions[0](i, operands[1]))
 
-        last = jax.lax.fori_loop(lower, upper, steps.named(flat, of_index), steps.first, unroll=unroll)
-        steps.end(last, all(isinstance(x, int) for x in (lower, upper)) and lower < upper)
+        final = jax.lax.fori_loop(
+            lower, upper, loop_attempt.with_signature(flat, index_signature), loop_attempt.init, unroll=unroll
+        )
+        loop_attempt.set_final(final, all(isinstance(x, int) for x in (lower, upper)) and lower < upper)
 
     return Loop(name_of(body_fun, "fori_loop"), functions, operands, carry=1).run(attempt)[0]
 
 
 def _bounded(
-    test: Callable[[Any], Any], step: Callable[[Any], Any], first: Sequence[Any], max_steps: int
+    test: Callable[[Any], Any], body: Callable[[Any], Any], init: Sequence[Any], max_steps: int
 ) -> Sequence[Any]:
-    """At most so many steps, as a scan of rematerialised scans: differentiable in reverse mode."""
+    """A loop of at most `max_steps` steps that is differentiable in reverse mode.
+
+    It is a scan of rematerialised scans of about sqrt(max_steps) steps each, so only the carries between the inner
+    scans are saved for the backward pass.
+    """
     if max_steps < 1:
-        step(first)  # its errors
-        return first
+        body(init)  # traced for its errors only
+        return init
+    # n steps as sqrt(n) checkpointed scans of sqrt(n) steps: this minimises the carries that are alive at a time.
     inner = math.isqrt(max_steps - 1) + 1
     outer = -(-max_steps // inner)
 
     dtypes: list[Any] = []
 
-    def stepped(carry: Any) -> Any:
-        after = step(carry)
-        dtypes[:] = [type_of(x).dtype for x in after]
-        return after
+    def run_body(carry: Any) -> Any:
+        carry_after = body(carry)
+        dtypes[:] = [type_of(x).dtype for x in carry_after]
+        return carry_after
 
-    def kept(carry: Any) -> Any:
-        # A weak type is that of the first step's result, as in `while_loop`. JAX traces the branches in order.
+    def keep(carry: Any) -> Any:
+        # The carry has the dtypes of the first step's result, as in `while_loop`. JAX has traced `run_body` before.
         return [x if type_of(x).dtype == d else x.astype(d) for x, d in zip(carry, dtypes, strict=True)]
 
-    def one(carry: Any, allowed: Any) -> Any:
-        return jax.lax.cond(allowed & test(carry), stepped, kept, carry), None
+    def inner_step(carry: Any, allowed: Any) -> Any:
+        return jax.lax.cond(allowed & test(carry), run_body, keep, carry), None
 
     @jax.checkpoint
-    def some(carry: Any, allowed: Any) -> Any:
-        return jax.lax.scan(one, carry, allowed)
+    def inner_scan(carry: Any, allowed: Any) -> Any:
+        return jax.lax.scan(inner_step, carry, allowed)
 
     allowed = (jnp.arange(inner * outer) < max_steps).reshape(outer, inner)
-    return jax.lax.scan(some, list(first), allowed)[0]
+    return jax.lax.scan(inner_scan, list(init), allowed)[0]

@@ -36,7 +36,7 @@ _CONTAINERS = (type(None), list, tuple, dict, OrderedDict, defaultdict)
 
 
 def describe(cls: Any) -> TreeDescription:
-    """Says how `jax.tree` sees a type."""
+    """Describes how `jax.tree` flattens a type."""
     if not is_tree_node(cls):
         return TreeDescription("leaf")
     if cls in _CONTAINERS:
@@ -47,7 +47,7 @@ def describe(cls: Any) -> TreeDescription:
         if hasattr(cls, "_fields") and issubclass(cls, tuple):
             children = tuple(map(str, names)) if isinstance(names, tuple) else ()
             return TreeDescription("node", None, _is_plain_namedtuple(cls), children)
-        # Registered where nothing can be read: through what is public.
+        # The functions that it was registered with cannot be read, so JAX's public API opens it.
         return TreeDescription("node", tree_util.default_registry.flatten_one_level, functools.partial(_rebuild, cls))
     flatten, unflatten = functions
     adapted = interop.tree_fields(cls, flatten, unflatten)
@@ -55,17 +55,17 @@ def describe(cls: Any) -> TreeDescription:
         return adapted
     names = data_fields(flatten)
     if names is not None:
-        children, others = names
-        order = _order_of_init(cls, (*children, *others))
-        return TreeDescription("fields", flatten, unflatten, children, others, order)
+        children, aux_fields = names
+        order = _order_of_init(cls, (*children, *aux_fields))
+        return TreeDescription("fields", flatten, unflatten, children, aux_fields, order)
     schema = schemas.get(cls) if _is_its_dict(cls) else None
     return TreeDescription("node", flatten, unflatten, with_keys=names_function(flatten), schema=schema)
 
 
 def _is_its_dict(cls: Any) -> bool:
-    """Is `__dict__` of an instance its own dictionary, and not something that the class makes up?"""
-    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
-    return isinstance(found, types.GetSetDescriptorType) and cls.__getattribute__ is object.__getattribute__
+    """Whether `__dict__` of an instance is its real dictionary, and not a property of the class."""
+    dict_attribute = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return isinstance(dict_attribute, types.GetSetDescriptorType) and cls.__getattribute__ is object.__getattribute__
 
 
 def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
@@ -75,15 +75,20 @@ def _rebuild(cls: type, data: Any, children: tuple[Any, ...]) -> Any:
 
 
 def _is_plain_namedtuple(cls: Any) -> bool:
-    """Does the class make instances just as `collections.namedtuple` does?"""
-    new = cls.__new__
-    written = isinstance(new, types.FunctionType) and new.__globals__.get("__name__", "").startswith("namedtuple_")
-    called = type(cls).__call__ is type.__call__ and cls.__init__ is object.__init__
-    return written and called and new.__code__.co_argcount == 1 + len(cls._fields)
+    """Whether the class creates instances exactly as `collections.namedtuple` does; then the core may do it, too."""
+    constructor = cls.__new__
+    # `collections.namedtuple` compiles `__new__` in a namespace with a name of its own.
+    scope = constructor.__globals__ if isinstance(constructor, types.FunctionType) else {}
+    is_generated = scope.get("__name__", "").startswith("namedtuple_")
+    is_called_plainly = type(cls).__call__ is type.__call__ and cls.__init__ is object.__init__
+    return is_generated and is_called_plainly and constructor.__code__.co_argcount == 1 + len(cls._fields)
 
 
 def _order_of_init(cls: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """In which order a dataclass's own `__init__` assigns; empty where it does anything else as well."""
+    """The order in which a dataclass's generated `__init__` assigns the fields; empty if it may do anything else.
+
+    If it only assigns, the core rebuilds an instance without calling it.
+    """
     init, parameters = vars(cls).get("__init__"), vars(cls).get("__dataclass_params__")
     if parameters is None or not parameters.init or not isinstance(init, types.FunctionType):
         return ()
@@ -109,7 +114,7 @@ def from_jax(treedef: Any) -> _core.PyTreeDef:
     """The same structure as a treedef of `graftax.tree`.
 
     Raises:
-        TypeError: where it is no treedef.
+        TypeError: if it is not a treedef.
     """
     if isinstance(treedef, _core.PyTreeDef):
         return treedef
@@ -131,25 +136,25 @@ def to_jax(treedef: Any) -> Any:
 
 
 def _rebuilt(treedef: Any, make: Callable[..., Any]) -> Any:
-    """The structure, made by public functions from below: time grows with nodes times depth."""
+    """The structure, rebuilt bottom-up by public functions. It takes time proportional to nodes times depth."""
     registry = tree_util.default_registry
-    done: list[Any] = []
+    built: list[Any] = []
     stack: list[tuple[Any, Any, int]] = [(treedef, None, -1)]
     while stack:
         node, data, count = stack.pop()
         if count >= 0:
-            children = done[len(done) - count :]
-            del done[len(done) - count :]
-            done.append(make(registry, data, children))
+            children = built[len(built) - count :]
+            del built[len(built) - count :]
+            built.append(make(registry, data, children))
             continue
         data, children = node.node_data(), node.children()
         stack.append((None, data, len(children)))
         stack.extend((child, None, -1) for child in reversed(children))
-    return done[0]
+    return built[0]
 
 
 def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
-    """The tree of this structure whose nodes have the elements of the iterables in `tree` as their children."""
+    """The tree of this structure whose nodes have the elements of the iterables in `tree` as children."""
     records = treedef._records()
     leaves: list[Any] = []
     stack: list[Any] = [tree]
@@ -157,21 +162,21 @@ def from_iterable_tree(treedef: _core.PyTreeDef, tree: Any) -> Any:
         if data is None:
             leaves += [stack.pop() for _ in range(arity)]
             continue
-        given = stack.pop()
-        elements = list(given)
+        iterable = stack.pop()
+        elements = list(iterable)
         if len(elements) != arity:
-            wanted = _core.PyTreeDef._from_records(records[number : _after(records, number)])
-            raise ValueError(f"expected an iterable of {arity} for {wanted}, got {short_text(given)}")
+            expected = _core.PyTreeDef._from_records(records[number : _end_of_subtree(records, number)])
+            raise ValueError(f"expected an iterable of {arity} for {expected}, got {short_text(iterable)}")
         stack.extend(reversed(elements))
     return treedef.unflatten(leaves)
 
 
-def _after(records: Records, number: int) -> int:
-    """The first record that is not below that of this number."""
-    left = 1  # nodes still to come
-    while left:
+def _end_of_subtree(records: Records, number: int) -> int:
+    """The index of the first record after the subtree that begins at this one."""
+    nodes_to_come = 1
+    while nodes_to_come:
         data, arity = records[number]
-        left += -arity if data is None else arity - 1
+        nodes_to_come += -arity if data is None else arity - 1
         number += 1
     return number
 
@@ -181,89 +186,89 @@ def deserialize_using_proto(registry: Any, data: bytes) -> _core.PyTreeDef:
 
 
 class Mark(enum.Enum):
-    """Stands in a pickled treedef for the sentinel of an absent field."""
+    """Takes the place of the sentinel for an absent field in a pickled treedef."""
 
     ABSENT = "absent"
 
 
-def replaced(data: Any, old: Any, new: Any) -> Any:
-    """Node data with one object replaced, in tuples of any depth."""
+def replaced(data: Any, target: Any, replacement: Any) -> Any:
+    """Node data with `target` replaced, in tuples of any depth."""
     if type(data) is tuple:
         items: tuple[Any, ...] = data
-        return tuple(replaced(item, old, new) for item in items)
-    return new if data is old else data
+        return tuple(replaced(item, target, replacement) for item in items)
+    return replacement if data is target else data
 
 
 def treedef_from_state(state: list[Any]) -> _core.PyTreeDef:
-    """What a pickled treedef is loaded through."""
+    """Restores a pickled treedef."""
     return _core.PyTreeDef._from_state(state)
 
 
-# ---- why a tree does not match
+# ---- errors for trees that do not match
 
 
 def differences(treedef: _core.PyTreeDef, tree: Any) -> list[Difference[Way]]:
-    """Every place where `tree` is not what `treedef` says; below such a place nothing more is looked for."""
+    """The key paths at which `tree` differs from `treedef`. Nothing is compared below such a path."""
     records = treedef._records()
-    below = _children(records)
+    children = _children(records)
 
     def meet(
-        number: int | None, given: Any, way: Way
+        number: int | None, value: Any, path: Way
     ) -> Generator[Difference[Way], None, list[tuple[int | None, Any, Any]]]:
         node, arity = (None, 0) if number is None else records[number]
         if number is None or node is None:  # a leaf may be anything
             return []
-        texts = _of_one_node(*node, arity, given)
+        texts = _node_mismatch(*node, arity, value)
         if texts is not None:
-            yield Difference(way, *texts)
+            yield Difference(path, *texts)
             return []
-        level = _core.tree_one_level(given, with_keys=True)
+        level = _core.tree_one_level(value, with_keys=True)
         assert level is not None
-        return [(child, value, entry) for child, (entry, value) in zip(below[number], level[0], strict=True)]
+        return [(child, value, entry) for child, (entry, value) in zip(children[number], level[0], strict=True)]
 
     return list(lockstep(meet, 0, tree))
 
 
 def _children(records: Records) -> list[list[int | None]]:
-    """For each record of a node those of its children; None for a leaf."""
-    below: list[list[int | None]] = []
-    todo: list[int] = []  # nodes that have children still to come
+    """For each record of a node, the indices of the records of its children; None for a leaf."""
+    children: list[list[int | None]] = []
+    open_nodes: list[int] = []  # nodes with children that have not been seen yet
     for number, (data, arity) in enumerate(records):
-        below.append([])
+        children.append([])
         for child in [None] * arity if data is None else [number]:
-            while todo and len(below[todo[-1]]) == records[todo[-1]][1]:
-                todo.pop()
-            if todo:
-                below[todo[-1]].append(child)
+            while open_nodes and len(children[open_nodes[-1]]) == records[open_nodes[-1]][1]:
+                open_nodes.pop()
+            if open_nodes:
+                children[open_nodes[-1]].append(child)
         if data is not None:
-            todo.append(number)
-    return below
+            open_nodes.append(number)
+    return children
 
 
-def _of_one_node(cls: type, data: Any, arity: int, given: Any) -> tuple[str, str] | None:
-    """What was expected in place of a node, and what was found there; None where it is what it has to be."""
+def _node_mismatch(cls: type, data: Any, arity: int, value: Any) -> tuple[str, str] | None:
+    """(what was expected in place of a node, what was found), as texts; None if `value` matches the node."""
 
-    def texts(more: str = "") -> tuple[str, str]:
-        return node_text(cls, data, arity), value_text(given) + (f"\n    {more}" if more else "")
+    def texts(detail: str = "") -> tuple[str, str]:
+        return node_text(cls, data, arity), value_text(value) + (f"\n    {detail}" if detail else "")
 
-    if type(given) is not cls:
-        none = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
-        return texts(none if cls is type(None) else "")
-    level = _core.tree_one_level(given)
+    if type(value) is not cls:
+        hint = "None is a node without children, not a leaf: is_leaf=lambda x: x is None makes it one"
+        return texts(hint if cls is type(None) else "")
+    level = _core.tree_one_level(value)
     assert level is not None
-    children, own = level
+    children, aux_data = level
     if issubclass(cls, dict):
-        wanted_keys, own_keys = keys_of(cls, data), keys_of(cls, own)
-        known = set(wanted_keys)
-        if known != set(own_keys):
-            missing = [k for k in wanted_keys if k not in given]
-            extra = [k for k in own_keys if k not in known]
-            words = [f"missing {listed(missing)}"] * bool(missing) + [f"not expected {listed(extra)}"] * bool(extra)
-            return texts("keys " + ", ".join(words))
+        keys, value_keys = keys_of(cls, data), keys_of(cls, aux_data)
+        expected_keys = set(keys)
+        if expected_keys != set(value_keys):
+            missing = [k for k in keys if k not in value]
+            extra = [k for k in value_keys if k not in expected_keys]
+            problems = [f"missing {listed(missing)}"] * bool(missing) + [f"not expected {listed(extra)}"] * bool(extra)
+            return texts("keys " + ", ".join(problems))
     if len(children) != arity:
         return texts()
-    if own is not data and not (own == data or (cls is dict and tuple(own) == tuple(data))):
-        return texts(f"its aux data are {short_text(own)}, and have to be {short_text(data)}")
+    if aux_data is not data and not (aux_data == data or (cls is dict and tuple(aux_data) == tuple(data))):
+        return texts(f"its aux data are {short_text(aux_data)}, and have to be {short_text(data)}")
     return None
 
 
@@ -273,15 +278,15 @@ def _path_text(path: tuple[Any, ...]) -> str:
     return keystr(path) or "the root"
 
 
-def mismatch_text(found: list[Difference[Way]], name: str) -> str:
+def mismatch_text(differences: list[Difference[Way]], name: str) -> str:
     lines: list[str] = []
-    for difference in found[:5]:
+    for difference in differences[:5]:
         lines.append(f"  {_path_text(spelled(difference.path))}: expected {difference.one}, found {difference.other}")
-    if len(found) > 5:
-        lines.append(f"  and {len(found) - 5} more places")
+    if len(differences) > 5:
+        lines.append(f"  and {len(differences) - 5} more places")
     return TREE_MISMATCH.format(name=name, places="\n".join(lines))
 
 
 def refuse_mismatch(treedef: _core.PyTreeDef, tree: Any, name: str) -> NoReturn:
-    """Says where `tree` is not what `treedef` says."""
+    """Raises ValueError with the key paths at which `tree` differs from `treedef`."""
     raise ValueError(mismatch_text(differences(treedef, tree), name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of a flat list of leaves, or of structures alone."""
+"""Functions of `jax.tree` that need only a list of leaves, or structures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IsLeaf = Callable[[Any], bool]
 
 
 class _Unspecified:
-    """Stands for an argument that was not given."""
+    """The default of an argument that was not passed."""
 
     def __repr__(self) -> str:
         return "unspecified"
@@ -30,7 +30,7 @@ _UNSPECIFIED: Any = _Unspecified()
 
 
 def static(**kwargs: Any) -> Any:
-    """`dataclasses.field` for a field that is no child: `register_dataclass` makes it part of the structure.
+    """`dataclasses.field` for a field that is not a child: `register_dataclass` makes it part of the structure.
 
     Args:
         kwargs: as for `dataclasses.field`; `metadata` is kept, and what it says of "static" counts.
@@ -125,7 +125,7 @@ def tree_transpose(outer_treedef: Any, inner_treedef: Any | None, pytree_to_tran
         pytree_to_transpose: a tree of the outer structure, with trees of the inner one as its leaves.
 
     Raises:
-        TypeError: where the tree is no such tree.
+        TypeError: if the tree does not have this structure.
 
     Example:
         >>> pair, named = graftax.tree.structure([0, 0]), graftax.tree.structure({"a": 0, "b": 0})

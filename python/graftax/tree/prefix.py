@@ -24,7 +24,7 @@ def broadcast_prefix(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf | None = 
         one value for each leaf of the full tree.
 
     Raises:
-        ValueError: where it is no prefix; names the paths, what was expected and found, keys that are missing.
+        ValueError: if it is not a prefix. The error names the paths, what was expected and found, and missing keys.
 
     Example:
         >>> graftax.tree.broadcast_prefix((0, None), ({"a": 1, "b": 2}, 3), is_leaf=lambda x: x is None)
@@ -34,10 +34,10 @@ def broadcast_prefix(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf | None = 
     try:
         subtrees = treedef.flatten_up_to(full_tree)
     except ValueError:
-        found = differences(treedef, full_tree)
-        if not found:
+        mismatches = differences(treedef, full_tree)
+        if not mismatches:
             raise
-        raise ValueError(mismatch_text(found, "broadcast_prefix: a prefix and the full tree")) from None
+        raise ValueError(mismatch_text(mismatches, "broadcast_prefix: a prefix and the full tree")) from None
     result: list[Any] = []
     for value, subtree in zip(values, subtrees, strict=True):
         result += [value] * len(_core.tree_leaves(subtree))

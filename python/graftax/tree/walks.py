@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walks of the core, as functions that tell their parameters: `inspect.signature` finds none on nanobind's."""
+"""The tree functions of the core with Python signatures, because `inspect.signature` cannot read nanobind's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def with_signature(function: F) -> F:
-    """The same function, with the attributes of a Python function of this package."""
+    """The function of the core, with the name, module, docstring and signature of a Python function."""
     text: str = function.__nb_signature__[0][0]  # type: ignore[attr-defined]
     attributes = {
         "__name__": function.__name__,
@@ -29,21 +29,25 @@ def with_signature(function: F) -> F:
 def _signature(text: str) -> inspect.Signature:
     definition = ast.parse(f"{text}: ...").body[0]
     assert isinstance(definition, ast.FunctionDef)
-    given, kinds = definition.args, inspect.Parameter
-    positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    arguments, parameter_type = definition.args, inspect.Parameter
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
 
-    def parameter(arg: ast.arg, kind: Any, default: ast.expr | None = None) -> inspect.Parameter:
-        value = kinds.empty if default is None else ast.literal_eval(default)
-        return kinds(arg.arg, kind, default=value, annotation=_annotation(arg.annotation))
+    def parameter(arg: ast.arg, parameter_kind: Any, default: ast.expr | None = None) -> inspect.Parameter:
+        value = parameter_type.empty if default is None else ast.literal_eval(default)
+        return parameter_type(arg.arg, parameter_kind, default=value, annotation=_annotation(arg.annotation))
 
     parameters = [
-        parameter(arg, kinds.POSITIONAL_ONLY if i < len(given.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD, default)
+        parameter(
+            arg,
+            parameter_type.POSITIONAL_ONLY if i < len(arguments.posonlyargs) else parameter_type.POSITIONAL_OR_KEYWORD,
+            default,
+        )
         for i, (arg, default) in enumerate(zip(positional, defaults, strict=True))
     ]
-    parameters += [parameter(arg, kinds.VAR_POSITIONAL) for arg in (given.vararg,) if arg is not None]
-    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    parameters += [parameter(arg, kinds.KEYWORD_ONLY, default) for arg, default in keywords]
+    parameters += [parameter(arg, parameter_type.VAR_POSITIONAL) for arg in (arguments.vararg,) if arg is not None]
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    parameters += [parameter(arg, parameter_type.KEYWORD_ONLY, default) for arg, default in keywords]
     return inspect.Signature(parameters, return_annotation=_annotation(definition.returns))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a loop: the carry and what the functions capture, from one step to the next."""
+"""The state of a loop: its carry and everything that its functions capture, from one step to the next."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from graftax.transforms._engine.graph_after import (
     elements,
     node_name,
     numbers_in,
-    refuse_unseen,
+    refuse_hidden_leaves,
     same_type,
     state_after,
     type_text,
     with_arrays,
     with_copies,
 )
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.program import Program, Recipe
 from graftax.transforms._engine.retrace import Fixpoint, Retrace
 from graftax.transforms._engine.slices import Slices
 
 LOOP_STRUCTURE = (
-    "{name}: a step has to leave the structure of its state as it found it, and does not:\n{differences}\n(expected "
-    "is the state before a step, given the one after it.) The state is the carry and everything that the functions "
+    "{name}: a step must not change the structure of its state, and changes it:\n{differences}\n(expected "
+    "is the state before a step, given the state after it.) The state is the carry and everything that the functions "
     "capture. One compiled step serves for all, so only arrays can change. Make a number that changes an array "
     "(jnp.asarray), return what is to be collected as the second result of a scan instead of appending it, and change "
     "an object that is held in two places instead of replacing it."
@@ -69,18 +69,21 @@ RETURNS_NONE = (
 Body = Callable[[list[Callable[..., Any]], list[Any]], Any]
 
 
-# The parameters of what runs a step: they are bound, and nobody calls these.
-def of_carried(carried: Any) -> None: ...
+# Their signatures name the flat arguments of a step in JAX's error messages. They are never called.
+def carry_signature(carried: Any) -> None: ...
 
 
-def of_rows(carried: Any, rows: Any) -> None: ...
+def rows_signature(carried: Any, rows: Any) -> None: ...
 
 
-def of_index(index: Any, carried: Any) -> None: ...
+def index_signature(index: Any, carried: Any) -> None: ...
 
 
 class Loop:
-    """What one call of a loop has found out about its state; each attempt makes a program for it."""
+    """One call of a loop, and what its traces have shown so far about its state.
+
+    Every attempt at tracing the loop builds a new program from these facts.
+    """
 
     def __init__(
         self,
@@ -90,55 +93,71 @@ class Loop:
         carry: int | None = 0,
         slices: Slices | None = None,
     ) -> None:
-        """`carry` is the operand that is carried, `slices` what the loop goes over."""
+        """Begins a loop without any assumption about its state.
+
+        Args:
+            name: what error messages call the loop.
+            functions: the user's functions; what they capture is part of the state.
+            operands: the arguments of the functions.
+            carry: the index of the operand that is carried; None if there is none.
+            slices: the rows that the loop iterates over, if it does.
+        """
         self.name, self.functions, self.operands, self.carry = name, functions, operands, carry
         self.slices = slices
-        self.carried: set[str] = set()  # captured arrays that a step changes
-        self.dynamic: set[str] = set()  # Python numbers of the carry that a step changes
-        self.differing = ""  # what else it changed before they were traced
+        self.carried_paths: set[str] = set()  # key paths of captured arrays that a step changes
+        self.dynamic: set[str] = set()  # key paths of Python numbers in the carry that a step changes
+        self.differing = ""  # the other differences, as found while those numbers were static
         self.copied: frozenset[int] = frozenset()  # elements of the carry whose objects change places
         self.fixpoint: Fixpoint[tuple[frozenset[str], frozenset[str], frozenset[int]]] = Fixpoint()
 
-    def run(self, attempt: Callable[[Steps], Any]) -> tuple[Any, Any]:
-        """(the carry, built, with what changed written back; what the attempt that went through returned)."""
-        fixpoint = self.fixpoint = Fixpoint.of(self.name, self.functions)
-        guessed = fixpoint.found is not None
+    def run(self, attempt: Callable[[LoopAttempt], Any]) -> tuple[Any, Any]:
+        """Runs the loop, tracing it until the facts about its state no longer change.
+
+        Args:
+            attempt: runs JAX's loop for one `LoopAttempt`.
+
+        Returns:
+            (the final carry, the result of the successful attempt). Changes are written back to the caller's objects.
+        """
+        fixpoint = self.fixpoint = Fixpoint.for_call(self.name, self.functions)
+        guessed = fixpoint.assumptions is not None
         while True:
-            if fixpoint.found is not None:
-                self.carried, self.dynamic, self.copied = (
-                    set(fixpoint.found[0]),
-                    set(fixpoint.found[1]),
-                    fixpoint.found[2],
+            if fixpoint.assumptions is not None:
+                self.carried_paths, self.dynamic, self.copied = (
+                    set(fixpoint.assumptions[0]),
+                    set(fixpoint.assumptions[1]),
+                    fixpoint.assumptions[2],
                 )
-            steps = Steps(self)
+            attempt_state = LoopAttempt(self)
             try:
-                value = attempt(steps)
+                value = attempt(attempt_state)
             except Retrace:
-                fixpoint.found = (frozenset(self.carried), frozenset(self.dynamic), self.copied)
+                fixpoint.assumptions = (frozenset(self.carried_paths), frozenset(self.dynamic), self.copied)
                 continue
             except Exception as error:
-                if guessed and (self.dynamic or self.copied):  # it may be no trace of the same code
+                # The facts came from an earlier trace, perhaps of other code: try once without them.
+                if guessed and (self.dynamic or self.copied):  # the remembered facts may belong to other code
                     guessed = False
                     fixpoint.forget()
-                    self.carried, self.dynamic, self.copied = set(), set(), frozenset()
+                    self.carried_paths, self.dynamic, self.copied = set(), set(), frozenset()
                     continue
                 if not isinstance(error, (jax.errors.JAXTypeError, TypeError, ValueError)):
                     raise
-                rename_leaves(error, [steps.paths[i] for i in steps.at], "carried")
+                rename_leaves(error, [attempt_state.paths[i] for i in attempt_state.carried_leaves], "carried")
                 rows = self.slices.names if self.slices is not None else []
                 rename_leaves(error, rows, "rows[0]")
                 rename_leaves(error, rows, "rows")
                 if self.dynamic:
                     error.add_note(TRACED_NUMBERS.format(name=self.name, paths=", ".join(sorted(self.dynamic))))
                 raise
-            return steps.finish(), value
+            return attempt_state.finish(), value
 
 
-class Steps:
-    """One attempt at a loop: which leaves JAX carries from step to step, and what the last trace of a step did.
+class LoopAttempt:
+    """One attempt at tracing a loop: which leaves JAX carries, and what the last trace of a step did to the state.
 
-    Captured leaves that no step changes are constants: a weight is not kept once for each step where the loop is
-    differentiated. So is a `jax.Ref`, which is changed where it is.
+    A captured leaf that no step changes is a constant of the loop. If it were carried, differentiation would save a
+    captured weight once per step. A `jax.Ref` is a constant as well, because it is mutated in place.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -147,41 +166,57 @@ class Steps:
         self.program = Program(
             loop.name, loop.functions, loop.operands, dynamic=dynamic.__contains__ if dynamic else None
         )
-        places = self.program.places
-        self.paths = [place.name for place in places]
-        self.at = [
+        key_paths = self.program.key_paths
+        self.paths = [key_path.name for key_path in key_paths]
+        self.carried_leaves = [
             i
-            for i, (leaf, place) in enumerate(zip(self.program.leaves, places, strict=True))
-            if place.name in loop.carried or (place.root == loop.carry and not isinstance(leaf, ref_types))
+            for i, (leaf, key_path) in enumerate(zip(self.program.leaves, key_paths, strict=True))
+            if key_path.name in loop.carried_paths or (key_path.root == loop.carry and not isinstance(leaf, ref_types))
         ]
-        self.first = [self.program.leaves[i] for i in self.at]
-        self._last: Sequence[Any] = self.first
-        # Of the last trace: leaves carried that are one where others are, how they are made, and of which leaves.
-        self._made: dict[int, tuple[Hashable, tuple[int, ...]]] = {}
-        self._one: list[int] = []  # of the last trace: the first leaf carried that a step makes one with this
-        # Of the last trace: for each output leaf the number of the leaf that it is, and the Outcome.
-        self._left: tuple[list[int], _core.Outcome] | None = None
+        self.init = [self.program.leaves[i] for i in self.carried_leaves]
+        self._final: Sequence[Any] = self.init
+        # The recipe of each carried leaf: two leaves with the same recipe and the same inputs are one array.
+        self._recipes: dict[int, Recipe] = {}
+        self._representatives: list[int] = []  # for each carried leaf, the first one that is the same array
+        # The leaf of the state that each output leaf becomes, and the Outcome.
+        self._last_trace: tuple[list[int], _core.Outcome] | None = None
 
-    def named(self, flat: Callable[..., Any], like: types.FunctionType) -> Callable[..., Any]:
-        """`flat` under the user's name and place, with the parameters of `like`: what JAX's messages name."""
+    def with_signature(self, flat: Callable[..., Any], signature: types.FunctionType) -> Callable[..., Any]:
+        """Gives `flat` the user's function name and source location, and the parameters of `signature`.
+
+        JAX's error messages show them.
+        """
+        # JAX reads the signature through __wrapped__, so a stub with the user's source location takes its place.
         code = self.program.definition.__code__
-        where = like.__code__.replace(
+        code_with_signature = signature.__code__.replace(
             co_filename=code.co_filename,
             co_firstlineno=code.co_firstlineno,
             co_name=code.co_name,
             co_qualname=code.co_qualname,
         )
         flat.__name__ = flat.__qualname__ = code.co_name
-        flat.__wrapped__ = types.FunctionType(where, {}, code.co_name)  # type: ignore[attr-defined]
+        flat.__wrapped__ = types.FunctionType(code_with_signature, {}, code.co_name)  # type: ignore[attr-defined]
         return flat
 
     def _leaves(self, carry: Sequence[Any]) -> list[Any]:
-        return self.program.with_leaves(self.at, carry)
+        return self.program.with_leaves(self.carried_leaves, carry)
 
-    def step(self, carry: Sequence[Any], body: Body, look: Callable[[Sequence[Any]], None] | None = None) -> list[Any]:
-        """One step of the loop, as JAX sees it: from the leaves that are carried to those of the next step.
+    def trace_step(
+        self, carry: Sequence[Any], body: Body, on_trace: Callable[[Sequence[Any]], None] | None = None
+    ) -> list[Any]:
+        """Traces one step of the loop, as JAX sees it.
 
-        `look` is called with all leaves when the step has run.
+        Args:
+            carry: the values of the carried leaves before the step.
+            body: calls the user's function with (functions, operands), and returns the next carry.
+            on_trace: is called with all leaves of the program once the step has run.
+
+        Returns:
+            the values of the carried leaves after the step.
+
+        Raises:
+            Retrace: if the step shows that more leaves have to be carried, traced or copied.
+            StructureError: if the structure of the state differs after the step.
         """
         loop, program = self.loop, self.program
 
@@ -192,141 +227,179 @@ class Steps:
             return with_copies(with_arrays(result), loop.copied)
 
         def roots_after(roots: tuple[Any, ...], result: Any) -> tuple[tuple[Any, ...], int]:
-            at = loop.carry
-            return (roots if at is None else (*roots[:at], result, *roots[at + 1 :])), 0
+            carry_operand = loop.carry
+            return (
+                roots if carry_operand is None else (*roots[:carry_operand], result, *roots[carry_operand + 1 :])
+            ), 0
 
+        # The state after the step must have the structure of the state before it, because JAX carries flat leaves.
         leaves = self._leaves(carry)
         with loop.fixpoint.tracing():
-            outcome, out = program.trace(leaves, run, arrays=True)
-        looked = state_after(program, leaves, outcome, out, roots_after)
-        after = looked.aligned(looked.before)
-        if after is None:
-            self._structure(looked.before.graphdef, looked.after.graphdef)
-        self._check(after, leaves)
-        self._left = after.out, after.outcome
-        if look is not None:
-            look(leaves)
-        values = [after.values[i] for i in self.at]
+            outcome, outputs = program.trace(leaves, run, arrays=True)
+        view = state_after(program, leaves, outcome, outputs, roots_after)
+        state = view.aligned(view.initial)
+        if state is None:
+            self._handle_structure(view.initial.graphdef, view.final.graphdef)
+        self._check_state(state, leaves)
+        self._last_trace = state.output_leaves, state.outcome
+        if on_trace is not None:
+            on_trace(leaves)
+        # JAX gives each carried leaf an array of its own. Leaves that hold one tracer now hold one array afterwards.
+        values = [state.values[i] for i in self.carried_leaves]
         number: dict[int, int] = {}
-        self._one = [number.setdefault(id(value), i) for i, value in enumerate(values)]
-        made = dict(zip(map(id, out), program.sources, strict=True))
-        self._made = {i: found for i, at in enumerate(self.at) if (found := _made_of(at, made, after, leaves))}
+        self._representatives = [number.setdefault(id(value), i) for i, value in enumerate(values)]
+        sources = dict(zip(map(id, outputs), program.sources, strict=True))
+        self._recipes = {
+            i: recipe
+            for i, leaf in enumerate(self.carried_leaves)
+            if (recipe := _recipe_of(leaf, sources, state, leaves))
+        }
         return values
 
-    def end(self, last: Sequence[Any], ran: bool) -> None:
-        """Notes the leaves after the last step.
+    def set_final(self, final: Sequence[Any], ran: bool) -> None:
+        """Stores the carried leaves after the last step.
 
-        Where a step puts one array into several places, it is one afterwards: if there was a step (`ran`), or if it was
-        one before.
+        Where a step puts one array into several places, the final state has one array there, too. Without any step that
+        is true only of places that held one array from the start.
+
+        Args:
+            final: the values of the carried leaves.
+            ran: whether at least one step is known to have run.
         """
-        first, made = self.first, {i: found for i, found in self._made.items() if self._one[i] == i}
+        init, recipes = self.init, {i: recipe for i, recipe in self._recipes.items() if self._representatives[i] == i}
         if not ran:
-            made = {i: (way, (self.at[i], *inputs)) for i, (way, inputs) in made.items()}
-        last = self.program.with_ties(last, made)
-        self._last = [last[one if ran or first[i] is first[one] else i] for i, one in enumerate(self._one)]
+            recipes = {
+                i: (description, (self.carried_leaves[i], *inputs)) for i, (description, inputs) in recipes.items()
+            }
+        final = self.program.with_ties(final, recipes)
+        self._final = [
+            final[representative if ran or init[i] is init[representative] else i]
+            for i, representative in enumerate(self._representatives)
+        ]
 
-    def _check(self, after: StateAfter, leaves: list[Any]) -> None:
+    def _check_state(self, state: StateAfter, leaves: list[Any]) -> None:
         loop, program = self.loop, self.program
-        moved = [(t, o) for t, o in enumerate(after.after.origins) if o is not None and o != t]
+        moved = [(t, o) for t, o in enumerate(state.final.origins) if o is not None and o != t]
         if moved:
-            self._moved(after, moved)
-        gone = [t for t in after.changed if after.after.origins[t] != t]
-        if gone:
-            path = node_name(program, after, gone[0])
+            self._handle_moves(state, moved)
+        # The Outcome changes a node in place and then removes it; a second step would start from the new node instead.
+        replaced = [t for t in state.changed if state.final.origins[t] != t]
+        if replaced:
+            path = node_name(program, state, replaced[0])
             raise StructureError(CHANGED_AND_REPLACED.format(name=loop.name, path=path))
-        refuse_unseen(after)
-        at = set(self.at)
-        late = {self.paths[i] for i, leaf in enumerate(leaves) if i not in at and after.values[i] is not leaf}
-        if late:
-            loop.carried |= late
+        refuse_hidden_leaves(state)
+        # A leaf was assumed to be constant, and the step has put another array at its path.
+        carried_leaves = set(self.carried_leaves)
+        newly_carried = {
+            self.paths[i] for i, leaf in enumerate(leaves) if i not in carried_leaves and state.values[i] is not leaf
+        }
+        if newly_carried:
+            loop.carried_paths |= newly_carried
             raise Retrace
-        for i in self.at:
-            if not same_type(leaves[i], after.values[i], weak=True):
-                one, other = type_text(leaves[i]), type_text(after.values[i])
-                raise StructureError(LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=one, given=other))
+        for i in self.carried_leaves:
+            if not same_type(leaves[i], state.values[i], promote_weak=True):
+                expected, actual = type_text(leaves[i]), type_text(state.values[i])
+                raise StructureError(
+                    LOOP_TYPE.format(name=loop.name, path=self.paths[i], expected=expected, given=actual)
+                )
 
-    def _structure(self, before: _core.GraphDef, after: _core.GraphDef) -> NoReturn:
-        """Numbers of the carry that have changed are traced from now on; without such, it is an error."""
+    def _handle_structure(self, expected: _core.GraphDef, actual: _core.GraphDef) -> NoReturn:
+        """Handles a step that changed the structure of the state.
+
+        Raises:
+            Retrace: if Python numbers of the carry changed; from now on they are traced.
+            StructureError: in every other case.
+        """
         loop, program = self.loop, self.program
         if loop.carry is not None:
-            found = {d.path for d in differences(before, after, program.names) if d.kind != "order"}
-            changed = found & numbers_in(program, loop.carry)
+            differing = {d.path for d in differences(expected, actual, program.names) if d.kind != "order"}
+            changed = differing & numbers_in(program, loop.carry)
             if changed - loop.dynamic:
                 loop.dynamic |= changed
-                if not loop.differing and found - changed:  # a key made of a traced number says little
-                    loop.differing = differences_text(before, after, program.names, orders=False, known=changed)
+                if not loop.differing and differing - changed:  # with a traced number, the message would be less clear
+                    loop.differing = differences_text(expected, actual, program.names, orders=False, known=changed)
                 raise Retrace
-        text = loop.differing or differences_text(before, after, program.names, orders=False)
+        text = loop.differing or differences_text(expected, actual, program.names, orders=False)
         raise StructureError(LOOP_STRUCTURE.format(name=loop.name, differences=text))
 
-    def _moved(self, after: StateAfter, moved: list[tuple[int, int]]) -> None:
-        """Objects of the carry that only change places are copied; a changed or captured one is an error."""
+    def _handle_moves(self, state: StateAfter, moved: list[tuple[int, int]]) -> None:
+        """Handles objects that a step moved to another place.
+
+        Raises:
+            Retrace: if they are objects of the carry that only change places; from now on they are copied.
+            StructureError: if a moved object was changed or captured.
+        """
         loop, program = self.loop, self.program
         if loop.carry is not None and not loop.copied:
-            origins = {origin for _, origin in moved}
-            stay = {t for t in after.changed if after.after.origins[t] == t}  # a copy would not be the changed object
-            reached = [after.reached(part) for part in elements(after.result)]
-            which = [i for i, nodes in enumerate(reached) if origins & nodes]
-            if which and not any(stay & reached[i] for i in which):
-                loop.copied = frozenset(which)
+            origins = {source_node for _, source_node in moved}
+            changed_in_place = {
+                t for t in state.changed if state.final.origins[t] == t
+            }  # the caller's object must get the change, not a copy of it
+            reached = [state.reached(part) for part in elements(state.result)]
+            copied_elements = [i for i, nodes in enumerate(reached) if origins & nodes]
+            if copied_elements and not any(changed_in_place & reached[i] for i in copied_elements):
+                loop.copied = frozenset(copied_elements)
                 raise Retrace
-        to, origin = moved[0]
-        path, source = (node_name(program, after, node) for node in (to, origin))
-        raise StructureError(MOVED.format(name=loop.name, path=path, source=source))
+        target, source_node = moved[0]
+        path, source_path = (node_name(program, state, node) for node in (target, source_node))
+        raise StructureError(MOVED.format(name=loop.name, path=path, source=source_path))
 
-    def test(self, carry: Sequence[Any], body: Body) -> Any:
-        """What the condition returns; it must not change anything."""
+    def trace_condition(self, carry: Sequence[Any], body: Body) -> Any:
+        """Traces the condition of a `while_loop`: a scalar boolean array. The condition must not change anything."""
         with self.loop.fixpoint.tracing(1):
-            found = call_pure(self.program, self._leaves(carry), body, "cond_fun")
-        if isinstance(found, bool):
-            return jnp.asarray(found)
-        if np.shape(found) != () or getattr(found, "dtype", None) != np.dtype(bool):
-            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=type_text(found)))
-        return found
+            result = call_pure(self.program, self._leaves(carry), body, "cond_fun")
+        if isinstance(result, bool):
+            return jnp.asarray(result)
+        if np.shape(result) != () or getattr(result, "dtype", None) != np.dtype(bool):
+            raise TypeError(NOT_A_TEST.format(name=self.loop.name, found=type_text(result)))
+        return result
 
     def finish(self) -> Any:
-        assert self._left is not None
-        numbers, outcome = self._left
+        assert self._last_trace is not None
+        numbers, outcome = self._last_trace
         if self.loop.slices is not None:
             self.loop.slices.check(self.program, outcome)
-        leaves = self._leaves(self._last)
+        leaves = self._leaves(self._final)
         return self.program.finish([leaves[number] for number in numbers], outcome)
 
 
-def _made_of(
-    leaf: int, made: dict[int, Source | None], after: StateAfter, leaves: list[Any]
-) -> tuple[Hashable, tuple[int, ...]] | None:
-    """How the steps make a leaf, and of which leaves: two that are made in one way are one in each step, if these are.
+def _recipe_of(leaf: int, sources: dict[int, Source | None], state: StateAfter, leaves: list[Any]) -> Recipe | None:
+    """How the steps compute a leaf, and from which leaves: (description, input leaves).
 
-    What a step makes it of another step has made before. So all of that belongs to the way.
+    Two leaves with equal descriptions and identical inputs are one array after every step. An input may itself be the
+    result of an earlier step, so the description follows inputs through all leaves that they depend on.
     """
-    met: dict[int, int] = {}
+    first_seen: dict[int, int] = {}
 
-    def way(at: int) -> Hashable:
-        value = after.values[at]
-        if at in met:
-            return "again", met[at]
-        met[at] = len(met)
-        return "same" if value is leaves[at] else made_of(value) or ("to", id(value))
+    def describe(index: int) -> Hashable:
+        value = state.values[index]
+        if index in first_seen:
+            return "again", first_seen[index]
+        first_seen[index] = len(first_seen)
+        return "same" if value is leaves[index] else describe_source(value) or ("to", id(value))
 
-    def made_of(value: Any) -> Hashable:
-        source = made.get(id(value))
-        return None if source is None else (source.way, *map(way, source.inputs))
+    def describe_source(value: Any) -> Hashable:
+        source = sources.get(id(value))
+        return None if source is None else (source.way, *map(describe, source.inputs))
 
-    found = made_of(after.values[leaf])
-    return None if found is None else (found, tuple(met))
+    description = describe_source(state.values[leaf])
+    return None if description is None else (description, tuple(first_seen))
 
 
-def call_pure(program: Program, leaves: Sequence[Any], body: Body, what: str) -> Any:
-    """What `body` returns, which must not change anything that it is given or captures."""
-    found: list[Any] = []
+def call_pure(program: Program, leaves: Sequence[Any], body: Body, role: str) -> Any:
+    """Traces `body`, which must not change its operands or what it captures, and returns its result.
+
+    Raises:
+        MutationError: if it changes something; `role` says in the message what was called.
+    """
+    results: list[Any] = []
 
     def run(functions: list[Callable[..., Any]], operands: list[Any]) -> None:
-        found.append(body(functions, operands))
+        results.append(body(functions, operands))
 
-    outcome, out = program.trace(leaves, run, arrays=True)
+    outcome, outputs = program.trace(leaves, run, arrays=True)
     if outcome.num_writes:
-        after = state_after(program, leaves, outcome, out, lambda roots, _: (roots, 0))
-        paths = ", ".join(node_name(program, after, i) for i in after.changed)
-        raise MutationError(NO_CHANGES.format(name=program.name, what=what, paths=paths))
-    return found[-1]
+        state = state_after(program, leaves, outcome, outputs, lambda roots, _: (roots, 0))
+        paths = ", ".join(node_name(program, state, i) for i in state.changed)
+        raise MutationError(NO_CHANGES.format(name=program.name, what=role, paths=paths))
+    return results[-1]

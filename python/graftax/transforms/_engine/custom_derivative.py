@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions with a derivative rule of their own have in common."""
+"""The common base of `custom_jvp`, `custom_vjp` and Equinox's versions of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graftax._jax.compat import ClosedOver
 from graftax._jax.tracebacks import caller_level
 from graftax.transforms._engine.custom_derivative_call import CustomCall
 from graftax.transforms._engine.graph_after import type_text
-from graftax.transforms._engine.lift import LATER, Make, name_of
+from graftax.transforms._engine.lift import MISSING, Make, name_of
 from graftax.transforms._engine.program import NO_SUCH_OPERAND, NOT_CALLABLE, Program
 from graftax.transforms._engine.snapshot import Snapshot
 from graftax.transforms._engine.tangents import is_inexact
@@ -43,34 +43,34 @@ OLD_RULE = (
 KEYWORD_ONLY = "{name}: keyword-only arguments have no position that a rule could be given: {error}"
 
 
-class _InClasses(Generic[P, R]):
-    """What is a method where it stands in the body of a class."""
+class _BindsAsMethod(Generic[P, R]):
+    """A callable that acts as a method if it is defined in the body of a class."""
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
     def __get__(
-        self: _InClasses[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+        self: _BindsAsMethod[Concatenate[Any, Q], R], instance: object, owner: type | None = None
     ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(cast(Any, self), instance)
 
 
-class CustomRule(_InClasses[P, R]):
+class CustomRule(_BindsAsMethod[P, R]):
     """A function with a derivative rule. In a class body it is a method: the instance is its first argument."""
 
     _make: Make = Program
     _title = ""
 
     @classmethod
-    def _made(cls, fun: Any, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
-        if fun is LATER and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
+    def _create(cls, fun: Any, nondiff_argnums: int | Sequence[int], nondiff_argnames: str | Sequence[str]) -> Any:
+        if fun is MISSING and (nondiff_argnums != () or nondiff_argnames != ()):  # a decorator with options
             return functools.partial(cls, nondiff_argnums=nondiff_argnums, nondiff_argnames=nondiff_argnames)
         return super().__new__(cls)
 
     def __init__(
         self,
-        fun: Callable[P, R] = LATER,
+        fun: Callable[P, R] = MISSING,
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ) -> None:
@@ -83,17 +83,17 @@ class CustomRule(_InClasses[P, R]):
         self._nondiff = (*numbers, *map(self._position, names))
 
     def _position(self, argument: str) -> int:
-        known = list(inspect.signature(self.__wrapped__).parameters)
-        if argument not in known:
-            name, operands = name_of(self.__wrapped__, self._title), ", ".join(known)
+        parameters = list(inspect.signature(self.__wrapped__).parameters)
+        if argument not in parameters:
+            name, operands = name_of(self.__wrapped__, self._title), ", ".join(parameters)
             raise ValueError(NO_SUCH_OPERAND.format(name=name, which=argument, operands=operands))
-        return known.index(argument)
+        return parameters.index(argument)
 
     def __repr__(self) -> str:
         return f"<graftax.{self._title} of {self.__wrapped__!r}>"
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CustomCall:
-        """The call by positional arguments: a rule knows its arguments by position."""
+        """Binds all arguments by position, because a rule receives its arguments by position."""
         name = name_of(self.__wrapped__, self._title)
         bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -107,32 +107,32 @@ class CustomRule(_InClasses[P, R]):
         nondiff = {i % count for i in self._nondiff}
         return CustomCall(type(self)._make(name, [self.__wrapped__], operands), nondiff)
 
-    def _no_rule(self, how: str) -> AttributeError:
-        return AttributeError(NO_RULE.format(name=name_of(self.__wrapped__, self._title), how=how))
+    def _no_rule(self, remedy: str) -> AttributeError:
+        return AttributeError(NO_RULE.format(name=name_of(self.__wrapped__, self._title), how=remedy))
 
 
-def pair(name: str, rule: str, what: str, result: Any) -> tuple[Any, Any]:
+def require_pair(name: str, rule: str, expected: str, result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(cast("Sequence[Any]", result)) != 2:
-        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=what, found=type_text(result)))
-    one, other = cast("Sequence[Any]", result)
-    return one, other
+        raise TypeError(RULE_PAIR.format(name=name, rule=rule, pair=expected, found=type_text(result)))
+    value, second = cast("Sequence[Any]", result)
+    return value, second
 
 
-def refuse_changes(name: str, before: Snapshot) -> None:
-    text = before.changes()
+def require_unchanged(name: str, snapshot: Snapshot) -> None:
+    text = snapshot.changes()
     if text:
         raise MutationError(RULE_CHANGES_COPY.format(name=name, differences=text))
 
 
 class NotDifferentiated(RuntimeError, TypeError, ClosedOver):
-    """A derivative by what the rule has no place for: as Equinox raises it, and as JAX and the rules of its kind do."""
+    """Something is differentiated that the rule has no argument for. Its bases are what Equinox and JAX raise."""
 
     def __init__(self, message: str) -> None:
         Exception.__init__(self, message)  # JAX's own exception takes no message
 
 
-class FilteredRule(_InClasses[P, R]):
-    """What Equinox's two have in common."""
+class FilteredRule(_BindsAsMethod[P, R]):
+    """The common base of `filter_custom_jvp` and `filter_custom_vjp`."""
 
     _title = ""
 
@@ -145,14 +145,18 @@ class FilteredRule(_InClasses[P, R]):
     def _name(self) -> str:
         return name_of(self.__wrapped__, self._title)
 
-    def _warn_old(self, old: str, new: str, of: str) -> None:
-        warnings.warn(OLD_RULE.format(title=self._title, old=old, new=new, of=of), DeprecationWarning, caller_level())
+    def _warn_old(self, old_name: str, new_name: str, noun: str) -> None:
+        warnings.warn(
+            OLD_RULE.format(title=self._title, old=old_name, new=new_name, of=noun), DeprecationWarning, caller_level()
+        )
 
-    def _missing(self, how: str) -> RuntimeError:
-        return RuntimeError(NO_RULE.format(name=self._name(), how=how))
+    def _missing(self, remedy: str) -> RuntimeError:
+        return RuntimeError(NO_RULE.format(name=self._name(), how=remedy))
 
 
 def none_for_zero(tree: Any) -> Any:
+    """The tree of tangents with None in place of symbolic zeros, as Equinox passes it to rules."""
+
     def shown(x: Any) -> Any:
         return x if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex)) else None
 
@@ -160,6 +164,8 @@ def none_for_zero(tree: Any) -> Any:
 
 
 def with_zeros(like: Any, tree: Any) -> Any:
+    """The tree of tangents with zeros in place of None, if `like` has a floating array there."""
+
     def filled(x: Any, tangent: Any) -> Any:
         is_array = isinstance(x, (jax.Array, np.ndarray)) and is_inexact(x)
         return jnp.zeros_like(x) if tangent is None and is_array else tangent

@@ -22,7 +22,7 @@ from graftax.transforms._engine.dce import without_dead_code
 from graftax.transforms._engine.lift import Output, call_first, named
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.tangents import OTHER_SHAPE, TangentType, is_inexact, is_nothing, matched
+from graftax.transforms._engine.tangents import OTHER_SHAPE, TangentType, is_float0, is_inexact, match_tangents
 
 OF_CAPTURED = (
     "{name} is differentiated by {path}, which its rule says nothing about: a rule has the derivative by the arguments "
@@ -54,16 +54,16 @@ Forward = Callable[[list[Any], list[bool]], tuple[Any, Any]]
 
 
 class Saved(NamedTuple):
-    """What a backward rule is given from the forward one."""
+    """What the forward rule saves for the backward rule."""
 
-    operands: list[Any]  # graphs like the operands, around the leaves that were kept
+    operands: list[Any]  # graphs like the operands, built around the saved leaves
     residuals: Any
     perturbed: Sequence[bool]  # for each leaf of the program
     updates: tuple[Any, ...] = ()  # graphs like the operands, with the cotangents of what the function writes
 
 
 class TangentParts(NamedTuple):
-    """A tangent in parts, to be added up."""
+    """A tangent as a list of parts, whose sum it is."""
 
     parts: list[Any]
 
@@ -71,85 +71,100 @@ class TangentParts(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Structure:
-    """What travels with residuals besides arrays."""
+    """The static part of the residuals."""
 
     graphdef: _core.GraphDef
     perturbed: tuple[bool, ...]
 
 
 class TangentSpace(NamedTuple):
-    """Graphs of tangents or cotangents: like some graphs, with values for their floating arrays."""
+    """The structure of tangents or cotangents of some graphs: the same graphs, with a value per floating array."""
 
     graphdef: _core.GraphDef  # Python numbers are leaves in it
-    zeros: tuple[Any, ...]  # what stands in it where nothing is differentiated
-    numbers: tuple[int, ...]  # for each wanted leaf, its number in the graph
-    leaves: tuple[int, ...]  # for each wanted leaf, its number among those of the program
+    zeros: tuple[Any, ...]  # for each leaf of the graph, its value if it is not differentiated
+    numbers: tuple[int, ...]  # for each differentiated leaf, its index in the graph
+    leaves: tuple[int, ...]  # for each differentiated leaf, its index in the program
     shapes: tuple[TangentType, ...]
 
     @staticmethod
-    def of(
+    def from_graphs(
         graphs: Sequence[Any],
         names: Sequence[str],
         leaf_of: Callable[[Any], tuple[int, Any]],
-        apart: Collection[int] = (),
+        excluded: Collection[int] = (),
     ) -> TangentSpace:
-        """`leaf_of` gives the number of a leaf of the graphs, and an array like it. Those `apart` have no tangent."""
-        found, graphdef = _core.record(tuple(graphs), tuple(names), [_core.RootFlag.dynamic] * len(graphs))
+        """The tangent space of some primal graphs.
+
+        Args:
+            graphs: the primal graphs.
+            names: one name per graph, for error messages.
+            leaf_of: from a leaf of the graphs to (its index in the program, an array of its type).
+            excluded: indices of leaves that have no tangent.
+        """
+        record_leaves, graphdef = _core.record(tuple(graphs), tuple(names), [_core.RootFlag.dynamic] * len(graphs))
         zeros: list[Any] = []
-        wanted: list[tuple[int, int, TangentType]] = []
-        for at, (leaf, place) in enumerate(zip(found, graphdef.leaf_places(), strict=True)):
+        differentiated: list[tuple[int, int, TangentType]] = []
+        for index, (leaf, key_path) in enumerate(zip(record_leaves, graphdef.leaf_places(), strict=True)):
+            # Python numbers are leaves here, so that a static 3.0 has the tangent 0.0.
             zeros.append(leaf.__class__(0) if type(leaf) in (float, complex, FloatSymbol) else None)
             if type(leaf) in NUMBERS:
                 continue
             number, array = leaf_of(leaf)
-            if is_inexact(array) and number not in apart:
-                wanted.append((at, number, TangentType.of(array, *place, place_name(place, tuple(names)))))
-        at, numbers, shapes = zip(*wanted, strict=True) if wanted else ((), (), ())
-        return TangentSpace(graphdef, tuple(zeros), at, numbers, shapes)
+            if is_inexact(array) and number not in excluded:
+                differentiated.append(
+                    (index, number, TangentType.from_leaf(array, *key_path, place_name(key_path, tuple(names))))
+                )
+        indices, numbers, shapes = zip(*differentiated, strict=True) if differentiated else ((), (), ())
+        return TangentSpace(graphdef, tuple(zeros), indices, numbers, shapes)
 
     def graphs(self, values: Sequence[Any], statics: bool = True) -> tuple[Any, ...]:
-        """One value for each wanted leaf. Without `statics`, None stands for Python numbers, and not a zero."""
+        """The graphs, built around one value per differentiated leaf.
+
+        A static Python number has the tangent zero, or None without `statics`.
+        """
         leaves = list(self.zeros) if statics else [None] * len(self.zeros)
-        for at, value in zip(self.numbers, values, strict=True):
-            leaves[at] = value
+        for index, value in zip(self.numbers, values, strict=True):
+            leaves[index] = value
         return _core.unflatten_roots(self.graphdef, leaves, True)
 
 
-class Value:
-    """What a function returned when it was traced: structure, and types of arrays."""
+class TracedValue:
+    """The traced value of a function: its structure, and the types of its arrays."""
 
-    forwarded: list[int | None]  # for each array that is written, which leaf of the operands it is
+    forwarded: list[int | None]  # for each written array, the operand leaf that it is
 
     def __init__(self, output: Output, outcome: _core.Outcome, changed: list[str], name: str, filtered: bool) -> None:
         self.graphdef, self.outcome, self.changed = output.graphdef, outcome, changed
         paths = output.graphdef.leaf_paths()
         pairs = zip(output.leaves, paths, strict=True)
-        self.types = [TangentType.of(x, 0, path, f"value{path_text(path)}") for x, path in pairs]
+        self.types = [TangentType.from_leaf(x, 0, path, f"value{path_text(path)}") for x, path in pairs]
         self.dtypes = [jnp.result_type(x) for x in output.leaves]
         number_of = {path: i for i, path in enumerate(paths)}
         result = [path for _, path in outcome.leaf_places()[: outcome.result_leaves]]
+        # Arrays without an output leaf are in a returned object of the caller's. Such an object keeps its own arrays,
+        # which cannot carry the derivative of the rule.
         missing = set(paths).difference(result)
-        apart = leaves_in_functions(output.graphdef) if filtered else set[int]()
+        excluded = leaves_in_functions(output.graphdef) if filtered else set[int]()
         for i, (path, leaf) in enumerate(zip(paths, output.leaves, strict=True)):
-            if path in missing and i not in apart and is_inexact(leaf):
+            if path in missing and i not in excluded and is_inexact(leaf):
                 raise StructureError(RETURNS_ARGUMENT.format(name=name, path=f"value{path_text(path)}"))
-        self.order = [number_of[path] for path in result]  # for each result leaf, its number among those of the value
+        self.order = [number_of[path] for path in result]  # for each result leaf of the Outcome, its index in the value
         placeholders = [np.zeros(()) for _ in output.leaves]
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
 
         def leaf_of(placeholder: Any) -> tuple[int, Any]:
             return numbers[id(placeholder)], output.leaves[numbers[id(placeholder)]]
 
-        self.tangents = TangentSpace.of([output.rebuilt(placeholders)], ("value",), leaf_of, apart)
+        self.tangents = TangentSpace.from_graphs([output.rebuilt(placeholders)], ("value",), leaf_of, excluded)
 
-    def with_numbers(self, given: Output) -> Output:
-        """What a rule returned, with the Python numbers that stand in the place of arrays as leaves."""
-        places = set(self.graphdef.leaf_places())
-        leaves, graphdef = _core.record((given.rebuilt(given.leaves),), ("value",), dynamic=places.__contains__)
+    def with_numbers(self, output: Output) -> Output:
+        """The value that a rule returned, in which Python numbers at the paths of arrays are leaves."""
+        array_paths = set(self.graphdef.leaf_places())
+        leaves, graphdef = _core.record((output.rebuilt(output.leaves),), ("value",), dynamic=array_paths.__contains__)
         arrays = [np.zeros(()) for _ in leaves]
-        of = {id(array): leaf for array, leaf in zip(arrays, leaves, strict=True)}
-        standing, graphdef = _core.flatten(_core.unflatten(graphdef, arrays))
-        return Output([of[id(array)] for array in standing], graphdef)
+        leaf_of = {id(array): leaf for array, leaf in zip(arrays, leaves, strict=True)}
+        flat_arrays, graphdef = _core.flatten(_core.unflatten(graphdef, arrays))
+        return Output([leaf_of[id(array)] for array in flat_arrays], graphdef)
 
     @property
     def writes(self) -> bool:
@@ -157,23 +172,26 @@ class Value:
 
 
 class CustomCall:
-    """One call. The rules may run after it: for them it keeps the structure of its operands, not the objects.
+    """One call of a function that has a derivative rule.
+
+    JAX may run the rules after the call has ended. For them the call keeps the structure of its operands, but not the
+    caller's objects.
 
     Args:
         program: the function and its operands.
-        nondiff: the operands by which nothing is differentiated.
-        refused: the error where one of these is differentiated all the same.
-        filtered: as in Equinox, functions and what they capture have the tangent None, and so have Python numbers that
-            are static, not a zero.
+        nondiff: indices of the operands that are not differentiated.
+        error_type: the exception to raise if one of them is differentiated nevertheless.
+        filtered: as in Equinox, the tangent of a function, of what it captures and of a static Python number is None.
     """
 
     def __init__(
-        self, program: Program, nondiff: set[int], refused: type[Exception] = TypeError, filtered: bool = False
+        self, program: Program, nondiff: set[int], error_type: type[Exception] = TypeError, filtered: bool = False
     ) -> None:
-        self.name, self._refused, self._filtered = program.name, refused, filtered
-        self._live: Program | None = program
-        self._later, self._nondiff = program.private(), nondiff
-        self._value: Value | None = None
+        self.name, self._error_type, self._filtered = program.name, error_type, filtered
+        self._live_program: Program | None = program
+        self._private_program, self._nondiff = program.private(), nondiff
+        self._value: TracedValue | None = None
+        # Placeholders tell which leaf of the program each leaf of the operands' graphs is.
         placeholders = [np.zeros(()) for _ in program.leaves]
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         built = _core.unflatten_roots(program.graphdef, placeholders)
@@ -182,19 +200,21 @@ class CustomCall:
             return numbers[id(placeholder)], program.leaves[numbers[id(placeholder)]]
 
         diff = [i for i in range(program.operands) if i not in nondiff]
-        apart = leaves_in_values(program.graphdef) if filtered else ()
-        self._inputs = TangentSpace.of([built[i] for i in diff], [program.names[i] for i in diff], leaf_of, apart)
+        excluded = leaves_in_values(program.graphdef) if filtered else ()
+        self._inputs = TangentSpace.from_graphs(
+            [built[i] for i in diff], [program.names[i] for i in diff], leaf_of, excluded
+        )
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The operands by which nothing is differentiated, and the others."""
+        """(the operands that are not differentiated, the others)."""
         nondiff = [x for i, x in enumerate(operands) if i in self._nondiff]
         return nondiff, [x for i, x in enumerate(operands) if i not in self._nondiff]
 
     def nondiff_leaves(self) -> list[int]:
-        return sorted(self._later.below(sorted(self._nondiff)))
+        return sorted(self._private_program.leaves_below(sorted(self._nondiff)))
 
     def perturbed_tree(self, operand: Any, flags: Sequence[bool]) -> Any:
-        """A tree like the first operand: is this leaf differentiated?"""
+        """A tree like the first operand that holds for each leaf whether it is differentiated."""
         graph = self._inputs.graphs([flags[i] for i in self._inputs.leaves])[0]
 
         def is_perturbed(leaf: Any, flag: Any) -> bool:
@@ -205,23 +225,23 @@ class CustomCall:
     # ---- the function
 
     def _flat(self, *leaves: Any) -> tuple[Any, ...]:
-        program = self._live or self._later
-        found: list[Output] = []
+        program = self._live_program or self._private_program
+        results: list[Output] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
             result = functions[0](*operands)
-            found.append(Output(*_core.flatten(result)))
+            results.append(Output(*_core.flatten(result)))
             return result
 
-        given = [_as_array(leaf) for leaf in leaves]
-        outcome, out = program.trace(given, body, arrays=True)
-        number = {id(leaf): i for i, leaf in enumerate(given)}
-        self._value = Value(found[0], outcome, program.changed, self.name, self._filtered)
-        self._value.forwarded = [number.get(id(leaf)) for leaf in out[outcome.result_leaves :]]
-        return tuple(out)
+        arrays = [_as_array(leaf) for leaf in leaves]
+        outcome, outputs = program.trace(arrays, body, arrays=True)
+        number = {id(leaf): i for i, leaf in enumerate(arrays)}
+        self._value = TracedValue(results[0], outcome, program.changed, self.name, self._filtered)
+        self._value.forwarded = [number.get(id(leaf)) for leaf in outputs[outcome.result_leaves :]]
+        return tuple(outputs)
 
-    def _known(self, leaves: Sequence[Any]) -> Value:
-        """What the function returns, where JAX runs a rule in its place too."""
+    def _ensure_traced(self, leaves: Sequence[Any]) -> TracedValue:
+        """The traced value of the function. JAX may run a rule without having run the function; it is traced then."""
         if self._value is None:
 
             def flat(*abstract: Any) -> tuple[Any, ...]:
@@ -229,72 +249,79 @@ class CustomCall:
 
             try:
                 jax.eval_shape(flat, *leaves)
-            except jax.errors.ConcretizationTypeError:  # its code asks for values
+            except jax.errors.ConcretizationTypeError:  # the code needs concrete values
                 self._flat(*leaves)
         assert self._value is not None
         return self._value
 
-    def _writes(self, *leaves: Any) -> tuple[Any, ...]:
+    def _trace_writes(self, *leaves: Any) -> tuple[Any, ...]:
         """What the function writes into the caller's objects."""
-        outcome, out = self._later.trace(leaves, call_first, arrays=True)
-        return tuple(out[outcome.result_leaves :])
+        outcome, outputs = self._private_program.trace(leaves, call_first, arrays=True)
+        return tuple(outputs[outcome.result_leaves :])
 
     def _run(self, flat: Callable[..., Any]) -> Any:
-        program = self._live
+        program = self._live_program
         assert program is not None
         try:
             try:
-                out = flat(*program.leaves)
+                outputs = flat(*program.leaves)
             except NotImplementedError as error:
                 if not is_of_symbolic_zeros(error):
                     raise
-                out = jax.jit(flat)(
-                    *program.leaves
-                )  # in a shard_map that is not compiled; JAX can do it in a compiled one
+                # JAX's eager shard_map has no symbolic zeros, but a compiled one does.
+                outputs = jax.jit(flat)(*program.leaves)
             assert self._value is not None
-            return program.finish(out, self._value.outcome)
+            return program.finish(outputs, self._value.outcome)
         finally:
-            self._live = None
+            self._live_program = None
 
     # ---- the rules
 
-    def _of_rule(self, leaves: Sequence[Any], rule: Callable[[list[Any]], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """(result leaves of the value that a rule returned, the other thing that it returned)."""
-        known, found = self._value, list[tuple[Output, Any]]()
-        assert known is not None
+    def _trace_rule(self, leaves: Sequence[Any], rule: Callable[[list[Any]], tuple[Any, Any]]) -> tuple[list[Any], Any]:
+        """Runs a rule on the private copy of the operands: (leaves of the value, the second part of its result).
+
+        Raises:
+            MutationError: if the rule changes something that the function does not change as well.
+            StructureError: if the rule's value is not like the function's value.
+        """
+        traced, results = self._value, list[tuple[Output, Any]]()
+        assert traced is not None
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
-            value, other = rule(operands)
-            found.append((Output(*_core.flatten(value)), other))
+            value, auxiliary = rule(operands)
+            results.append((Output(*_core.flatten(value)), auxiliary))
             return value
 
-        self._later.trace(leaves, body, mutation="propagate", arrays=True)
-        changed = [path for path in self._later.changed if path not in known.changed]
+        self._private_program.trace(leaves, body, mutation="propagate", arrays=True)
+        changed = [path for path in self._private_program.changed if path not in traced.changed]
         if changed:
             raise MutationError(RULE_CHANGES.format(name=self.name, paths=", ".join(changed)))
-        value, other = found[0]
-        if value.graphdef != known.graphdef:
-            value = known.with_numbers(value)
-        if not like_but_for_jaxprs(known.graphdef, value.graphdef):
-            text = differences_text(known.graphdef, value.graphdef, ("value",))
+        value, auxiliary = results[0]
+        if value.graphdef != traced.graphdef:
+            value = traced.with_numbers(value)
+        if not like_but_for_jaxprs(traced.graphdef, value.graphdef):
+            text = differences_text(traced.graphdef, value.graphdef, ("value",))
             raise StructureError(RULE_RETURNS.format(name=self.name, differences=text))
-        for leaf, wanted, dtype in zip(value.leaves, known.types, known.dtypes, strict=True):
-            if np.shape(leaf) != wanted.shape or jnp.result_type(leaf) != dtype:
-                expected, given = f"{dtype}{list(wanted.shape)}", f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+        for leaf, expected_type, dtype in zip(value.leaves, traced.types, traced.dtypes, strict=True):
+            if np.shape(leaf) != expected_type.shape or jnp.result_type(leaf) != dtype:
+                expected, actual = (
+                    f"{dtype}{list(expected_type.shape)}",
+                    f"{jnp.result_type(leaf)}{list(np.shape(leaf))}",
+                )
                 text = OTHER_SHAPE.format(
-                    name=self.name, what="value of the rule", path=wanted.name, expected=expected, given=given
+                    name=self.name, what="value of the rule", path=expected_type.name, expected=expected, given=actual
                 )
                 raise StructureError(text)
-        return [value.leaves[i] for i in known.order], other
+        return [value.leaves[i] for i in traced.order], auxiliary
 
-    def _refuse(self, moved: Iterable[bool], leaves: Sequence[Any]) -> None:
-        """Raises where something is differentiated that the rule has no argument for."""
-        spoken = set(self._inputs.leaves)
-        for i, (moves, leaf) in enumerate(zip(moved, leaves, strict=True)):
-            if moves and i not in spoken and is_inexact(leaf):
-                besides = ", without those of nondiff_argnums" if self._nondiff else ""
-                path = self._later.places[i].name
-                raise self._refused(OF_CAPTURED.format(name=self.name, path=path, besides=besides))
+    def _require_covered(self, differentiated: Iterable[bool], leaves: Sequence[Any]) -> None:
+        """Raises if a leaf is differentiated that the rule has no argument for: its derivative would be lost."""
+        covered = set(self._inputs.leaves)
+        for i, (is_differentiated, leaf) in enumerate(zip(differentiated, leaves, strict=True)):
+            if is_differentiated and i not in covered and is_inexact(leaf):
+                exception = ", without those of nondiff_argnums" if self._nondiff else ""
+                path = self._private_program.key_paths[i].name
+                raise self._error_type(OF_CAPTURED.format(name=self.name, path=path, besides=exception))
 
     def with_tangents(self, rule: TangentRule, symbolic: bool) -> Any:
         """The call under `jax.custom_jvp`. `rule` takes operands and tangents, and returns (value, tangent)."""
@@ -303,24 +330,29 @@ class CustomCall:
             return self._flat(*leaves)
 
         def flat_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-            leaves = [_as_given(primal) for primal in primals]
-            self._refuse([not isinstance(t, SymbolicZero) for t in tangents], leaves)
-            known = self._known(leaves)
-            moves = [_or_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves]
-            given = self._inputs.graphs(moves, not self._filtered)
-            out, rate = self._of_rule(leaves, lambda operands: rule(operands, given))
-            wanted = [known.types[i] for i in known.order]
+            leaves = [_rule_argument(primal) for primal in primals]
+            self._require_covered([not isinstance(t, SymbolicZero) for t in tangents], leaves)
+            traced = self._ensure_traced(leaves)
+            leaf_tangents = [_materialize_zeros(tangents[i], leaves[i], symbolic) for i in self._inputs.leaves]
+            tangent_graphs = self._inputs.graphs(leaf_tangents, not self._filtered)
+            outputs, rate = self._trace_rule(leaves, lambda operands: rule(operands, tangent_graphs))
+            types = [traced.types[i] for i in traced.order]
+            # The rule's tangent is a graph like the value; JAX wants one tangent per output leaf, in their order.
             parts = rate.parts if isinstance(rate, TangentParts) else [rate]
-            rates = [matched(self.name, "tangent", wanted, (part,), numbers=True) for part in parts or [None]]
+            rates = [
+                match_tangents(self.name, "tangent", types, (part,), keep_numbers=True) for part in parts or [None]
+            ]
             total = tuple(map(_sum, zip(*rates, strict=True)))
-            if known.writes:
-                by = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])]
-                writes, at = self._writes_by(leaves, by)
-                written, moves = jax.jvp(writes, at, tuple(tangents[i] for i in by))
-                return (*out, *written), (*total, *moves)
-            return tuple(out), total
+            if traced.writes:
+                diff_leaves = [
+                    i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero) and is_inexact(leaves[i])
+                ]
+                writes, diff_values = self._writes_of(leaves, diff_leaves)
+                written, leaf_tangents = jax.jvp(writes, diff_values, tuple(tangents[i] for i in diff_leaves))
+                return (*outputs, *written), (*total, *leaf_tangents)
+            return tuple(outputs), total
 
-        custom = jax.custom_jvp(named(flat, self._later))
+        custom = jax.custom_jvp(named(flat, self._private_program))
         custom.defjvp(flat_rule, symbolic_zeros=True)
         return self._run(custom)
 
@@ -336,11 +368,11 @@ class CustomCall:
         """The call under `jax.custom_vjp`.
 
         Args:
-            forward: takes operands, and for each leaf whether it is differentiated. Returns (value, residuals).
-            backward: takes what was kept and the cotangent of the value. Returns cotangents of the operands.
-            keep: the leaves around which `backward` gets the operands again.
-            symbolic, symbolic_primals: `backward` is given JAX's symbolic zeros, `forward` its CustomVJPPrimal.
-            updates: `backward` is given the cotangents of what the function writes too, and speaks of all of it.
+            forward: takes the operands, and for each leaf whether it is differentiated. Returns (value, residuals).
+            backward: takes what `forward` saved and the cotangent of the value. Returns cotangents of the operands.
+            keep: indices of the leaves that are saved, so that `backward` can be given the operands.
+            symbolic, symbolic_primals: pass JAX's symbolic zeros to `backward`, and CustomVJPPrimals to `forward`.
+            updates: `backward` also takes the cotangents of what the function writes, and is their rule, too.
         """
 
         def flat(*leaves: Any) -> tuple[Any, ...]:
@@ -348,100 +380,111 @@ class CustomCall:
 
         def flat_forward(*primals: CustomVJPPrimal) -> tuple[Any, Any]:
             leaves, perturbed = [_as_array(p.value) for p in primals], [bool(p.perturbed) for p in primals]
-            self._refuse(perturbed, leaves)
-            known = self._known(leaves)
-            given = primals if symbolic_primals else leaves
-            out, residuals = self._of_rule(given, lambda operands: forward(operands, perturbed))
+            self._require_covered(perturbed, leaves)
+            traced = self._ensure_traced(leaves)
+            arguments = primals if symbolic_primals else leaves
+            outputs, residuals = self._trace_rule(arguments, lambda operands: forward(operands, perturbed))
             arrays, graphdef = _core.flatten(residuals)
+            # The backward pass differentiates the writes as well, unless the user's rule does.
             written, pull = (), None
-            if known.writes and updates:
-                written = self._writes(*leaves)
-            elif known.writes:
-                writes, at = self._writes_by(leaves, [i for i in self._inputs.leaves if perturbed[i]])
-                written, pull = jax.vjp(writes, *at)
+            if traced.writes and updates:
+                written = self._trace_writes(*leaves)
+            elif traced.writes:
+                writes, diff_values = self._writes_of(leaves, [i for i in self._inputs.leaves if perturbed[i]])
+                written, pull = jax.vjp(writes, *diff_values)
             structure = _Structure(graphdef, tuple(perturbed))
-            return (*out, *written), (tuple(arrays), tuple(leaves[i] for i in keep), pull, structure)
+            return (*outputs, *written), (tuple(arrays), tuple(leaves[i] for i in keep), pull, structure)
 
         def flat_backward(residuals: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-            arrays, kept, pull, structure = residuals
-            known, count = self._value, self._later.graphdef.num_leaves
-            assert known is not None
-            at = {number: i for i, number in enumerate(known.order)}
-            of_value = [_or_zeros(_array(cotangents[at[i]]), known.types[i], symbolic) for i in known.tangents.leaves]
-            given = Saved(
-                self._operands(keep, kept), _core.unflatten(structure.graphdef, list(arrays)), structure.perturbed
+            arrays, saved_leaves, pull, structure = residuals
+            traced, count = self._value, self._private_program.graphdef.num_leaves
+            assert traced is not None
+            # Cotangents come per output leaf; the rule takes a graph like the value.
+            result_index = {number: i for i, number in enumerate(traced.order)}
+            value_cotangents = [
+                _materialize_zeros(_array(cotangents[result_index[i]]), traced.types[i], symbolic)
+                for i in traced.tangents.leaves
+            ]
+            saved = Saved(
+                self._operands(keep, saved_leaves),
+                _core.unflatten(structure.graphdef, list(arrays)),
+                structure.perturbed,
             )
             if updates:
-                given = given._replace(updates=self._updates(known, cotangents[len(known.order) :]))
-            returned = backward(given, known.tangents.graphs(of_value, not self._filtered)[0])
-            totals = matched(self.name, "cotangent", self._inputs.shapes, returned, self._inputs.graphdef)
+                saved = saved._replace(updates=self._updates(traced, cotangents[len(traced.order) :]))
+            rule_cotangents = backward(saved, traced.tangents.graphs(value_cotangents, not self._filtered)[0])
+            totals = match_tangents(self.name, "cotangent", self._inputs.shapes, rule_cotangents, self._inputs.graphdef)
+            # The rule is for the result only: what the function writes is pulled back through its own code.
             if pull is not None:
-                moved = iter(pull(tuple(_or_zeros(_array(c), c, False) for c in cotangents[len(known.order) :])))
+                write_cotangents = iter(
+                    pull(tuple(_materialize_zeros(_array(c), c, False) for c in cotangents[len(traced.order) :]))
+                )
                 parts = zip(totals, self._inputs.leaves, strict=True)
-                totals = tuple(_sum((t, next(moved))) if structure.perturbed[i] else t for t, i in parts)
-            out: list[Any] = [None] * count
+                totals = tuple(_sum((t, next(write_cotangents))) if structure.perturbed[i] else t for t, i in parts)
+            all_cotangents: list[Any] = [None] * count
             for i, total in zip(self._inputs.leaves, totals, strict=True):
-                out[i] = total
-            return tuple(out)
+                all_cotangents[i] = total
+            return tuple(all_cotangents)
 
-        custom = jax.custom_vjp(named(flat, self._later))
+        custom = jax.custom_vjp(named(flat, self._private_program))
         custom.defvjp(flat_forward, flat_backward, symbolic_zeros=True)
         return self._run(custom)
 
-    def _updates(self, known: Value, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        """Graphs like the operands that are differentiated, with a cotangent where an array is written, else None."""
-        outcome, graphdef = known.outcome, self._later.graphdef
+    def _updates(self, traced: TracedValue, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Graphs like the differentiated operands, with a cotangent for each written array, and None elsewhere."""
+        outcome, graphdef = traced.outcome, self._private_program.graphdef
         values: dict[Any, Any] = {}
         nodes, written = outcome.inputs()[2], outcome.leaf_places()[outcome.result_leaves :]
-        before = {place: number for number, place in enumerate(graphdef.leaf_places())}
-        for (write, path), cotangent, leaf in zip(written, cotangents, known.forwarded, strict=True):
-            root, above = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
-            place = root, (*above, *path)
-            if leaf is None or before.get(place) != leaf:
-                values[place] = _or_zeros(_array(cotangent), cotangent, False)
-        diff = [i for i in range(self._later.operands) if i not in self._nondiff]
+        initial_leaf = {key_path: number for number, key_path in enumerate(graphdef.leaf_places())}
+        for (write, path), cotangent, leaf in zip(written, cotangents, traced.forwarded, strict=True):
+            root, node_path = graphdef._node_place(nodes[write - 1])  # pyright: ignore[reportPrivateUsage]
+            key_path = root, (*node_path, *path)
+            # An array that is written back to its own path is not an update.
+            if leaf is None or initial_leaf.get(key_path) != leaf:
+                values[key_path] = _materialize_zeros(_array(cotangent), cotangent, False)
+        diff = [i for i in range(self._private_program.operands) if i not in self._nondiff]
         leaves = [values.get((diff[root], path)) for root, path in self._inputs.graphdef.leaf_places()]
         return _core.unflatten_roots(self._inputs.graphdef, leaves, True)
 
-    def _writes_by(
-        self, leaves: Sequence[Any], by: Sequence[int]
+    def _writes_of(
+        self, leaves: Sequence[Any], diff_leaves: Sequence[int]
     ) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
-        """(what the function writes, as a function of the leaves that are differentiated; these leaves).
+        """The writes of the function, as a function of its differentiated leaves: (the function, the leaves).
 
-        What it would tell a host function is left out: the rule tells it, or not.
+        Host callbacks that the writes do not depend on do not run in it: the rule decides whether to call them.
         """
-        run = without_dead_code(self._writes, leaves)
+        run = without_dead_code(self._trace_writes, leaves)
 
         def writes(*values: Any) -> tuple[Any, ...]:
-            given = list(leaves)
-            for i, value in zip(by, values, strict=True):
-                given[i] = value
+            arguments = list(leaves)
+            for i, value in zip(diff_leaves, values, strict=True):
+                arguments[i] = value
             try:
-                return tuple(run(*given))
+                return tuple(run(*arguments))
             except ValueError as error:
-                known = self._value
-                if known is None or not is_of_differentiated_callback(error):
+                traced = self._value
+                if traced is None or not is_of_differentiated_callback(error):
                     raise
-                paths = ", ".join(known.changed)
+                paths = ", ".join(traced.changed)
                 raise ValueError(WRITTEN_BY_HOST.format(name=self.name, paths=paths)) from error
 
-        return writes, tuple(leaves[i] for i in by)
+        return writes, tuple(leaves[i] for i in diff_leaves)
 
-    def _operands(self, keep: Sequence[int], kept: Sequence[Any]) -> list[Any]:
-        """Graphs like the operands, around the leaves that were kept."""
-        leaves: list[Any] = [None] * self._later.graphdef.num_leaves
-        for i, value in zip(keep, kept, strict=True):
+    def _operands(self, keep: Sequence[int], saved_leaves: Sequence[Any]) -> list[Any]:
+        """Graphs like the operands, built around the saved leaves."""
+        leaves: list[Any] = [None] * self._private_program.graphdef.num_leaves
+        for i, value in zip(keep, saved_leaves, strict=True):
             leaves[i] = value
-        return list(_core.unflatten_roots(self._later.graphdef, leaves)[: self._later.operands])
+        return list(_core.unflatten_roots(self._private_program.graphdef, leaves)[: self._private_program.operands])
 
 
 def _as_array(primal: Any) -> Any:
-    """An array of JAX's: it gives numbers and NumPy arrays as types of its own."""
+    """A primal as a `jax.Array`: JAX passes Python numbers and NumPy arrays on unconverted."""
     return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
 
 
-def _as_given(primal: Any) -> Any:
-    """What the rule sees. Outside of a trace JAX hands over what its caller wrote: a rule may ask for its value."""
+def _rule_argument(primal: Any) -> Any:
+    """A primal as the rule sees it. Outside of a trace, numbers stay numbers, so that a rule may use their values."""
     if type(primal) in NUMBERS or isinstance(primal, np.generic):
         return primal
     return primal.copy() if type(primal) is np.ndarray else _as_array(primal)
@@ -451,15 +494,15 @@ def _array(cotangent: Any) -> Any:
     return jnp.asarray(cotangent) if isinstance(cotangent, (float, complex, np.generic)) else cotangent
 
 
-def _or_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
-    """A tangent, unless the rule wants JAX's symbolic zeros not as a symbol."""
+def _materialize_zeros(tangent: Any, like: Any, symbolic: bool) -> Any:
+    """The tangent; with `symbolic` False, an array of zeros in place of JAX's symbolic zeros."""
     if symbolic or not isinstance(tangent, SymbolicZero):
         return tangent
     if isinstance(like, SymbolicZero):
         aval: Any = like.aval
         return TangentType(0, (), "", aval.shape, aval.dtype).zeros()
-    return (like if isinstance(like, TangentType) else TangentType.of(like, 0, (), "")).zeros()
+    return (like if isinstance(like, TangentType) else TangentType.from_leaf(like, 0, (), "")).zeros()
 
 
 def _sum(parts: Sequence[Any]) -> Any:
-    return parts[0] if len(parts) == 1 or is_nothing(parts[0]) else sum(parts[1:], parts[0])
+    return parts[0] if len(parts) == 1 or is_float0(parts[0]) else sum(parts[1:], parts[0])

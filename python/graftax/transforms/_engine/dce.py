@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dead code elimination: a function of arrays without what its outputs do not depend on."""
+"""Dead code elimination: removes from a function of arrays whatever its outputs do not depend on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jax.extend.core import Literal
 
 
 def without_dead_code(function: Callable[..., Sequence[Any]], leaves: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-    """The function, traced at these leaves, to be run with others of their types.
+    """The function as a jaxpr, traced at these leaves, without the equations that no output needs.
 
-    Host functions and prints whose results no output needs do not run in it, so they do not stand in the way of its
-    derivative. A function whose code asks for values cannot be traced, and comes back as it is.
+    Host callbacks and prints whose results are unused cannot be differentiated, so they must not be in it. A function
+    that needs concrete values cannot be traced; it is returned unchanged.
     """
     try:
         closed: Any = jax.make_jaxpr(function)(*leaves)
@@ -24,36 +24,38 @@ def without_dead_code(function: Callable[..., Sequence[Any]], leaves: Sequence[A
     return lambda *values: _run(closed.jaxpr, closed.consts, values, [True] * len(closed.jaxpr.outvars))
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    """The outputs of a jaxpr, None for those that are not wanted."""
-    live = {v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w and not isinstance(v, Literal)}
-    steps: list[Any] = []
+def _run(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
+    """Evaluates a jaxpr: its outputs, with None for those that are not needed."""
+    # Backwards: an equation is live if it writes into a jax.Ref, or if an output or a live equation reads its results.
+    live = {v for v, w in zip(jaxpr.outvars, needed, strict=True) if w and not isinstance(v, Literal)}
+    live_eqns: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
         writes = any(hasattr(effect, "input_index") for effect in eqn.effects)  # into a jax.Ref
         if writes or not live.isdisjoint(eqn.outvars):
-            steps.append(eqn)
+            live_eqns.append(eqn)
             live.update(v for v in eqn.invars if not isinstance(v, Literal))
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
+    environment = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
 
     def read(v: Any) -> Any:
-        return v.val if isinstance(v, Literal) else known.get(v)
+        return v.val if isinstance(v, Literal) else environment.get(v)
 
-    for eqn in reversed(steps):
-        given = [read(v) for v in eqn.invars]
+    for eqn in reversed(live_eqns):
+        operands = [read(v) for v in eqn.invars]
         inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
+        # A jitted function is one equation: only its inner jaxpr shows which of its host callbacks are needed.
         if inner is not None and _calls_host(inner.jaxpr):
-            out = _run(inner.jaxpr, inner.consts, given, [v in live for v in eqn.outvars])
+            outputs = _run(inner.jaxpr, inner.consts, operands, [v in live for v in eqn.outvars])
         else:
             names = [v for v in eqn.invars if not isinstance(v, Literal)]
             unique = dict.fromkeys(names)
-            one = jaxpr.replace(constvars=[], invars=[*unique], outvars=eqn.outvars, eqns=[eqn], effects=set())
-            out = eval_jaxpr(one, (), *(known[v] for v in unique))
-        known.update(zip(eqn.outvars, out, strict=True))
-    return [read(v) if w else None for v, w in zip(jaxpr.outvars, wanted, strict=True)]
+            single_eqn = jaxpr.replace(constvars=[], invars=[*unique], outvars=eqn.outvars, eqns=[eqn], effects=set())
+            outputs = eval_jaxpr(single_eqn, (), *(environment[v] for v in unique))
+        environment.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(v) if w else None for v, w in zip(jaxpr.outvars, needed, strict=True)]
 
 
 def _calls_host(jaxpr: Any) -> bool:
-    """Is there a host function in it, itself or in a jitted function?"""
+    """Whether the jaxpr, or a jitted function that it calls, has a host callback."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name.endswith("callback"):
             return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that run after the trace in which they were found: what they reach is the caller's own again by then."""
+"""Custom derivative rules run after the trace that defined them: captured copies are mapped back to the originals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from graftax._jit.trace import Running, owners
 
-_DEPTH = 3  # functions within functions
+_DEPTH = 3  # how deep functions that capture functions are followed
 _SMALL = (bool, int, float, complex, str, type(None))
 
 _RUN = threading.local()  # .count: how often this thread has run a rule
@@ -20,45 +20,46 @@ def rules_run() -> int:
     return getattr(_RUN, "count", 0)
 
 
-class Standing:
-    """A rule: a function, or what it captures. While a trace runs it is what that has rebuilt, and then the caller's.
+class DeferredRule:
+    """A derivative rule, or a part that it captures, which may have been rebuilt by a running trace.
 
-    It refers to the caller's objects weakly: JAX keeps rules for as long as what it has compiled. What cannot be
-    referred to so stays the copy.
+    While that trace runs, `current` is the rebuilt object; afterwards it is the caller's own. The caller's objects are
+    referenced weakly, because JAX keeps a rule alive for as long as its compiled code. Where an object has no weak
+    references, the rebuilt copy is kept.
     """
 
     def __init__(self, value: Any, depth: int = _DEPTH) -> None:
         self._value = value
-        self._owners = _weakly(owners(value))
-        inside = [] if self._owners or not depth else _inside(value)
-        self._parts = [Standing(part, depth - 1) for part in inside]
-        self._moves = bool(self._owners) or any(part._moves for part in self._parts)
+        self._owners = _weak_references(owners(value))
+        captured = [] if self._owners or not depth else _captured_parts(value)
+        self._parts = [DeferredRule(part, depth - 1) for part in captured]
+        self._is_rebuilt = bool(self._owners) or any(part._is_rebuilt for part in self._parts)
 
     @property
-    def now(self) -> Any:
+    def current(self) -> Any:
         _RUN.count = rules_run() + 1
-        if not self._moves:
+        if not self._is_rebuilt:
             return self._value
         value = self._value
-        for running, own in self._owners:
+        for running, reference in self._owners:
             if running.trace is not None:
                 break
-            found = own()  # none, of a trace that has ended: one that is around it has its own
-            value = value if found is None else found
+            live_object = reference()  # None after the object has died; an enclosing trace may have its own
+            value = value if live_object is None else live_object
         if not self._parts:
             return value
-        parts = [part.now for part in self._parts]
-        if all(new is old for new, old in zip(parts, _inside(value), strict=True)):
+        parts = [part.current for part in self._parts]
+        if all(part is captured for part, captured in zip(parts, _captured_parts(value), strict=True)):
             return value
         if isinstance(value, types.CellType):
             return types.CellType(parts[0])
         if isinstance(value, types.MethodType):
             return types.MethodType(parts[1], parts[0])
-        return _with_cells(value, tuple(parts))
+        return _replace_cells(value, tuple(parts))
 
 
-def _inside(value: Any) -> list[Any]:
-    """What a function made in a trace may have been given by it."""
+def _captured_parts(value: Any) -> list[Any]:
+    """The objects that a function captures directly: its cells, or the parts of a bound method."""
     if isinstance(value, types.MethodType):
         return [value.__self__, value.__func__]
     if isinstance(value, types.FunctionType):
@@ -66,26 +67,27 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, types.CellType):
         try:
             return [value.cell_contents]
-        except ValueError:  # it is empty yet
+        except ValueError:  # the cell is still empty
             return []
     return []
 
 
-def _weakly(found: list[tuple[Running, Any]]) -> list[tuple[Running, Any]]:
-    out: list[tuple[Running, Any]] = []
-    for running, own in found:
+def _weak_references(owners_found: list[tuple[Running, Any]]) -> list[tuple[Running, Any]]:
+    references: list[tuple[Running, Any]] = []
+    for running, owner in owners_found:
         try:
-            out.append((running, weakref.ref(own)))
+            references.append((running, weakref.ref(owner)))
         except TypeError:
-            if not isinstance(own, types.CellType) or not isinstance(own.cell_contents, _SMALL):
+            if not isinstance(owner, types.CellType) or not isinstance(owner.cell_contents, _SMALL):
                 break
-            out.append((running, lambda own=own: own))  # a variable with a number in it
-    return out
+            # A cell has no weak references, but with a plain value in it, it keeps nothing else alive.
+            references.append((running, lambda owner=owner: owner))
+    return references
 
 
-def _with_cells(function: types.FunctionType, cells: tuple[Any, ...]) -> types.FunctionType:
-    scope, name, defaults = function.__globals__, function.__name__, function.__defaults__
-    out = types.FunctionType(function.__code__, scope, name, defaults, cells)
-    out.__kwdefaults__, out.__qualname__ = function.__kwdefaults__, function.__qualname__
-    vars(out).update(vars(function))
-    return out
+def _replace_cells(function: types.FunctionType, cells: tuple[Any, ...]) -> types.FunctionType:
+    module_globals, name, defaults = function.__globals__, function.__name__, function.__defaults__
+    copy = types.FunctionType(function.__code__, module_globals, name, defaults, cells)
+    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
+    vars(copy).update(vars(function))
+    return copy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and branches outside of any trace: compiled once for each structure, by the machinery of `graftax.jit`."""
+"""Compiles loops and branches that are called outside of any trace, once per structure, as `graftax.jit` would."""
 
 from __future__ import annotations
 
@@ -29,56 +29,59 @@ from graftax._jit.trace import Flat, definition_of, flat_function
 
 Run = Callable[[Sequence[Callable[..., Any]], Sequence[Any], Sequence[Any]], Any]
 
-_OPTIONS = Options(cache_size=32)  # so many structures is one function kept compiled for
-_FUNCTIONS = 128  # of so many functions
-_CALLS = threading.local()
-_COMPILED: collections.OrderedDict[tuple[int, Run], _Compiled] = collections.OrderedDict()  # the last used at the end
+_OPTIONS = Options(cache_size=32)  # structures per function
+_MAX_FUNCTIONS = 128  # functions whose programs are kept
+_THREAD = threading.local()
+_COMPILED: collections.OrderedDict[tuple[int, Run], _Compiled] = collections.OrderedDict()  # least recently used first
 _LOCK = threading.Lock()
 
 
-def once(title: str, functions: Sequence[Any], operands: Sequence[Any], rest: Sequence[Any], run: Run) -> Any:
-    """`run(functions, operands, rest)`, compiled where that makes no difference but in time.
+def run_compiled(title: str, functions: Sequence[Any], operands: Sequence[Any], extra: Sequence[Any], run: Run) -> Any:
+    """Returns `run(functions, operands, extra)`, from a compiled program if only the time that it takes can differ.
 
-    It depends on what `graftax.jit` of it would depend on: what it is given, what the functions capture, and what the
-    code that they call reads. Inside of a trace it runs as it is. So it does where it cannot be compiled, or raises: an
-    error is that of a plain run.
+    The program is compiled again whenever `graftax.jit` would do so: for other arguments, other captured variables, or
+    other globals that the called code reads. Within a trace `run` is called directly. So it is if it cannot be compiled
+    or if the compiled program raises: then the user sees the error of a plain run.
 
     Args:
-        title: of the transform.
-        functions: any callables that are called with the operands.
-        operands: of the functions.
-        rest: what else `run` is given.
-        run: depends on its arguments alone.
+        title: the name of the transform.
+        functions: the user's functions.
+        operands: the arguments of these functions.
+        extra: further arguments of `run`.
+        run: the transform. It must depend on its arguments only.
+
+    Returns:
+        the result of `run`.
     """
     if outside_of_traces() and not jax.config.jax_disable_jit and not _core.running_traces():
         compiled = _compiled_for(title, functions[0], run)
         if compiled is not None:
-            _CALLS.told = False
+            _THREAD.host_was_called = False
             try:
-                return compiled(tuple(functions), tuple(operands), tuple(rest))
+                return compiled(tuple(functions), tuple(operands), tuple(extra))
             except Exception as error:
-                if _CALLS.told:  # a host function, which must not be told twice
+                if _THREAD.host_was_called:  # running again would repeat the side effects of a host function
                     raise
-                if is_of_steps(error):  # what a helper keeps is a value only where the steps run one by one
+                if is_of_steps(error):  # a helper kept a tracer: it needs the values of separate steps
                     with jax.disable_jit():
-                        return run(functions, operands, rest)
-                if isinstance(error, MutationError | ConcurrentChangeError):  # a plain run would leave tracers behind
+                        return run(functions, operands, extra)
+                if isinstance(error, MutationError | ConcurrentChangeError):  # a plain run would leak tracers
                     raise
-    return run(functions, operands, rest)
+    return run(functions, operands, extra)
 
 
 class _Compiled(Jitted[Any, Any]):
-    """What is compiled for the calls whose first function has one code.
+    """The compiled programs of one transform for all functions with the same code.
 
-    The functions are arguments: made anew with the same code and equal variables, they are the same. A jaxpr remembers
-    where its equations come from, and so keeps the code alive: the number of these is bounded.
+    The functions are arguments of the program, so a new closure with the same code and equal variables is a cache hit.
+    A jaxpr keeps the code that it was traced from alive, so the number of these objects is bounded.
     """
 
-    def __init__(self, title: str, first: types.FunctionType, run: Run) -> None:
-        self.code = first.__code__  # held, so that no other code has its id
+    def __init__(self, title: str, function: types.FunctionType, run: Run) -> None:
+        self.code = function.__code__  # kept alive: its id is the key in `_COMPILED`
         plain, table = resolve(run)[0], FunctionTable(_OPTIONS)
         signature = self._signature(plain, 0, _OPTIONS, table)
-        self._set_up(f"{title} of {first.__name__}", plain, (), table, _OPTIONS, definition_of(first), signature)
+        self._set_up(f"{title} of {function.__name__}", plain, (), table, _OPTIONS, definition_of(function), signature)
 
     @staticmethod
     def _signature(plain: types.FunctionType, skip: int, options: Options, table: FunctionTable) -> Signature:
@@ -88,7 +91,7 @@ class _Compiled(Jitted[Any, Any]):
         return signature
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
-        """A loop has no options that advice could name."""
+        """Gives no advice: a loop has none of the options that `graftax.jit` would recommend."""
 
     def _build(
         self,
@@ -99,57 +102,65 @@ class _Compiled(Jitted[Any, Any]):
         context: Any,
         numbers: SymbolicNumbers | None,
     ) -> _core.Entry:
-        assert numbers is None  # they are static in a loop: an array carries what changes
+        assert numbers is None  # in a loop, numbers are static, and arrays carry what changes
         outcomes: list[_core.Outcome] = []
         flat = flat_function(plan, layout, (), outcomes, by_value=False)
         graphdef, origins = _core.weaken(recording.graphdef), plan.signature.origins
 
         @functools.wraps(flat)
-        def noting(*leaves: Any) -> Flat:
+        def checked_flat(*leaves: Any) -> Flat:
             since, active = len(equations()), _core.active_call(outcomes)
-            out = flat(*leaves)
+            outputs = flat(*leaves)
             assert active is not None  # else `flat` has raised
             table: Any = active[0]._table
-            counters = _counters(outcomes[_core.decode(out[2])], graphdef, origins, active[1])
+            # A variable that counts traces differs at every call, so it must not be part of the cache key.
+            counters = _trace_counters(outcomes[_core.decode(outputs[2])], graphdef, origins, active[1])
             if counters and table.reads.leave_out(counters):
                 raise NewReads
-            if calls_host(since):  # with objects of this call: the next one calls its own
-                _CALLS.told = True
+            if calls_host(since):  # the program calls this call's objects: never reuse it
+                _THREAD.host_was_called = True
                 for key, entry in list(table.entries.items()):
                     if entry.outcomes is outcomes:
                         table.drop(key)
-            return out
+            return outputs
 
-        noting.__name__ = noting.__qualname__ = plan.definition.__name__
-        # Not the jit object itself, which would be run directly after some calls: a loop takes longer than that saves.
-        compiled = functools.partial(jax.jit(noting))
+        checked_flat.__name__ = checked_flat.__qualname__ = plan.definition.__name__
+        # A partial is never dispatched directly by the core: a loop takes far longer than that would save.
+        compiled = functools.partial(jax.jit(checked_flat))
         return _core.Entry(graphdef, context, compiled, outcomes, len(roots), False)
 
 
-def _counters(
+def _trace_counters(
     outcome: _core.Outcome, graphdef: _core.GraphDef, origins: Sequence[Origin], roots: tuple[Any, ...]
 ) -> list[Origin]:
-    """The origins where a trace has changed what is no array: what they count are traces. None that a function of the
-    loop itself names: these are part of its state."""
+    """The origins of variables that count traces: the trace changed them, and they hold no arrays.
+
+    Variables that the loop's own functions name are excluded, because they are part of the loop's state.
+    """
+    # A changed node without arrays in it, such as a list or a cell with a number, differs after every trace.
     with_arrays = {root - 1 for root, _ in outcome.leaf_places() if root > 0}
     written = [track for i, track in enumerate(outcome.inputs()[2]) if i not in with_arrays]
-    found = {graphdef._node_place(track)[0] - len(roots) + len(origins) for track in written}  # pyright: ignore[reportPrivateUsage]
-    own = {(id(plain.__globals__), name) for plain, _, _ in map(resolve, roots[0]) for name in global_names(plain)[0]}
-    return [origins[i] for i in sorted(found) if i >= 0 and (id(origins[i].holder), origins[i].name) not in own]
+    changed = {graphdef._node_place(track)[0] - len(roots) + len(origins) for track in written}  # pyright: ignore[reportPrivateUsage]
+    named_by_loop = {
+        (id(plain.__globals__), name) for plain, _, _ in map(resolve, roots[0]) for name in global_names(plain)[0]
+    }
+    return [
+        origins[i] for i in sorted(changed) if i >= 0 and (id(origins[i].holder), origins[i].name) not in named_by_loop
+    ]
 
 
 def _compiled_for(title: str, function: Any, run: Run) -> _Compiled | None:
-    """None where the function is none."""
+    """The programs for this function's code, from the cache or new; None if `function` is not callable."""
     try:
-        first, _, _ = resolve(function)
+        resolved, _, _ = resolve(function)
     except TypeError:
         return None
-    key = id(first.__code__), run
+    key = id(resolved.__code__), run
     with _LOCK:
-        found = _COMPILED.get(key)
-        if found is None:
-            found = _COMPILED[key] = _Compiled(title, first, run)
-            while len(_COMPILED) > _FUNCTIONS:
+        compiled = _COMPILED.get(key)
+        if compiled is None:
+            compiled = _COMPILED[key] = _Compiled(title, resolved, run)
+            while len(_COMPILED) > _MAX_FUNCTIONS:
                 _COMPILED.popitem(last=False)
         _COMPILED.move_to_end(key)
-        return found
+        return compiled

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a program's graph: the state of a loop after a step, or after a branch."""
+"""The graph of a program after a trace: the state of a loop after a step, or after a branch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -17,14 +17,14 @@ from graftax._capture.numbers.symbols import NUMBERS
 from graftax._graph.array_aliases import Source
 from graftax._graph.structure import Place, Structure, place_name
 from graftax._graph.structure_diff import only_order
-from graftax.transforms._engine.program import Program
+from graftax.transforms._engine.program import Program, Recipe
 
-UNSEEN = (
+HIDDEN_FROM_FLATTEN = (
     "{name}: the function puts an array at {path}, in an attribute that the class's flatten leaves out, so that its "
     "value cannot be followed. Make it one of the children, or keep it elsewhere."
 )
 
-MADE_ANEW = (
+COMPUTED_BY_FLATTEN = (
     "{name}: {path} is an array that the flatten of a registered class makes of others, so that its value cannot be "
     "followed from one step or branch to the next. Let the flatten give the arrays that the object holds."
 )
@@ -33,78 +33,79 @@ R = TypeVar("R")
 
 
 class Provenance(NamedTuple):
-    """The structure of a graph, and for each tracked node which input node it is."""
+    """The structure of a graph, and the input node that each of its tracked nodes is."""
 
     graphdef: _core.GraphDef
-    origins: list[int | None]  # the input node that it is, None for a new one
+    origins: list[int | None]  # for each tracked node; None for a new object
 
-    def place(self, node: int) -> Place:
-        """Made when it is asked for: those of all nodes are together as long as the square of the depth."""
+    def node_path(self, node: int) -> Place:
+        """The key path of a node. It is computed on demand: the paths of all nodes are quadratic in the depth."""
         return self.graphdef._node_place(node)  # pyright: ignore[reportPrivateUsage]
 
     @property
-    def places(self) -> list[Place]:
-        return [self.place(node) for node in range(len(self.origins))]
+    def node_paths(self) -> list[Place]:
+        return [self.node_path(node) for node in range(len(self.origins))]
 
-    def like(self, other: Provenance) -> tuple[list[int], list[int]] | None:
-        """For each leaf and node of `other` the number of the one here in the same place; None where they differ.
+    def correspondence(self, reference: Provenance) -> tuple[list[int], list[int]] | None:
+        """The indices here of the leaves and nodes of `reference`, matched by key path; None if the structures differ.
 
-        The order of keys and attributes makes no difference: `jax.tree.map` sorts the keys of a dict.
+        The order of keys and attributes does not matter, because `jax.tree.map` sorts the keys of a dict.
         """
-        if self.graphdef == other.graphdef:
+        if self.graphdef == reference.graphdef:
             return list(range(self.graphdef.num_leaves)), list(range(len(self.origins)))
-        if not only_order(other.graphdef, self.graphdef):
+        if not only_order(reference.graphdef, self.graphdef):
             return None
-        out: list[list[int]] = []
-        for one, two in (
-            (self.graphdef.leaf_places(), other.graphdef.leaf_places()),
-            (self.places, other.places),
+        indices: list[list[int]] = []
+        # Leaves or nodes that share a key path cannot be matched.
+        for own_paths, reference_paths in (
+            (self.graphdef.leaf_places(), reference.graphdef.leaf_places()),
+            (self.node_paths, reference.node_paths),
         ):
-            number = {place: i for i, place in enumerate(one)}
-            if len(number) != len(one) or number.keys() != set(two):
+            index_of = {path: i for i, path in enumerate(own_paths)}
+            if len(index_of) != len(own_paths) or index_of.keys() != set(reference_paths):
                 return None
-            out.append([number[place] for place in two])
-        return out[0], out[1]
+            indices.append([index_of[path] for path in reference_paths])
+        return indices[0], indices[1]
 
 
 class StateAfter(NamedTuple):
-    """The graph after a trace. Leaves are counted as in a recording of all roots and the parts of the result."""
+    """The graph after a trace. Leaves are numbered as in a recording of all roots and the parts of the result."""
 
     program: Program
-    before: Provenance
-    after: Provenance
-    values: list[Any]  # the leaves, or what is left of them
+    initial: Provenance
+    final: Provenance
+    values: list[Any]  # the leaves, or `EndedTracer`s in their place
     changed: list[int]  # the input nodes that were changed in place
-    out: list[int]  # for each output leaf of the Outcome, its number; -1 where the structure does not show it
+    output_leaves: list[int]  # for each output leaf of the Outcome, its index; -1 if flatten hides it
     outcome: _core.Outcome
     roots: tuple[Any, ...]  # after the trace, with placeholders for arrays
-    result: Any  # likewise
-    number: dict[int, int]  # of an input node, by its `id`; the result and these nodes live as long as this
+    result: Any  # with placeholders, too
+    node_index: dict[int, int]  # input nodes by `id`, which stay valid because `nodes` keeps them alive
     nodes: list[Any]
 
-    def graph(self, roots: tuple[Any, ...], more: int = 0) -> Provenance:
-        """The graph of roots and parts of the result."""
-        _, graphdef, nodes = self.program.recorded(roots, more)
-        return Provenance(graphdef, [self.number.get(id(node)) for node in nodes])
+    def graph(self, roots: tuple[Any, ...], result_parts: int = 0) -> Provenance:
+        """The graph of roots followed by a number of parts of the result."""
+        _, graphdef, nodes = self.program.recorded(roots, result_parts)
+        return Provenance(graphdef, [self.node_index.get(id(node)) for node in nodes])
 
     def reached(self, part: Any) -> set[int]:
         """The input nodes that a part of the result reaches."""
         _, graphdef = _core.record((part,))
         walked = _core.walk(graphdef, (part,))
         assert walked is not None
-        return {self.number[id(node)] for node in walked[1] if id(node) in self.number}
+        return {self.node_index[id(node)] for node in walked[1] if id(node) in self.node_index}
 
-    def aligned(self, other: Provenance) -> StateAfter | None:
-        """The same, counted as in that graph; None where the structures differ."""
-        found = self.after.like(other)
-        if found is None or self.after.graphdef == other.graphdef:
-            return found and self
-        leaves, nodes = found
-        number = {here: i for i, here in enumerate(leaves)}
+    def aligned(self, reference: Provenance) -> StateAfter | None:
+        """This state with leaves and nodes numbered as in `reference`; None if the structures differ."""
+        correspondence = self.final.correspondence(reference)
+        if correspondence is None or self.final.graphdef == reference.graphdef:
+            return correspondence and self
+        leaves, nodes = correspondence
+        new_index = {index: i for i, index in enumerate(leaves)}
         return self._replace(
-            after=Provenance(other.graphdef, [self.after.origins[i] for i in nodes]),
+            final=Provenance(reference.graphdef, [self.final.origins[i] for i in nodes]),
             values=[self.values[i] for i in leaves],
-            out=[number.get(i, -1) for i in self.out],
+            output_leaves=[new_index.get(i, -1) for i in self.output_leaves],
         )
 
 
@@ -112,56 +113,65 @@ def state_after(
     program: Program,
     leaves: Sequence[Any],
     outcome: _core.Outcome,
-    out: Sequence[Any],
+    outputs: Sequence[Any],
     roots_of: Callable[[tuple[Any, ...], Any], tuple[tuple[Any, ...], int]],
 ) -> StateAfter:
-    """Finds out what a trace on `leaves` did, by applying its Outcome to a copy of the graph that holds placeholders.
+    """Finds out what a trace did to a graph, by applying its Outcome to a copy of the graph that holds placeholders.
 
-    An array has no identity, so one tracer may stand in several places, which another step or branch fills with several
-    arrays. A placeholder stands in one place only.
+    Tracers cannot tell: one tracer may be at several paths, where another step or branch has different arrays. A
+    placeholder is at one path only.
 
     Args:
         program, leaves: what was traced.
-        outcome, out: what `program.trace` returned.
-        roots_of: from (the roots, the result) to the roots of the graph that is looked at, and how many of these are
-            more than the program's.
+        outcome, outputs: what `program.trace` returned.
+        roots_of: from (the roots, the result) to (the roots of the state, how many of these are parts of the result).
+
+    Raises:
+        StructureError: if a registered class computes new arrays when it is flattened.
     """
+    # The graph before the trace, around one placeholder per leaf.
     placeholders = [_placeholder(leaf) for leaf in leaves]
     roots = program.rebuilt(placeholders)
-    _, before, nodes = program.recorded(roots)
-    number = {id(node): i for i, node in enumerate(nodes) if node is not None}
-    new = [_placeholder(leaf) for leaf in out]
-    result = outcome.apply(new, placeholders, nodes)
-    value = {id(placeholder): leaf for placeholder, leaf in zip([*placeholders, *new], [*leaves, *out], strict=True)}
-    looked_at, more = roots_of(roots, result)
-    found, graphdef, after = program.recorded(looked_at, more)
-    leaf_number = {id(placeholder): i for i, placeholder in enumerate(found)}
-    _refuse_made(program, found, value.keys(), graphdef)
+    _, initial_graphdef, nodes = program.recorded(roots)
+    node_index = {id(node): i for i, node in enumerate(nodes) if node is not None}
+    # Applying the Outcome puts a new placeholder wherever the trace put an array, and moves nodes as the trace did.
+    output_placeholders = [_placeholder(leaf) for leaf in outputs]
+    result = outcome.apply(output_placeholders, placeholders, nodes)
+    leaf_of = {
+        id(placeholder): leaf
+        for placeholder, leaf in zip([*placeholders, *output_placeholders], [*leaves, *outputs], strict=True)
+    }
+    final_roots, result_parts = roots_of(roots, result)
+    final_leaves, graphdef, final_nodes = program.recorded(final_roots, result_parts)
+    leaf_index = {id(placeholder): i for i, placeholder in enumerate(final_leaves)}
+    _refuse_computed_leaves(program, final_leaves, leaf_of.keys(), graphdef)
     return StateAfter(
         program,
-        Provenance(before, list(range(len(nodes)))),
-        Provenance(graphdef, [number.get(id(node)) for node in after]),
-        [value[id(placeholder)] for placeholder in found],
+        Provenance(initial_graphdef, list(range(len(nodes)))),
+        Provenance(graphdef, [node_index.get(id(node)) for node in final_nodes]),
+        [leaf_of[id(placeholder)] for placeholder in final_leaves],
         outcome.inputs()[2],
-        [leaf_number.get(id(placeholder), -1) for placeholder in new],
+        [leaf_index.get(id(placeholder), -1) for placeholder in output_placeholders],
         outcome,
         roots,
         result,
-        number,
+        node_index,
         nodes,
     )
 
 
-def _refuse_made(program: Program, found: Sequence[Any], known: Collection[int], graphdef: _core.GraphDef) -> None:
-    made = next((i for i, placeholder in enumerate(found) if id(placeholder) not in known), None)
-    if made is not None:
-        root, path = graphdef.leaf_places()[made]
+def _refuse_computed_leaves(
+    program: Program, final_leaves: Sequence[Any], known_ids: Collection[int], graphdef: _core.GraphDef
+) -> None:
+    computed = next((i for i, placeholder in enumerate(final_leaves) if id(placeholder) not in known_ids), None)
+    if computed is not None:
+        root, path = graphdef.leaf_places()[computed]
         names = (*program.names, *("the result" for _ in range(root)))
-        raise StructureError(MADE_ANEW.format(name=program.name, path=place_name((root, path), names)))
+        raise StructureError(COMPUTED_BY_FLATTEN.format(name=program.name, path=place_name((root, path), names)))
 
 
 def _placeholder(leaf: Any) -> Any:
-    """An array like no other, of the leaf's shape, with 1 for a symbolic dimension."""
+    """A new array object of the leaf's shape, with size 1 for a symbolic dimension. Only its identity matters."""
     shape = tuple(n if isinstance(n, int) else 1 for n in np.shape(leaf))
     dtype = getattr(leaf, "dtype", None)
     if not isinstance(dtype, np.dtype):
@@ -169,21 +179,21 @@ def _placeholder(leaf: Any) -> Any:
     return np.broadcast_to(np.zeros((), cast("np.dtype[Any]", dtype)), shape)
 
 
-def node_name(program: Program, after: StateAfter, node: int) -> str:
-    """The key path of an input node, as messages print it."""
-    place = after.before.place(node)
-    return place_name(place, program.names) if place[0] < len(program.names) else "a part of the state"
+def node_name(program: Program, state: StateAfter, node: int) -> str:
+    """The key path of an input node, as messages show it."""
+    key_path = state.initial.node_path(node)
+    return place_name(key_path, program.names) if key_path[0] < len(program.names) else "a part of the state"
 
 
-def refuse_unseen(after: StateAfter) -> None:
-    """Raises for an array in an attribute that a registered class's flatten leaves out."""
-    for number, (_, path) in zip(after.out, after.outcome.leaf_places(), strict=True):
+def refuse_hidden_leaves(state: StateAfter) -> None:
+    """Raises StructureError for an array in an attribute that the flatten of a registered class omits."""
+    for number, (_, path) in zip(state.output_leaves, state.outcome.leaf_places(), strict=True):
         if number < 0:
-            raise StructureError(UNSEEN.format(name=after.program.name, path=keystr(path)))
+            raise StructureError(HIDDEN_FROM_FLATTEN.format(name=state.program.name, path=keystr(path)))
 
 
 def with_arrays(value: Any) -> Any:
-    """`value` with an array in place of a Python number that stands by itself, or in a tuple: so does JAX."""
+    """`value` with arrays in place of a Python number by itself or in a tuple, as JAX converts a carry."""
     if type(value) in NUMBERS:
         return jnp.asarray(value)
     if type(value) is tuple and any(type(x) in (*NUMBERS, tuple) for x in cast("tuple[Any, ...]", value)):
@@ -194,34 +204,36 @@ def with_arrays(value: Any) -> Any:
 def numbers_in(program: Program, root: int) -> set[str]:
     """The key paths of the static Python numbers that are recorded below a root."""
     structure = Structure(program.graphdef)
-    found = (row for row, value in structure.statics() if row.root == root and type(value) in NUMBERS)
-    return {place_name(structure.place(row), program.names) for row in found}
+    number_rows = (row for row, value in structure.statics() if row.root == root and type(value) in NUMBERS)
+    return {place_name(structure.place(row), program.names) for row in number_rows}
 
 
 class EndedTracer(NamedTuple):
-    """What is known of a tracer when its trace has ended. JAX's leak checker takes offence at the tracer itself."""
+    """What is kept of a tracer after its trace has ended. Keeping the tracer would be a leak to JAX's checker."""
 
     aval: Any
-    source: int | None  # the input leaf that it is
-    one: int  # the first place that it stands in
-    made: Source | None  # what it was made of
+    source: int | None  # the input leaf that it is, if it is one
+    first_leaf: int  # the first leaf of the state that holds it
+    source_op: Source | None  # the operation that computed it, and from which leaves
 
     @property
-    def way(self) -> tuple[Hashable, tuple[int, ...]]:
-        """How it was made, and of which input leaves: those of one way are one where these are."""
-        if self.made is not None:
-            return self.made.way, self.made.inputs
-        return (self.one, ()) if self.source is None else ("input", (self.source,))
+    def recipe(self) -> Recipe:
+        """(how it was computed, from which input leaves): equal recipes give one array if the inputs are one array."""
+        if self.source_op is not None:
+            return self.source_op.way, self.source_op.inputs
+        return (self.first_leaf, ()) if self.source is None else ("input", (self.source,))
 
 
 def type_of(leaf: Any) -> Any:
     return leaf.aval if isinstance(leaf, EndedTracer) else jax.typeof(leaf)
 
 
-def same_type(one: Any, other: Any, weak: bool = False) -> bool:
-    """Have two arrays the same shape and dtype? With `weak`, a weak type of the first is promoted."""
-    one, other = type_of(one), type_of(other)
-    return one.shape == other.shape and (one.dtype == other.dtype or (weak and getattr(one, "weak_type", False)))
+def same_type(left_array: Any, right_array: Any, promote_weak: bool = False) -> bool:
+    """Whether two arrays have the same shape and dtype. With `promote_weak`, the first one's weak type matches any."""
+    left_array, right_array = type_of(left_array), type_of(right_array)
+    return left_array.shape == right_array.shape and (
+        left_array.dtype == right_array.dtype or (promote_weak and getattr(left_array, "weak_type", False))
+    )
 
 
 def type_text(leaf: Any) -> str:
@@ -232,16 +244,16 @@ def type_text(leaf: Any) -> str:
 
 
 def elements(result: Any) -> tuple[Any, ...]:
-    """The parts of a result that are looked at one by one: the elements of a tuple, or the one object."""
+    """The parts of a result that are compared one by one: the elements of a tuple, or the object itself."""
     return cast("tuple[Any, ...]", result) if type(result) is tuple else (result,)
 
 
-def with_copies(result: Any, which: frozenset[int]) -> Any:
-    """The result, with these elements copied: together, so that what they share stays shared."""
-    if not which:
+def with_copies(result: Any, copied: frozenset[int]) -> Any:
+    """The result with the elements of these indices copied, in one copy, so that shared objects stay shared."""
+    if not copied:
         return result
     parts = list(elements(result))
-    chosen = sorted(i for i in which if i < len(parts))
+    chosen = sorted(i for i in copied if i < len(parts))
     leaves, graphdef = _core.flatten(tuple(parts[i] for i in chosen))
     copies = _core.unflatten(graphdef, leaves)
     for i, copy in zip(chosen, copies, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop over objects, such as the layers of a model."""
+"""Loops over a list of objects, such as the layers of a model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SLICED = (
     "for obj in xs.)"
 )
 
-ONE = (
+SINGLE_OBJECT = (
     "{name}: xs is a list of one {cls}, which is sliced as in JAX: each step is given the list, with rows in place of "
     "arrays. For a step with the object, however many there are: graftax.each(xs)."
 )
@@ -59,149 +59,151 @@ LISTED = (
 
 
 class Spec(NamedTuple):
-    """What a loop has to know of the objects that it goes over. Static: part of what it is compiled for."""
+    """Static facts about the objects of a loop."""
 
-    # For each leaf that several of the objects reach through one mutable node: the numbers of those that do.
+    # (leaf, indices of the objects that reach it through one mutable node), if there are several.
     shared: tuple[tuple[int, tuple[int, ...]], ...]
 
-    def require_unshared(self, name: str, graphdef: _core.GraphDef, before: list[Any], after: list[Any]) -> None:
-        """Raises a StructureError where an array that is shared is another one now."""
+    def require_unshared(self, name: str, graphdef: _core.GraphDef, initial: list[Any], current: list[Any]) -> None:
+        """Raises StructureError if a step replaced an array that several objects share."""
         for i, numbers in self.shared:
-            if after[i] is not before[i]:
+            if current[i] is not initial[i]:
                 path = keystr(graphdef.leaf_places()[i][1])
                 raise StructureError(SHARED.format(name=name, path=path, numbers=" and ".join(map(str, numbers))))
 
 
 class Layers:
-    """Objects of one structure as one, stacked; what is changed of it is written back to each."""
+    """Objects of one structure, stacked into one object. Changes to that object are written back to each of them."""
 
     def __init__(self, name: str, objects: list[Any], flat: list[Flat] | None = None) -> None:
         self._name, self.objects = name, objects
         self.stacked = stacked(name, objects) if flat is None else stacked_flat(flat)
         self._flat = flat or [_core.flatten(obj) for obj in objects]
-        self._before, self._structure = _core.flatten(self.stacked)
+        self._initial_leaves, self._structure = _core.flatten(self.stacked)
         self._spec = self._shared()
-        self._changed: set[int] = set()  # leaves, by the step that was traced last
+        self._changed: set[int] = set()  # leaves that the last traced step changed
         self._watched: tuple[Program, dict[int, tuple[int, int]]]
 
     @property
     def count(self) -> int:
         return len(self.objects)
 
-    def step(self, f: Callable[..., Any], carry: Any, obj: Any) -> tuple[Any, Any]:
-        """One step of a loop over the objects.
+    def call_step(self, f: Callable[..., Any], carry: Any, obj: Any) -> tuple[Any, Any]:
+        """Calls `f(carry, obj)`, one step of a loop over the objects.
 
         Raises:
-            StructureError: where it changes more than arrays of its object, or what others share.
+            StructureError: if it changes more than arrays of its object, or an array that objects share.
         """
         leaves, structure = _core.flatten(obj)
         pair = as_pair(self._name, f(carry, obj))
-        after, other = _core.flatten(obj)
-        require_structure(self._name, structure, other)
-        self._spec.require_unshared(self._name, structure, leaves, after)
-        self._changed = {i for i, (a, b) in enumerate(zip(leaves, after, strict=True)) if a is not b}
+        current, final_structure = _core.flatten(obj)
+        require_structure(self._name, structure, final_structure)
+        self._spec.require_unshared(self._name, structure, leaves, current)
+        self._changed = {i for i, (a, b) in enumerate(zip(leaves, current, strict=True)) if a is not b}
         return pair
 
     def watch(self, program: Program) -> None:
-        """Looks which leaves of a loop's program are those of the objects, so that `require_unread` can tell."""
-        self._watched = program, self._held_by(program)
-        own = {id(leaf) for leaves, _ in self._flat for leaf in leaves}
+        """Notes which leaves of the loop's program belong to the objects, for `require_unread`."""
+        self._watched = program, self._owned_leaves(program)
+        object_leaves = {id(leaf) for leaves, _ in self._flat for leaf in leaves}
         for i, leaf in enumerate(program.leaves):
-            if id(leaf) in own and i not in self._watched[1] and not isinstance(leaf, ref_types):
-                program.leaves[i] = jnp.copy(leaf)  # it stands by itself, and stays the old one there
+            if id(leaf) in object_leaves and i not in self._watched[1] and not isinstance(leaf, ref_types):
+                program.leaves[i] = jnp.copy(leaf)  # held elsewhere: that holder keeps the old value
 
-    def require_unread(self, given: Sequence[Any]) -> None:
-        """Raises a StructureError where the step that was traced reads, besides its slice, what the steps change.
+    def require_unread(self, leaves: Sequence[Any]) -> None:
+        """Raises StructureError if the traced step reads, other than from its slice, an array that the steps change.
 
         Args:
-            given: the leaves of the loop's program in this trace.
+            leaves: the leaves of the loop's program in this trace.
         """
+        # A changed array that is read from the program's own leaves, by a path other than the slice.
         program, watched = self._watched
         read = read_in_trace() if self._changed else set[int]()
-        for i, (number, own) in watched.items():
-            if own in self._changed and id(given[i]) in read:
-                self._refuse_read(program.places[i].name, number, own)
-        for number, (leaves, _) in enumerate(self._flat):  # by a way that the loop does not know, as helpers have
-            for own in self._changed:
-                if id(leaves[own]) in read:
-                    self._refuse_read("what a helper reads", number, own)
+        for i, (number, leaf) in watched.items():
+            if leaf in self._changed and id(leaves[i]) in read:
+                self._refuse_read(program.key_paths[i].name, number, leaf)
+        for number, (object_leaves, _) in enumerate(self._flat):  # read by code outside of the loop's program
+            for leaf in self._changed:
+                if id(object_leaves[leaf]) in read:
+                    self._refuse_read("what a helper reads", number, leaf)
 
-    def _refuse_read(self, path: str, number: int, own: int) -> NoReturn:
-        text = keystr(self._flat[number][1].leaf_places()[own][1])
+    def _refuse_read(self, path: str, number: int, leaf: int) -> NoReturn:
+        text = keystr(self._flat[number][1].leaf_places()[leaf][1])
         raise StructureError(READ_BESIDES.format(name=self._name, path=path, own=text, number=number))
 
-    def _held_by(self, program: Program) -> dict[int, tuple[int, int]]:
-        """For each leaf of a program that is one of the objects': (number of the object, leaf of it)."""
-        of: dict[tuple[int, Any], tuple[int, int]] = {}
+    def _owned_leaves(self, program: Program) -> dict[int, tuple[int, int]]:
+        """Maps each leaf of a program that belongs to an object to (index of the object, leaf of the object)."""
+        owners: dict[tuple[int, Any], tuple[int, int]] = {}
         for number, (_, graphdef) in enumerate(self._flat):
-            for leaf, where in _holders(graphdef, (self.objects[number],)):
-                of.setdefault(where, (number, leaf))
-        return {leaf: of[where] for leaf, where in _holders(program.graphdef, program.roots) if where in of}
+            for leaf, holder in _holders(graphdef, (self.objects[number],)):
+                owners.setdefault(holder, (number, leaf))
+        return {leaf: owners[holder] for leaf, holder in _holders(program.graphdef, program.roots) if holder in owners}
 
     def _shared(self) -> Spec:
-        """What of them is shared."""
+        """Finds the leaves that several objects reach through one mutable node."""
         reached: dict[tuple[int, int], list[int]] = {}
         for number, (_, graphdef) in enumerate(self._flat):
             walked = _core.walk(graphdef, (self.objects[number],))
             for track, node in enumerate(walked[1] if walked else ()):
                 reached.setdefault((track, id(node)), []).append(number)
+        # Nodes by their index in the structure and their identity: one node under several objects is shared.
         several = {track: tuple(numbers) for (track, _), numbers in reached.items() if len(numbers) > 1}
         if not several:
             return Spec(())
         rows = Structure(self._structure).rows
-        found: list[tuple[int, tuple[int, ...]]] = []
+        shared: list[tuple[int, tuple[int, ...]]] = []
         for row in rows:
-            up = row
-            while up.parent >= 0 and (up is row or up.track < 0):
-                up = rows[up.parent]
-            if row.leaf >= 0 and up.track in several:
-                found.append((row.leaf, several[up.track]))
-        return Spec(tuple(found))
+            ancestor = row
+            while ancestor.parent >= 0 and (ancestor is row or ancestor.track < 0):
+                ancestor = rows[ancestor.parent]
+            if row.leaf >= 0 and ancestor.track in several:
+                shared.append((row.leaf, several[ancestor.track]))
+        return Spec(tuple(shared))
 
     def write_back(self) -> None:
-        """Writes the rows of the arrays that are other ones now.
+        """Writes the rows of the changed arrays into the objects.
 
         Raises:
-            StructureError: where more than arrays has changed, or an object has been changed besides.
+            StructureError: if more than arrays changed, or if an object was changed other than through its slice.
         """
-        after, structure = _core.flatten(self.stacked)
+        current, structure = _core.flatten(self.stacked)
         require_structure(self._name, self._structure, structure)
-        new = {i: b for i, (a, b) in enumerate(zip(self._before, after, strict=True)) if a is not b}
-        if new:
-            self._spec.require_unshared(self._name, self._structure, self._before, after)
+        changed = {i: b for i, (a, b) in enumerate(zip(self._initial_leaves, current, strict=True)) if a is not b}
+        if changed:
+            self._spec.require_unshared(self._name, self._structure, self._initial_leaves, current)
         for number, obj in enumerate(self.objects):
             leaves, structure = _core.flatten(obj)
             self._require_unchanged(number, leaves)
-            if new:
-                rows = [new[i][number] if i in new else None for i in range(len(leaves))]
+            if changed:
+                rows = [changed[i][number] if i in changed else None for i in range(len(leaves))]
                 update(obj, _core.unflatten(structure, rows))
 
     def _require_unchanged(self, number: int, leaves: list[Any]) -> None:
-        before, graphdef = self._flat[number]
-        for i, (old, leaf) in enumerate(zip(before, leaves, strict=False)):
-            if old is not leaf:
+        initial, graphdef = self._flat[number]
+        for i, (previous, leaf) in enumerate(zip(initial, leaves, strict=False)):
+            if previous is not leaf:
                 path = keystr(graphdef.leaf_places()[i][1])
                 raise StructureError(CHANGED_BESIDES.format(name=self._name, path=path, number=number))
 
 
 def layers_in(name: str, xs: Any) -> Layers | str | None:
-    """The objects that a list means: two or more modules, or objects of a class that is unknown to JAX, all alike.
+    """Decides whether a list is one of layers: two or more alike objects that JAX does not open, or modules.
 
     Returns:
-        why not, where it is one object, or they differ; None where the list holds something else.
+        the stacked layers; a message if the list holds a single object or objects that differ; None for other lists.
     """
     objects: Any = xs if type(xs) is list else interop.items(xs)
     if not objects or not all(map(is_layer, objects)):
         return None
     if len(objects) < 2:
-        return ONE.format(name=name, cls=type_name(objects[0]))
+        return SINGLE_OBJECT.format(name=name, cls=type_name(objects[0]))
     flat = [_core.flatten(obj) for obj in cast("list[Any]", objects)]
     text = mismatch(name, flat)
     return Layers(name, list(objects), flat) if text is None else SLICED.format(mismatch=text, count=len(flat))
 
 
-def note_lists(name: str, args: Sequence[Any], error: Exception) -> None:
-    """Adds to an error of a `vmap` that lists of layers among its arguments are sliced."""
+def add_list_notes(name: str, args: Sequence[Any], error: Exception) -> None:
+    """Adds a note to an error of `vmap` for each argument that is a list of layers: such a list is sliced."""
     for number, arg in enumerate(args):
         objects: Any = arg if type(arg) is list else interop.items(arg)
         if objects and all(map(is_layer, objects)):
@@ -209,35 +211,35 @@ def note_lists(name: str, args: Sequence[Any], error: Exception) -> None:
             error.add_note(text)
 
 
-def require_structure(name: str, before: _core.GraphDef, after: _core.GraphDef) -> None:
-    """Raises a StructureError where an object has another structure than before a step."""
-    if after != before:
-        raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(before, after)))
+def require_structure(name: str, expected: _core.GraphDef, actual: _core.GraphDef) -> None:
+    """Raises StructureError if a step changed the structure of an object."""
+    if actual != expected:
+        raise StructureError(OTHER_LAYER.format(name=name, lines=differences_text(expected, actual)))
 
 
 def _holders(graphdef: _core.GraphDef, roots: tuple[Any, ...]) -> Iterator[tuple[int, tuple[int, Any]]]:
-    """(leaf, (id of the object that holds it, where in that)) for each leaf in an object that has an identity."""
+    """Yields (leaf, (id of the nearest mutable object above it, key path below that object))."""
     walked = _core.walk(graphdef, roots)
     rows = Structure(graphdef).rows
     for row in rows if walked else ():
-        up, path = row, list[str]()
-        while row.leaf >= 0 and up.parent >= 0 and (up is row or up.track < 0):
-            path.append(entry_text(up.key_entry))
-            up = rows[up.parent]
-        if row.leaf >= 0 and up.track >= 0 and walked is not None:
-            yield row.leaf, (id(walked[1][up.track]), tuple(path))
+        ancestor, path = row, list[str]()
+        while row.leaf >= 0 and ancestor.parent >= 0 and (ancestor is row or ancestor.track < 0):
+            path.append(entry_text(ancestor.key_entry))
+            ancestor = rows[ancestor.parent]
+        if row.leaf >= 0 and ancestor.track >= 0 and walked is not None:
+            yield row.leaf, (id(walked[1][ancestor.track]), tuple(path))
 
 
 def require_length(name: str, count: int, length: Any) -> None:
-    """Raises a ValueError where a loop over objects is asked for another number of steps."""
+    """Raises ValueError if `length` is not the number of objects."""
     if length is not None and length != count:
         raise ValueError(OTHER_LENGTH.format(name=name, count=count, length=length))
 
 
-def with_objects(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-    """Calls with each `graftax.each(objects)` among the arguments as one object, stacked."""
-    given = {i: Layers(name, arg.objects) for i, arg in enumerate(args) if isinstance(arg, Each)}
-    result = call(*(given[i].stacked if i in given else arg for i, arg in enumerate(args)), **kwargs)
-    for layers in given.values():
+def call_with_stacked(name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """Calls `call` with the objects of each `graftax.each(objects)` argument stacked into one object."""
+    layers_at = {i: Layers(name, arg.objects) for i, arg in enumerate(args) if isinstance(arg, Each)}
+    result = call(*(layers_at[i].stacked if i in layers_at else arg for i, arg in enumerate(args)), **kwargs)
+    for layers in layers_at.values():
         layers.write_back()
     return result

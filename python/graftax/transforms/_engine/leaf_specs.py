@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spec of each leaf that a transform is given and gives: an axis, or a sharding."""
+"""The spec (an axis or a sharding) of each input leaf and each output leaf of a transform."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graftax._graph.structure import path_text
 from graftax.transforms._engine.lift import call_first
 from graftax.transforms._engine.opaque_leaves import leaves_in_functions, leaves_in_values
 from graftax.transforms._engine.program import Program
-from graftax.transforms._engine.specs import UNKNOWN, Broadcast, Constant, Here, Spec, SpecOption
+from graftax.transforms._engine.specs import UNKNOWN, Broadcast, Constant, LeafContext, Spec, SpecOption
 
 ENTRIES_COUNT = (
     "{name}: {option} is a tuple of {count}, and there are {given} positional arguments. Give one entry for each of "
@@ -39,11 +39,15 @@ Call = Callable[[Sequence[Callable[..., Any]], Sequence[Any]], Any]
 
 
 def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) -> Broadcast:
-    """A spec of the arguments, brought to the leaves of a program."""
+    """Broadcasts a spec of the arguments to the leaves of a program.
+
+    Raises:
+        StructureError: if the spec maps a buffer of packed state.
+    """
     broadcast = Broadcast(
         program.graphdef, program.names, _specs_of_roots(program, option, spec, keyword), program.leaves
     )
-    for i in itertools.chain.from_iterable(map(broadcast.inside, handle_classes())):
+    for i in itertools.chain.from_iterable(map(broadcast.leaves_in_type, handle_classes())):
         if broadcast.leaf_specs[i] != option.nothing:
             raise StructureError(
                 PACK_MAPPED.format(
@@ -56,7 +60,7 @@ def broadcast_of(program: Program, option: SpecOption, spec: Any, keyword: Any) 
 def as_positional(
     fun: Callable[..., Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(positional, keyword arguments), with those by position that a tuple of entries has one for."""
+    """(positional, keyword arguments), where keywords become positional if a tuple of entries counts them."""
     if kwargs and isinstance(spec, (tuple, list)) and len(cast("Sequence[Any]", spec)) > len(args):
         bound = inspect.signature(fun).bind(*args, **kwargs)
         if len(bound.args) == len(cast("Sequence[Any]", spec)):
@@ -65,120 +69,137 @@ def as_positional(
 
 
 def _specs_of_roots(program: Program, option: SpecOption, spec: Any, keyword: Any) -> list[Spec]:
-    """One spec a root: what is captured is not mapped; keyword arguments have the spec `keyword`."""
+    """One spec per root. Captured roots are not mapped; keyword arguments have the spec `keyword`."""
     count = program.positional
     keywords = program.operands - count
     captured = [Constant(option, option.nothing)] * (len(program.roots) - program.operands)
     if isinstance(spec, (tuple, list)) and not option.is_leaf_spec(spec):
-        spec = spec if (whole := interop.prefix(spec)) is None else whole  # at once: entries may have common parts
-        each = cast("Sequence[Any]", spec)
-        if len(each) != count or (keywords and keyword is UNKNOWN):
+        # The prefix is adapted as a whole, because its entries may share parts.
+        spec = spec if (adapted := interop.prefix(spec)) is None else adapted
+        entries = cast("Sequence[Any]", spec)
+        if len(entries) != count or (keywords and keyword is UNKNOWN):
             text = "; keyword arguments are not counted" if keyword is not UNKNOWN else ", and no keyword arguments"
             raise ValueError(
                 ENTRIES_COUNT.format(
-                    name=option.name, option=option.keyword, count=len(each), given=count, keywords=text
+                    name=option.name, option=option.keyword, count=len(entries), given=count, keywords=text
                 )
             )
-        return [*map(option.read, each), *[Constant(option, keyword)] * keywords, *captured]
+        return [*map(option.read, entries), *[Constant(option, keyword)] * keywords, *captured]
     read = spec if isinstance(spec, Spec) else option.read(spec, names=True)
-    rest = Constant(option, keyword) if isinstance(read, Constant) and keyword is not UNKNOWN else read
-    return [*[read] * count, *[rest] * keywords, *captured]
+    keyword_spec = Constant(option, keyword) if isinstance(read, Constant) and keyword is not UNKNOWN else read
+    return [*[read] * count, *[keyword_spec] * keywords, *captured]
 
 
 class OutputLeaf(NamedTuple):
-    """An output leaf of a traced function: of the result, or of what it changed."""
+    """An output leaf of a traced function: an array of its result, or one that it wrote into an object."""
 
     path: str
     leaf: Any
     spec: Any
-    written: bool
-    of: int | None  # the leaf of the program that it is, untouched
-    in_value: bool = False  # of the result, in what JAX does not open
+    is_write: bool
+    input_leaf: int | None  # the leaf of the program that it is, if it is unchanged
+    in_value: bool = False  # in the result, within an object that JAX does not open
 
 
 class Outputs:
-    """Gives each output leaf of a program its spec.
+    """Assigns a spec to each output leaf of a program.
 
     Args:
         program: the program.
-        broadcast: the specs of its leaves.
-        option: what its result is given.
-        leaves: what the transform gives in their place.
+        broadcast: the specs of its input leaves.
+        option: the option for its result, such as `out_axes`.
+        leaves: the values to trace it with.
     """
 
     def __init__(self, program: Program, broadcast: Broadcast, option: SpecOption, leaves: Sequence[Any]) -> None:
         self._program, self._broadcast, self._option, self._leaves = program, broadcast, option, leaves
 
-    def trace(self, spec: Any, alone: bool = False, call: Call = call_first) -> list[OutputLeaf]:
-        """Runs the program, whose result is given `spec`. `alone`: but for what functions in it capture.
+    def trace(self, spec: Any, ignore_opaque: bool = False, call: Call = call_first) -> list[OutputLeaf]:
+        """Traces the program and assigns specs to its output leaves.
 
-        `call` calls the function.
+        Args:
+            spec: the spec of the result.
+            ignore_opaque: arrays that functions in the result capture are not mapped.
+            call: calls the function with the operands.
         """
         results: list[Any] = []
-        after: list[Recorded] = []
+        operands_after: list[Recorded] = []
 
         def body(functions: list[Callable[..., Any]], operands: list[Any]) -> Any:
             result = call(functions, operands)
             results.append(result)
-            if self._broadcast.has_filters:  # they are asked about what is new in the operands, too
+            if self._broadcast.has_filters:  # filters also decide about new leaves in the operands
                 leaves, graphdef = _core.record(tuple(operands))
-                after.append(Recorded(graphdef, leaves))
+                operands_after.append(Recorded(graphdef, leaves))
             return result
 
-        outcome, out = self._program.trace(self._leaves, body, arrays=True)
+        outcome, outputs = self._program.trace(self._leaves, body, arrays=True)
         nodes, _, tracks = outcome.inputs()
-        places = outcome.leaf_places()
+        leaf_places = outcome.leaf_places()
         read = self._option.read(spec)
-        whole = None
+        # The result is flattened by value for this: a returned operand has no output leaves of its own.
+        result_specs = None
         if nodes or not isinstance(read, Constant):  # else it is the same for all
             values, graphdef = _core.flatten(results[0])
-            whole = Broadcast(graphdef, (_RESULT,), [read], values)
-        apart = leaves_in_functions(outcome) if alone else set[int]()
-        in_values = leaves_in_values(outcome) if alone else set[int]()
-        found: list[OutputLeaf] = []
-        for i, ((root, path), leaf) in enumerate(zip(places, out, strict=True)):
+            result_specs = Broadcast(graphdef, (_RESULT,), [read], values)
+        excluded = leaves_in_functions(outcome) if ignore_opaque else set[int]()
+        in_values = leaves_in_values(outcome) if ignore_opaque else set[int]()
+        output_leaves: list[OutputLeaf] = []
+        for i, ((root, path), leaf) in enumerate(zip(leaf_places, outputs, strict=True)):
             if root > 0:
-                name, leaf_spec = self._broadcast.written(tracks[root - 1], path, leaf, after[-1] if after else None)
+                name, leaf_spec = self._broadcast.spec_of_written(
+                    tracks[root - 1], path, leaf, operands_after[-1] if operands_after else None
+                )
             else:
                 name = _RESULT + path_text(path)
-                leaf_spec = whole.at(path) if whole is not None else read.leaf_spec(leaf, Here(lambda: _RESULT, tuple))
-            leaf_spec = self._option.nothing if i in apart and root == 0 else leaf_spec
-            of = self._program.untouched.get(i)
-            if of is not None and not self._same(leaf_spec, self._broadcast.leaf_specs[of], leaf):
-                of = None
-            found.append(OutputLeaf(name, leaf, leaf_spec, root > 0, of, root == 0 and i in in_values))
-        if whole is not None and nodes:
-            own = {path for root, path in places if root == 0}
-            if alone:
-                paths = whole.graphdef.leaf_paths()
-                own.update(paths[i] for i in leaves_in_values(whole.graphdef))
-            self._check_returned(whole, own, found)
-        return found
+                leaf_spec = (
+                    result_specs.spec_at(path)
+                    if result_specs is not None
+                    else read.leaf_spec(leaf, LeafContext(lambda: _RESULT, tuple))
+                )
+            leaf_spec = self._option.nothing if i in excluded and root == 0 else leaf_spec
+            input_leaf = self._program.untouched.get(i)
+            # An unchanged leaf keeps the caller's array only if its spec is the same on both sides.
+            if input_leaf is not None and not self._equivalent(leaf_spec, self._broadcast.leaf_specs[input_leaf], leaf):
+                input_leaf = None
+            output_leaves.append(OutputLeaf(name, leaf, leaf_spec, root > 0, input_leaf, root == 0 and i in in_values))
+        # A returned operand keeps the arrays that it has, so its spec in the result has to agree with them.
+        if result_specs is not None and nodes:
+            result_paths = {path for root, path in leaf_places if root == 0}
+            if ignore_opaque:
+                paths = result_specs.graphdef.leaf_paths()
+                result_paths.update(paths[i] for i in leaves_in_values(result_specs.graphdef))
+            self._check_returned(result_specs, result_paths, output_leaves)
+        return output_leaves
 
-    def _check_returned(self, whole: Broadcast, own: AbstractSet[tuple[Any, ...]], found: Sequence[OutputLeaf]) -> None:
-        """An object that the function was given, and returns, comes back as it is: is that what was asked for?"""
+    def _check_returned(
+        self, result_specs: Broadcast, result_paths: AbstractSet[tuple[Any, ...]], output_leaves: Sequence[OutputLeaf]
+    ) -> None:
+        """Raises StructureError if a returned operand, which keeps its arrays, has another spec in the result."""
         option = self._option
-        has: dict[int, list[Any]] = {}
+        specs_by_id: dict[int, list[Any]] = {}
         for leaf, leaf_spec in [
             *zip(self._leaves, self._broadcast.leaf_specs, strict=True),
-            *((o.leaf, o.spec) for o in found),
+            *((o.leaf, o.spec) for o in output_leaves),
         ]:
-            has.setdefault(id(leaf), []).append(leaf_spec)
-        for path, leaf, asked in zip(whole.graphdef.leaf_paths(), whole.leaves, whole.leaf_specs, strict=True):
-            if path in own or id(leaf) not in has:
+            specs_by_id.setdefault(id(leaf), []).append(leaf_spec)
+        for path, leaf, requested in zip(
+            result_specs.graphdef.leaf_paths(), result_specs.leaves, result_specs.leaf_specs, strict=True
+        ):
+            if path in result_paths or id(leaf) not in specs_by_id:
                 continue
-            leaf_spec = has[id(leaf)][0]
-            if not any(self._same(asked, e, leaf) for e in has[id(leaf)]):
+            leaf_spec = specs_by_id[id(leaf)][0]
+            if not any(self._equivalent(requested, e, leaf) for e in specs_by_id[id(leaf)]):
                 raise StructureError(
                     RETURNED_OTHERWISE.format(
                         name=option.name,
                         path=_RESULT + path_text(path),
                         option=option.keyword,
                         entry=leaf_spec,
-                        asked=asked,
+                        asked=requested,
                         inputs=self._broadcast.keyword,
                     )
                 )
 
-    def _same(self, leaf_spec: Any, other: Any, leaf: Any) -> bool:
-        return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other, leaf)
+    def _equivalent(self, leaf_spec: Any, other_spec: Any, leaf: Any) -> bool:
+        return self._option.canonical(leaf_spec, leaf) == self._option.canonical(other_spec, leaf)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a transform of JAX to one for functions of any objects: what the files of the transforms share."""
+"""Helpers that lift a JAX transform to functions of any objects. Every transform uses them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from graftax._jit.cache import note_made, without_table
 from graftax._jit.jitted import Jitted
 from graftax.transforms._engine.program import Program
 
-Make = Callable[..., Program]  # Program, or by_value: what the caller's objects see of a call
+Make = Callable[..., Program]  # `Program`, which writes changes back, or `by_value`, which drops them
 
 
-# What makes the programs of `filter_*`: the caller's objects are never touched, closures and globals are as in JAX.
+# Makes the programs of `filter_*`: the caller's objects are never changed; closures and globals are constants.
 by_value = functools.partial(Program, mutation="discard", captured=False)
 
 
 def call_first(functions: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-    """The body of a transform that calls its one function."""
+    """Calls the only function of a program with its operands."""
     return functions[0](*operands)
 
 
 def run(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mutation: str) -> Any:
-    """Calls a function of any objects as a part of the running trace: its changes are treated as `mutation` says."""
+    """Calls a function as part of the running trace, and treats its changes as `mutation` says."""
     program = Program(name, [function], args, kwargs, mutation=mutation)
-    _, out = program.trace(program.leaves, call_first)
-    return program.finish(out)
+    _, outputs = program.trace(program.leaves, call_first)
+    return program.finish(outputs)
 
 
+# `_jit` stands below the transforms and cannot import this function, so it is assigned here.
 Jitted._as_program = staticmethod(run)  # pyright: ignore[reportPrivateUsage]
 
 
 def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`functools.wraps` for what a transform returns.
+    """`functools.wraps` for the function that a transform returns.
 
-    The attributes of a callable object are its state, and not copied.
+    The attributes of a callable object are its state, so they are not copied.
     """
     if not callable(fun):
         raise TypeError(f"graftax.{title} expects a callable, got {type(fun).__qualname__}: {fun!r}")
@@ -66,27 +67,28 @@ class _Arrays:
         return "0 for arrays"
 
 
-ARRAYS: Any = _Arrays()  # an axis that was not given: what is no array has none
+ARRAYS: Any = _Arrays()  # the default axis: 0 for arrays, None for everything else
 
 
-# Of functions, what was made of them by which options, as long as somebody has it.
-_MADE: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+# For each function the wrappers that transforms returned for it, by options, while somebody references them.
+_WRAPPERS: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
-def made(wrapper: W, fun: Any, *by: Any) -> W:
-    """What a transform by value returns: made again of the same function with these options, it does the same.
+def memoize_wrapper(wrapper: W, fun: Any, *options: Any) -> W:
+    """Returns the existing wrapper of `fun` for equal options, if it is still alive, and else the new one.
 
-    It is the same one where that is still there: JAX, and Equinox's own `filter_jit`, compile a function once.
+    JAX, and Equinox's own `filter_jit`, cache compilations by the identity of the function. A wrapper that was created
+    for every call would compile every time.
     """
-    if not isinstance(wrapper, types.FunctionType) or not _is_plain(by):
+    if not isinstance(wrapper, types.FunctionType) or not _is_plain(options):
         return wrapper
     if isinstance(fun, types.FunctionType):
-        known, key = _MADE.setdefault(fun, {}), tuple((type(option), option) for option in by)
-        there = known.get(key, _nothing)()
-        if there is not None and _looks_like(there, wrapper):
-            return there
-        known[key] = weakref.ref(wrapper)
-    note_made(wrapper, fun, *by)
+        wrappers, key = _WRAPPERS.setdefault(fun, {}), tuple((type(option), option) for option in options)
+        existing = wrappers.get(key, _nothing)()
+        if existing is not None and _looks_like(existing, wrapper):
+            return existing
+        wrappers[key] = weakref.ref(wrapper)
+    note_made(wrapper, fun, *options)
     return wrapper
 
 
@@ -94,15 +96,19 @@ def _nothing() -> None:
     pass
 
 
-def _looks_like(one: types.FunctionType, other: types.FunctionType) -> bool:
-    """Has nobody set attributes of one of them, or of the function that they are made of since?"""
-    of_one, of_other = ({**vars(f), **{name: getattr(f, name) for name in _NAMES}} for f in (one, other))
-    without_table(of_one)  # notes of ours
-    return of_one.keys() == of_other.keys() and all(of_one[name] is of_other[name] for name in of_one)
+def _looks_like(candidate: types.FunctionType, wrapper: types.FunctionType) -> bool:
+    """Whether two wrappers have identical attributes. They differ if somebody has set attributes of one of them."""
+    candidate_attributes, wrapper_attributes = (
+        {**vars(f), **{name: getattr(f, name) for name in _NAMES}} for f in (candidate, wrapper)
+    )
+    without_table(candidate_attributes)  # the compile cache is no attribute of the user's
+    return candidate_attributes.keys() == wrapper_attributes.keys() and all(
+        candidate_attributes[name] is wrapper_attributes[name] for name in candidate_attributes
+    )
 
 
 def _is_plain(option: Any) -> bool:
-    """Is this a value that nothing has to be kept alive for?"""
+    """Whether an option is a plain value, so that a cache can hold it without keeping other objects alive."""
     if type(option) is tuple:
         return all(map(_is_plain, cast("tuple[Any, ...]", option)))
     return option is None or option is ARRAYS or type(option) in (bool, int, str)
@@ -110,48 +116,48 @@ def _is_plain(option: Any) -> bool:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LATER: Any = None  # the function of a transform that is written as a decorator with options
+MISSING: Any = None  # no function was passed: the transform is used as a decorator with options
 
 
 def decorator(transform: F) -> F:
-    """Without a function, the transform is a decorator: `@graftax.vmap(in_axes=1)`."""
+    """Makes a transform return a decorator if it is called without a function, as in `@graftax.vmap(in_axes=1)`."""
 
     @functools.wraps(transform)
-    def given(*args: Any, **kwargs: Any) -> Any:
+    def transform_or_decorator(*args: Any, **kwargs: Any) -> Any:
         if args or "fun" in kwargs:
             return transform(*args, **kwargs)
-        return functools.partial(given, **kwargs)
+        return functools.partial(transform_or_decorator, **kwargs)
 
-    return cast("F", given)
+    return cast("F", transform_or_decorator)
 
 
 def name_of(fun: Any, title: str) -> str:
-    """What messages call a function under a transform."""
+    """The name of a transformed function in messages, such as "vmap of f"."""
     return f"{title} of {getattr(fun, '__name__', type(fun).__name__)}"
 
 
 def named(flat: Callable[..., Any], program: Program) -> Callable[..., Any]:
-    """The flat function under the user's name and place, which JAX's messages show."""
+    """Gives the flat function the user's function name and source location, which JAX's messages show."""
     flat.__wrapped__ = program.definition  # type: ignore[attr-defined]
     flat.__name__ = flat.__qualname__ = flat.__wrapped__.__name__  # type: ignore[attr-defined]
     return flat
 
 
-def flat_of(program: Program, arrays: bool = False) -> Callable[..., tuple[Any, ...]]:
-    """The flat function of a program's one function: arrays to the output leaves of the Outcome.
+def flat_function(program: Program, arrays: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """The flat function of a program with one function: from its leaves to the output leaves of the Outcome.
 
-    With `arrays`, NumPy arrays that the function makes are outputs too.
+    With `arrays`, NumPy arrays that the function creates are outputs, and not constants.
     """
 
     def flat(*leaves: Any) -> tuple[Any, ...]:
-        _, out = program.trace(leaves, call_first, arrays=arrays)
-        return tuple(out)
+        _, outputs = program.trace(leaves, call_first, arrays=arrays)
+        return tuple(outputs)
 
     return named(flat, program)
 
 
 class Output(NamedTuple):
-    """What a function returned, as arrays that a transform sees and a structure that it does not."""
+    """A function's result, split into arrays, which JAX's transform sees, and a structure, which it does not."""
 
     leaves: list[Any]
     graphdef: _core.GraphDef

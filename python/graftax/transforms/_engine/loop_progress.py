@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a loop is: a bar, or a function that is told, from inside of a compiled loop."""
+"""Reports the progress of a compiled loop to a progress bar or to a function."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ WRONG_PROGRESS = "{name}: progress= takes True, a title or a function of (done, 
 Progress = bool | str | Callable[[int, int], Any] | None
 
 
-_TIMES = 100
+_MAX_REPORTS = 100
 
 
-def reporter(progress: Progress, name: str, steps: int) -> Callable[[Any], None] | None:
-    """A function of the step's number, a traced one, that says after it how many steps are done."""
-    if not progress or not steps:
+def reporter(progress: Progress, name: str, num_steps: int) -> Callable[[Any], None] | None:
+    """A function of the traced step index that reports how many steps are done; None if nothing is reported."""
+    if not progress or not num_steps:
         return None
-    tell = progress if callable(progress) else _Bar(name if progress is True else _title(progress, name)).update
-    every = -(-steps // _TIMES)
-    counting = _Counting(tell, steps, every)
+    callback = progress if callable(progress) else _Bar(name if progress is True else _title(progress, name)).update
+    every = -(-num_steps // _MAX_REPORTS)
+    counting = _ReportCounter(callback, num_steps, every)
 
     def report(index: Any) -> None:
-        # Counted here, not read from `index`: a reversed scan counts down, and callbacks may overtake each other.
-        due = ((index + 1) % every == 0) | (index == steps - 1)
-        jax.lax.cond(due, lambda: jax.debug.callback(counting.one, index), lambda: None)
+        # The host counts reports itself: a reversed scan counts `index` down, and callbacks may overtake each other.
+        due = ((index + 1) % every == 0) | (index == num_steps - 1)
+        jax.lax.cond(due, lambda: jax.debug.callback(counting.count, index), lambda: None)
 
     return report
 
@@ -41,26 +41,30 @@ def _title(progress: Any, name: str) -> str:
     return progress
 
 
-class _Counting:
+class _ReportCounter:
     """Counts the reports of one run, and starts again with the next."""
 
-    def __init__(self, tell: Callable[[int, int], Any], steps: int, every: int) -> None:
-        self._tell, self._steps, self._every = tell, steps, every
-        self._reports, self._done = -(-steps // every), 0
+    def __init__(self, callback: Callable[[int, int], Any], num_steps: int, every: int) -> None:
+        self._callback, self._num_steps, self._every = callback, num_steps, every
+        self._reports, self._report_count = -(-num_steps // every), 0
         self._lock = threading.Lock()
 
-    def one(self, index: Any) -> None:
+    def count(self, index: Any) -> None:
         del index
         with self._lock:
-            self._done += 1
-            done = self._steps if self._done == self._reports else min(self._done * self._every, self._steps)
-            if self._done == self._reports:
-                self._done = 0
-        self._tell(done, self._steps)
+            self._report_count += 1
+            steps_done = (
+                self._num_steps
+                if self._report_count == self._reports
+                else min(self._report_count * self._every, self._num_steps)
+            )
+            if self._report_count == self._reports:
+                self._report_count = 0
+        self._callback(steps_done, self._num_steps)
 
 
 class _Bar:
-    """A bar of the `rich` package. It is shown from the first report on and taken down after the last one."""
+    """A progress bar of the `rich` package. It appears with the first report, and stops after the last one."""
 
     def __init__(self, title: str) -> None:
         try:
@@ -70,13 +74,13 @@ class _Bar:
         self._make, self._title = RichProgress, title
         self._shown: tuple[Any, Any] | None = None
 
-    def update(self, done: int, steps: int) -> None:
+    def update(self, steps_done: int, num_steps: int) -> None:
         if self._shown is None:
             bar = self._make()
-            self._shown = bar, bar.add_task(self._title, total=steps)
+            self._shown = bar, bar.add_task(self._title, total=num_steps)
             bar.start()
         bar, task = self._shown
-        bar.update(task, completed=done)
-        if done >= steps:
+        bar.update(task, completed=steps_done)
+        if steps_done >= num_steps:
             bar.stop()
             self._shown = None

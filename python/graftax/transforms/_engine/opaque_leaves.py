@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX does not open among the values of a `filter_*` transform, and neither does Equinox: functions, objects."""
+"""Leaves within functions and plain objects, which neither JAX nor Equinox opens. `filter_*` treats them as values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, func
 
 
 def leaves_in_functions(program: _core.GraphDef | _core.Outcome) -> set[int]:
-    """The leaves that are reached through functions alone: arrays that they capture."""
+    """The leaves that are reached only through functions, which capture them."""
     return _leaves_below(program, lambda row: row.type in FUNCTIONS)
 
 
 def leaves_in_values(program: _core.GraphDef | _core.Outcome) -> set[int]:
-    """The leaves that are reached through functions and objects of plain classes alone.
+    """The leaves that are reached only through functions and objects of plain classes.
 
-    Objects of `graftax.Module` and handles are opened as trees are.
+    Objects of `graftax.Module` and handles are opened like pytrees.
     """
     return _leaves_below(program, _is_value)
 
@@ -37,21 +37,21 @@ def _is_value(row: Row) -> bool:
 def _leaves_below(program: _core.GraphDef | _core.Outcome, is_top: Callable[[Row], bool]) -> set[int]:
     structure = Structure(program)
     tops = [row for row in structure.rows if row.op is Op.node and is_top(row)]
-    inside = {row.leaf for top in tops for row in structure.below(top) if row.op is Op.leaf}
-    return inside - _outside(structure, is_top) if inside else inside
+    opaque_leaves = {row.leaf for top in tops for row in structure.below(top) if row.op is Op.leaf}
+    return opaque_leaves - _leaves_reached_elsewhere(structure, is_top) if opaque_leaves else opaque_leaves
 
 
-def _outside(structure: Structure, is_top: Callable[[Row], bool]) -> set[int]:
-    """The leaves that are reached without such a node: what it shares may have been met in it first."""
-    found, seen = set[int](), set[int]()
+def _leaves_reached_elsewhere(structure: Structure, is_top: Callable[[Row], bool]) -> set[int]:
+    """The leaves that can be reached without passing such a node, even if the recording met them in one first."""
+    leaves, visited = set[int](), set[int]()
     stack = structure.roots
     while stack:
         row = structure.target(stack.pop())
-        if row.number in seen:
+        if row.number in visited:
             continue
-        seen.add(row.number)
+        visited.add(row.number)
         if row.op is Op.leaf:
-            found.add(row.leaf)
+            leaves.add(row.leaf)
         elif row.op is Op.node and not is_top(row):
             stack.extend(structure.children(row))
-    return found
+    return leaves

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One mechanism for every transform: functions and operands split into arrays and structure, and put together again."""
+"""The mechanism of every transform: splits functions and operands into arrays and structure, and rebuilds them."""
 
 from __future__ import annotations
 
@@ -40,40 +40,43 @@ NO_SUCH_OPERAND = (
 NOT_CALLABLE = "{name} expects a callable, and was given {given!r}."
 
 
-class _Part(NamedTuple):
-    """One function of a program, and where its roots are among those of the program."""
+Recipe = tuple[Hashable, tuple[int, ...]]  # how an array was computed, and from which leaves
+
+
+class _BoundFunction(NamedTuple):
+    """One function of a program, bound to the roots of the program that it uses."""
 
     function: Any
     signature: Signature
     layout: tuple[Any, ...]
     roots: tuple[Any, ...]
-    numbers: tuple[int, ...]  # for each root of the function, its number among the program's
+    numbers: tuple[int, ...]  # for each root of the function, its index among the program's roots
 
 
-class NamedPlace(NamedTuple):
-    """Where a leaf stands."""
+class NamedKeyPath(NamedTuple):
+    """The key path of a leaf from the roots of a program on."""
 
-    root: int  # which root; the operands come first
-    path: tuple[Any, ...]  # below it, of JAX's key entries
-    name: str  # as messages print it
+    root: int  # the index of the root; the operands come first
+    path: tuple[Any, ...]  # JAX's key entries below the root
+    name: str  # as messages show it
 
 
 class Program:
-    """Functions and their operands, under a transform: what they are given and what they capture is one graph.
+    """The functions and operands of one call of a transform, as one graph: the arguments and everything captured.
 
-    A transform reads `leaves`, runs JAX's own transform on a flat function that calls `trace`, and gives what comes
-    back to `finish`. A program is made for one call of a transform, and holds the caller's objects for that long.
+    A transform reads `leaves`, runs JAX's own transform on a flat function that calls `trace`, and passes the results
+    to `finish`. A program is made for one call of a transform, and keeps the caller's objects alive for that long.
 
     Args:
-        name: for messages: what the user called.
+        name: what messages call it, such as "vmap of f".
         functions: any callables. What they capture is part of the graph, as in `graftax.jit`.
-        operands: positional arguments of each of the functions.
-        keywords: keyword arguments of each of them.
+        operands: the positional arguments of each function.
+        keywords: the keyword arguments of each function.
         mutation: "propagate", "error" or "discard", as in `graftax.jit`.
-        captured: False for transforms by value, where closures and globals are as in JAX.
-        dynamic: by key path, as messages print it, which Python numbers are traced.
-        static: positions of operands that must hold no array.
-        shapes: nothing will run: `jax.ShapeDtypeStruct` may stand in place of arrays.
+        captured: False for transforms by value, where closures and globals are constants, as in JAX.
+        dynamic: from the key path of a Python number, as messages show it, to whether the number is traced.
+        static: positions of operands that must not hold arrays.
+        shapes: the program is only traced, so `jax.ShapeDtypeStruct`s may take the place of arrays.
     """
 
     def __init__(
@@ -100,23 +103,23 @@ class Program:
         self._parts = [self._part(function, captured) for function in functions]
         self.leaves, self.graphdef = self._record()
         self.outcome: _core.Outcome | None = None
-        self.changed: list[str] = []  # the paths that the last trace has changed
-        self.untouched: dict[int, int] = {}
-        self.sources: list[Source | None] = []  # of the last trace: what its output leaves were made of
+        self.changed: list[str] = []  # key paths that the last trace changed
+        self.untouched: dict[int, int] = {}  # of the last trace: which output leaves are which input leaves
+        self.sources: list[Source | None] = []  # of the last trace: how each output leaf was computed
         self._recording: _core.Recording | None = None  # of the last trace
         self._rules_run = rules_run()
 
     def private(self) -> Program:
-        """The same program on a copy of its graph as it is now, for traces that outlive the call. It has no leaves."""
+        """This program on a copy of its current graph, without leaves, for traces that outlive the call."""
         twin = copy.copy(self)
         twin.roots = _core.unflatten_roots(self.graphdef, [np.zeros(()) for _ in self.leaves])
         twin.leaves, twin._recording = [], None
-        # Each captured value counts as another one than the function would find, so that all are put into a copy of it.
+        # New objects as roots: the signature takes all captured values as replaced and puts copies into the function.
         twin._parts = [part._replace(roots=tuple(object() for _ in part.roots)) for part in self._parts]
         return twin
 
-    def _part(self, function: Callable[..., Any], captured: bool) -> _Part:
-        if isinstance(function, _core.Caller):  # stays compiled
+    def _part(self, function: Callable[..., Any], captured: bool) -> _BoundFunction:
+        if isinstance(function, _core.Caller):  # a jitted function stays compiled: it is one opaque callable here
             plain, prefix = call_opaque, (function,)
         else:
             if not callable(function):
@@ -125,20 +128,21 @@ class Program:
             plain = seen(plain)
         refuse_generators(plain)  # type: ignore[arg-type]
         signature = Signature.of(plain, len(prefix), captured)  # type: ignore[arg-type]
+        # Placeholders show which root of the signature each operand fills; all other roots are captured values.
         placeholders = [_Placeholder() for _ in range(self.operands)]
-        bound = signature.binding.bind(*self._as_given(placeholders), prefix)
-        if bound is None:  # the function's own TypeError
-            args, kwargs = self._as_given(self.roots[: self.operands])
+        bound = signature.binding.bind(*self._call_arguments(placeholders), prefix)
+        if bound is None:  # the arguments do not fit: calling the function raises its own TypeError
+            args, kwargs = self._call_arguments(self.roots[: self.operands])
             plain(*prefix, *args, **kwargs)
             raise GraftaxError(f"the arguments of {self.name} could not be bound")
         roots, layout = bound
         names, flags = signature.root_names(layout), signature.root_flags(layout, ())
-        if not captured:  # a function is as in JAX, and so are those that a callable object holds
+        if not captured:  # the functions are constants, also those that a callable object holds
             flags[: len(prefix)] = [flag | _core.RootFlag.target for flag in flags[: len(prefix)]]
-        known = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
+        operand_index = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
         numbers: list[int] = []
         for root, name, flag in zip(roots, names, flags, strict=True):
-            number = known.get(id(root))
+            number = operand_index.get(id(root))
             if number is None:
                 number = len(self.roots)
                 self.roots += (root,)
@@ -149,24 +153,26 @@ class Program:
             numbers.append(number)
         if isinstance(function, _core.Caller):
             self._name_operands(function)
-        own = tuple(self.roots[number] for number in numbers)
-        return _Part(plain, signature, layout, own, tuple(numbers))
+        function_roots = tuple(self.roots[number] for number in numbers)
+        return _BoundFunction(plain, signature, layout, function_roots, tuple(numbers))
 
-    def _as_given(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments, as the transform was given them, of these operands."""
+    def _call_arguments(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Splits operands into the positional and keyword arguments that the transform received."""
         keywords = dict(zip(self._keywords, operands[self.positional :], strict=True))
         return tuple(operands[: self.positional]), keywords
 
     def _name_operands(self, jitted: _core.Caller) -> None:
-        """Operands are called what the jitted function calls them."""
+        """Names the operands after the parameters of a jitted function."""
         plain, prefix, _ = resolve(jitted)
         signature = Signature.of(plain, len(prefix), False)
         placeholders = [_Placeholder() for _ in range(self.operands)]
-        bound = signature.binding.bind(*self._as_given(placeholders), prefix)
-        if bound is not None:  # else the call itself says what is wrong
+        bound = signature.binding.bind(*self._call_arguments(placeholders), prefix)
+        if bound is not None:  # otherwise the call itself raises
             named = {id(root): name for root, name in zip(bound[0], signature.root_names(bound[1]), strict=True)}
             count = len(placeholders)
-            operands = (named.get(id(x), old) for x, old in zip(placeholders, self.names[:count], strict=True))
+            operands = (
+                named.get(id(x), current_name) for x, current_name in zip(placeholders, self.names[:count], strict=True)
+            )
             self.names = (*operands, *self.names[count:])
 
     @property
@@ -176,27 +182,31 @@ class Program:
 
     def _record(self) -> tuple[list[Any], _core.GraphDef]:
         leaves, graphdef = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)
-        # JAX may read a NumPy array after the call has returned; and the function would change a copy of it in place.
+        # Each leaf becomes a jax.Array: JAX may read a NumPy array after the call has returned, when the caller may
+        # already have written to it.
         return [_as_leaf(x) for x in leaves], graphdef
 
     @property
-    def places(self) -> list[NamedPlace]:
-        """Where each leaf stands: the first place, for one in a node that is reached twice."""
-        return [NamedPlace(*place, place_name(place, self.names)) for place in self.graphdef.leaf_places()]
+    def key_paths(self) -> list[NamedKeyPath]:
+        """The key path of each leaf: the first one if several lead to it."""
+        return [NamedKeyPath(*key_path, place_name(key_path, self.names)) for key_path in self.graphdef.leaf_places()]
 
     def trace(
         self, leaves: Iterable[Any], body: Callable[..., Any], *, mutation: str | None = None, arrays: bool = False
     ) -> tuple[_core.Outcome, list[Any]]:
-        """Runs `body(functions, operands)` on the graph rebuilt around `leaves`.
+        """Runs `body(functions, operands)` on the graph, rebuilt around `leaves`.
 
-        The functions take the operands, or what stands for them, and run with what they capture rebuilt too. With
-        `arrays`, NumPy arrays that they make are output leaves too, and not constants.
+        Args:
+            leaves: the values of the program's leaves, usually tracers.
+            body: calls the functions, which run with rebuilt closures and globals.
+            mutation: overrides the program's own.
+            arrays: NumPy arrays that the functions create are output leaves, and not constants.
 
         Returns:
-            (the Outcome, its output leaves). `outcome` is that of the last trace, and `untouched` says which of the
-            output leaves are which of `leaves`.
+            (the Outcome, its output leaves). The attributes `outcome`, `changed`, `untouched` and `sources` describe
+            the last trace.
         """
-        before = list(leaves)
+        input_leaves = list(leaves)
         recording = _core.Recording(self.roots, self.names, self._flags, None, False, self._shapes, self._dynamic)
 
         def call(values: list[Any]) -> Any:
@@ -207,37 +217,41 @@ class Program:
         run = functools.partial(
             run_trace, by_value=mutation == "discard", forward=False, arrays=arrays, keeps=self._keeps
         )
-        given = (self.name, recording, self.roots, before, call, mutation)
-        # As in a call: a jitted function inside of it must not change what it captures, which is not rebuilt.
-        with noting(self.leaves, before) as ties:
-            outcome, out, changed, lost = _core.run_active(None, self.roots, [], None, run, *given)
-            self.sources = ties.sources(out)
+        trace_args = (self.name, recording, self.roots, input_leaves, call, mutation)
+        # An active call, as in `graftax.jit`: a jitted function that the body calls must not change what it captures,
+        # because that is not rebuilt.
+        with noting(self.leaves, input_leaves) as ties:
+            outcome, outputs, changed, lost = _core.run_active(None, self.roots, [], None, run, *trace_args)
+            self.sources = ties.sources(outputs)
         if lost:
             paths = ", ".join(changed)
             warnings.warn(CHANGE_LOST.format(name=self.name, paths=paths), LostChangeWarning, caller_level())
         self.outcome, self.changed, self._recording = outcome, changed, recording
-        numbers = {id(leaf): i for i, leaf in enumerate(before)}
-        self.untouched = {k: numbers[id(leaf)] for k, leaf in enumerate(out) if id(leaf) in numbers}
-        return outcome, out
+        numbers = {id(leaf): i for i, leaf in enumerate(input_leaves)}
+        self.untouched = {k: numbers[id(leaf)] for k, leaf in enumerate(outputs) if id(leaf) in numbers}
+        return outcome, outputs
 
-    def _function(self, part: _Part, values: list[Any]) -> Callable[..., Any]:
+    def _function(self, part: _BoundFunction, values: list[Any]) -> Callable[..., Any]:
         def run(*operands: Any) -> Any:
-            # An operand that stands in two places of the signature is given to both.
-            given = [operands[i] if i < self.operands else values[i] for i in part.numbers]
-            return part.signature.call(part.function, part.roots, given, part.layout, self.name, False)
+            # One operand may fill several parameters of the signature.
+            arguments = [operands[i] if i < self.operands else values[i] for i in part.numbers]
+            return part.signature.call(part.function, part.roots, arguments, part.layout, self.name, False)
 
         return run
 
     def finish(
-        self, out: Sequence[Any], outcome: _core.Outcome | None = None, untouched: Mapping[int, int] | None = None
+        self, outputs: Sequence[Any], outcome: _core.Outcome | None = None, untouched: Mapping[int, int] | None = None
     ) -> Any:
-        """The result, built around these output leaves of the Outcome; what changed is written back.
+        """Builds the result around the output leaves of an Outcome, and writes changes into the caller's objects.
 
-        `untouched` says which output leaves have the value of which of `leaves`: they come back as the caller's arrays.
+        Args:
+            outputs: the values of the output leaves.
+            outcome: that of the last trace, unless another one is passed.
+            untouched: maps output leaves to the input leaves that they are; these come back as the caller's own arrays.
         """
         outcome = outcome or self.outcome
         assert outcome is not None
-        return self.finish_all([(out, outcome)], untouched=[untouched or {}])[0]
+        return self.finish_all([(outputs, outcome)], untouched=[untouched or {}])[0]
 
     def finish_all(
         self,
@@ -245,105 +259,113 @@ class Program:
         nodes: Callable[[int, list[Any]], list[Any]] | None = None,
         untouched: Sequence[Mapping[int, int]] = (),
     ) -> list[Any]:
-        """The results of several Outcomes of this graph; their changes are written back in this order.
+        """Applies several Outcomes of this graph in order, and returns their results.
 
-        `nodes` says of each Outcome, by its number, which objects its input nodes are by then; `untouched` is as in
-        `finish`, for each of them.
+        Args:
+            pairs: (values of the output leaves, Outcome).
+            nodes: from the position of an Outcome and the caller's nodes to the objects to apply it to.
+            untouched: for each Outcome, as in `finish`.
         """
-        walked = _core.walk(self.graphdef, self.roots) or self._changed([outcome for _, outcome in pairs])
+        # The caller's objects must still be as recorded: an Outcome says what to write in terms of that structure.
+        walked = _core.walk(self.graphdef, self.roots) or self._leaves_before_rules([outcome for _, outcome in pairs])
         results: list[Any] = []
-        for at, (out, outcome) in enumerate(pairs):
-            values = list(out)
-            for output, leaf in (untouched[at] if untouched else {}).items():
+        for position, (outputs, outcome) in enumerate(pairs):
+            values = list(outputs)
+            for output, leaf in (untouched[position] if untouched else {}).items():
                 values[output] = walked[0][leaf]
-            results.append(outcome.apply(values, self.leaves, nodes(at, walked[1]) if nodes else walked[1]))
+            results.append(outcome.apply(values, self.leaves, nodes(position, walked[1]) if nodes else walked[1]))
         return results
 
-    def with_ties(self, values: Iterable[Any], made: Mapping[int, tuple[Hashable, tuple[int, ...]]]) -> list[Any]:
-        """The values, with one array for those that are made (in which way, of which leaves) of the same arrays."""
+    def with_ties(self, values: Iterable[Any], recipes: Mapping[int, Recipe]) -> list[Any]:
+        """The values, with one array in place of those that have equal recipes: (description, input leaves)."""
         values = list(values)
-        rows = [(way, tuple(self.leaves[at] for at in inputs), values[i]) for i, (way, inputs) in made.items()]
-        for i, value in zip(made, together(rows), strict=True):
+        rows = [
+            (description, tuple(self.leaves[index] for index in inputs), values[i])
+            for i, (description, inputs) in recipes.items()
+        ]
+        for i, value in zip(recipes, together(rows), strict=True):
             values[i] = value
         return values
 
-    def tied(self, out: Iterable[Any]) -> list[Any]:
-        """The output leaves of the last trace, where all places of an array were given the same."""
-        return self.with_ties(out, {i: (made.way, made.inputs) for i, made in enumerate(self.sources) if made})
+    def tied(self, outputs: Iterable[Any]) -> list[Any]:
+        """The output leaves of the last trace, with one array in place of those that were computed alike."""
+        return self.with_ties(
+            outputs, {i: (source.way, source.inputs) for i, source in enumerate(self.sources) if source}
+        )
 
-    def _changed(self, outcomes: Sequence[_core.Outcome]) -> tuple[Sequence[Any], list[Any]]:
-        """The leaves and nodes as they were, where a derivative rule of this thread has changed some of them since.
+    def _leaves_before_rules(self, outcomes: Sequence[_core.Outcome]) -> tuple[Sequence[Any], list[Any]]:
+        """The leaves and nodes from before derivative rules of this thread changed the caller's objects.
 
-        JAX takes the derivative of a part of a program after the trace of the part. What a rule does then stays, and
-        must not be where something is written.
+        JAX runs the rules of a part of a program after it has traced that part. What a rule changes then is kept,
+        provided that the Outcomes do not write to the same objects.
 
         Raises:
-            ConcurrentChangeError: where it is, and where anything else has changed them.
+            ConcurrentChangeError: if they do, or if anything other than a rule changed the caller's objects.
         """
-        now = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
-        found = [d.path for d in differences(self.graphdef, now, self.names)]
-        paths = ", ".join(found[:4]) or "an argument"
-        if self._recording is None or rules_run() == self._rules_run or not found:
+        current = _core.record(self.roots, self.names, self._flags, shapes=self._shapes, dynamic=self._dynamic)[1]
+        changed_paths = [d.path for d in differences(self.graphdef, current, self.names)]
+        paths = ", ".join(changed_paths[:4]) or "an argument"
+        if self._recording is None or rules_run() == self._rules_run or not changed_paths:
             raise ConcurrentChangeError(CHANGED_WHILE.format(name=self.name, paths=paths))
         nodes = {track for outcome in outcomes for track in outcome.inputs()[2]}
         written = [place_name(self.graphdef._node_place(track), self.names) for track in nodes]  # pyright: ignore[reportPrivateUsage]
-        if any(path.startswith(node) for path in found for node in written):
+        if any(path.startswith(node) for path in changed_paths for node in written):
             raise ConcurrentChangeError(CHANGED_BY_RULE.format(name=self.name, paths=paths))
         return self._recording.leaves, self._recording.nodes
 
-    def with_leaves(self, at: Sequence[int], values: Iterable[Any]) -> list[Any]:
-        """The leaves, with others in these places."""
+    def with_leaves(self, indices: Sequence[int], values: Iterable[Any]) -> list[Any]:
+        """The leaves, with the values in place of those at the indices."""
         leaves = list(self.leaves)
-        for i, value in zip(at, values, strict=True):
+        for i, value in zip(indices, values, strict=True):
             leaves[i] = value
         return leaves
 
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The roots, rebuilt around other leaves outside of any trace."""
+        """Builds copies of the roots around other leaves, outside of any trace."""
         return _core.unflatten_roots(self.graphdef, list(leaves))
 
-    def recorded(self, roots: tuple[Any, ...], more: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
-        """(leaves, GraphDef, tracked nodes) of roots in the place of this program's, and `more` after them."""
-        names = (*self.names, *(f"result[{i}]" if more > 1 else "result" for i in range(more)))
+    def recorded(self, roots: tuple[Any, ...], result_parts: int = 0) -> tuple[list[Any], _core.GraphDef, list[Any]]:
+        """Records roots like this program's, followed by parts of the result: (leaves, GraphDef, tracked nodes)."""
+        names = (*self.names, *(f"result[{i}]" if result_parts > 1 else "result" for i in range(result_parts)))
         leaves, graphdef = _core.record(roots, names, self._flags)
         walked = _core.walk(graphdef, roots)
         assert walked is not None
         return leaves, graphdef, walked[1]
 
-    def operand(self, which: int | str) -> int:
-        """The number of the operand that a position or a name means."""
-        if isinstance(which, str):
-            if which in self.names[: self.operands]:
-                return self.names.index(which)
-        elif -self.positional <= which < self.positional:
-            return which % self.positional
+    def operand(self, selector: int | str) -> int:
+        """The index of the operand that a position or a name selects. Raises ValueError if there is none."""
+        if isinstance(selector, str):
+            if selector in self.names[: self.operands]:
+                return self.names.index(selector)
+        elif -self.positional <= selector < self.positional:
+            return selector % self.positional
         named = ", ".join(self.names[: self.operands]) or "none"
-        raise ValueError(NO_SUCH_OPERAND.format(name=self.name, which=which, operands=named))
+        raise ValueError(NO_SUCH_OPERAND.format(name=self.name, which=selector, operands=named))
 
-    def below(self, roots: Sequence[int]) -> set[int]:
-        """The leaves that are reached from these roots, also those that other roots reach first."""
+    def leaves_below(self, roots: Sequence[int]) -> set[int]:
+        """The leaves that can be reached from these roots, including those that other roots reach first."""
         if not roots:
             return set()
         placeholders = [np.zeros(()) for _ in range(self.graphdef.num_leaves)]
         built = self.rebuilt(placeholders)
         numbers = {id(placeholder): i for i, placeholder in enumerate(placeholders)}
-        found = [numbers.get(id(leaf)) for leaf in _core.flatten([built[root] for root in roots])[0]]
-        if None in found:  # a registered class has made arrays of its own of them
+        reached = [numbers.get(id(leaf)) for leaf in _core.flatten([built[root] for root in roots])[0]]
+        if None in reached:  # a registered class has computed other arrays from them
             structure = Structure(self.graphdef)
             return structure.leaves_reached([structure.roots[root] for root in roots])
-        return {leaf for leaf in found if leaf is not None}
+        return {leaf for leaf in reached if leaf is not None}
 
     @property
     def definition(self) -> Any:
-        """What JAX's messages name in place of a flat function: the first function and where it is written."""
+        """The user's function that JAX's messages name in place of the flat function."""
         return definition_of(self._parts[0].function)
 
 
 def _as_leaf(x: Any) -> Any:
     if isinstance(x, (np.ndarray, np.generic)):
         return jnp.array(x, copy=True)
-    return jnp.asarray(x) if type(x) in NUMBERS else x  # the function sees an array, also where JAX is given none
+    return jnp.asarray(x) if type(x) in NUMBERS else x  # a traced number is an array in the function, as in JAX
 
 
 class _Placeholder:
-    """Stands for an operand while the signature is bound."""
+    """Takes the place of an operand while the signature is bound."""

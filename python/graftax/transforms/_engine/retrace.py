@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loops and branches have found out, for when they are traced again."""
+"""Retracing of loops and branches until the assumptions about their state hold."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from graftax._capture.signature import resolve
 
 
 class Retrace(Exception):
-    """A trace found that more has to be carried, traced or copied than was assumed: the transform starts anew."""
+    """A trace has shown that more must be carried, traced or copied than was assumed: the transform starts again."""
 
 
 T = TypeVar("T")
 
 
-_AROUND = threading.local()
+_ENCLOSING = threading.local()
 
 
 class Fixpoint(Generic[T]):
-    """What one loop or choice has found out, and what the ones inside of it have.
+    """The assumptions of one loop or branch about its state, and those of the loops within it.
 
-    A trace that finds that more has to be carried begins anew, and so does the loop around it, which finds the same
-    afterwards. Here the inner one finds what it knew before: else each level would double the traces.
+    A trace that contradicts an assumption starts again. The enclosing loop, which finds the same contradiction later,
+    starts again as well and traces the inner loop once more. The inner loop then begins with the assumptions that it
+    had reached; otherwise every level of nesting would double the number of traces.
     """
 
     def __init__(self) -> None:
-        self.found: T | None = None
+        self.assumptions: T | None = None
         self._inner: dict[Any, Fixpoint[Any]] = {}
-        self._met: collections.Counter[Any] = collections.Counter()
+        self._call_counts: collections.Counter[Any] = collections.Counter()
         self._function = 0
 
     @staticmethod
-    def of(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint[Any]:
-        """That of the loop which is called now. It lives as long as the outermost loop runs."""
-        around: Fixpoint[Any] | None = getattr(_AROUND, "fixpoint", None)
-        if around is None:
+    def for_call(name: str, functions: Sequence[Callable[..., Any]]) -> Fixpoint[Any]:
+        """The fixpoint of the loop that is being called. It lives as long as the outermost loop runs."""
+        enclosing: Fixpoint[Any] | None = getattr(_ENCLOSING, "fixpoint", None)
+        if enclosing is None:
             return Fixpoint()
-        # The number of running traces is in it: the next time, a loop in a jitted function may be compiled already.
-        key = (around._function, len(_core.running_traces()), name, *map(_code, functions))
-        around._met[key] += 1
-        return around._inner.setdefault((around._met[key], key), Fixpoint())
+        # The key has the number of running traces: on a retrace, a jitted function in between may be compiled already,
+        # and then its loops are not called again.
+        key = (enclosing._function, len(_core.running_traces()), name, *map(_code, functions))
+        enclosing._call_counts[key] += 1
+        return enclosing._inner.setdefault((enclosing._call_counts[key], key), Fixpoint())
 
     def forget(self) -> None:
-        self.found = None
+        self.assumptions = None
         self._inner.clear()
 
     @contextlib.contextmanager
     def tracing(self, function: int = 0) -> Generator[None]:
-        """While this function of the loop is traced: it calls the same inner ones, in the same order, each time."""
-        before = getattr(_AROUND, "fixpoint", None)
-        _AROUND.fixpoint, self._function = self, function
-        self._met.clear()
+        """Covers one trace of a function of the loop, which calls the same inner loops in the same order every time."""
+        enclosing = getattr(_ENCLOSING, "fixpoint", None)
+        _ENCLOSING.fixpoint, self._function = self, function
+        self._call_counts.clear()
         try:
             yield
         finally:
-            _AROUND.fixpoint = before
+            _ENCLOSING.fixpoint = enclosing
 
 
 def _code(function: Callable[..., Any]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loop goes over, and what its steps give, one by one."""
+"""The rows that a loop iterates over, and the loop in plain Python."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ NOT_A_PAIR = (
     "{name}: the function has to return a pair (carry, y), and returned {found}. Return (carry, None) for no y."
 )
 NOT_SLICED = (
-    "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs into the carry or "
+    "{name}: {path} is a scalar and has no rows to go over. What is the same in each step belongs in the carry or "
     "the closure; a Python number in xs is the same in each step."
 )
-OTHER_LENGTH = "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs have as many rows."
+OTHER_LENGTH = (
+    "{name}: {path} has {count} rows and {first} means {length}. All arrays of xs need the same number of rows."
+)
 OF_OBJECTS = " (For a step with each of the objects in this list: graftax.each(xs).)"
 NO_LENGTH = (
     "{name}: xs holds no array, so the number of steps is not known: pass length=, or arrays with a row for each step "
@@ -45,94 +47,95 @@ R = TypeVar("R")
 
 
 class Slices:
-    """What a loop goes over: `x` is a new graph in each step, and what a step changes in it comes back, row by row.
+    """The `xs` of a loop: each step receives a new graph of rows, and its changes to that graph are written back.
 
-    The graph of a step has the structure of the whole one. So what a trace of one step did to it, an Outcome, is what
-    is done to the caller's objects at the end, with all rows in place of one.
+    The graph of rows has the structure of `xs`. So the Outcome of tracing one step can be applied to the caller's
+    objects after the loop, with the stacked rows of all steps.
     """
 
     def __init__(self, name: str, xs: Any, length: int | None) -> None:
         if length is not None and not isinstance(length, Tracer) and type(length) is not int:
-            length = _whole(name, length)
+            length = _whole_number(name, length)
         if isinstance(length, int) and length < 0:
             raise ValueError(WRONG_LENGTH.format(name=name, given=length))
         self._program = Program(name, [_rows], [xs])
-        self.leaves, self.names = self._program.leaves, [place.name for place in self._program.places]
+        self.leaves, self.names = self._program.leaves, [key_path.name for key_path in self._program.key_paths]
+        # JAX reports other sizes without their paths, so they are compared here.
         hint = OF_OBJECTS if _is_list_of_objects(xs) else ""
-        first = ""
+        first_path = ""
         for leaf, path in zip(self.leaves, self.names, strict=True):
             shape = np.shape(leaf)
             if not shape:
                 raise ValueError(NOT_SLICED.format(name=name, path=path) + hint)
             if length is None:
-                length, first = shape[0], path
+                length, first_path = shape[0], path
             elif shape[0] != length:
-                other = first or f"length={length}"
-                text = OTHER_LENGTH.format(name=name, path=path, count=shape[0], first=other, length=length)
+                source = first_path or f"length={length}"
+                text = OTHER_LENGTH.format(name=name, path=path, count=shape[0], first=source, length=length)
                 raise ValueError(text + hint)
-            first = first or path
+            first_path = first_path or path
         if length is None:
             raise ValueError(NO_LENGTH.format(name=name))
         self.length: int = length
 
     @property
-    def asked(self) -> int | None:
-        """The length for JAX: None where it reads it from the arrays, as it has to where it is symbolic."""
+    def length_arg(self) -> int | None:
+        """The `length` to pass to JAX: None if the arrays tell it, because a symbolic length cannot be passed."""
         return None if self.leaves else self.length
 
     @property
     def has_rows(self) -> bool:
-        """Is there a step? False where the length is symbolic."""
+        """Whether at least one step is known to run. False if the length is symbolic."""
         length: Any = self.length
         return isinstance(length, int) and length > 0
 
-    def step(self, rows: Sequence[Any], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
-        """(what `function` of the graph with these rows returns; the arrays that it left in the graph)."""
+    def trace_step(self, rows: Sequence[Any], function: Callable[[Any], R]) -> tuple[R, list[Any]]:
+        """Traces `function` on the graph with these rows: (its result, the arrays that it put into the graph)."""
         results: list[R] = []
 
         def body(functions: Any, operands: list[Any]) -> None:
             del functions
             results.append(function(operands[0]))
 
-        _, out = self._program.trace(rows, body, arrays=True)
+        _, outputs = self._program.trace(rows, body, arrays=True)
         untouched = self._program.untouched
-        return results[-1], [leaf for i, leaf in enumerate(out) if i not in untouched]
+        return results[-1], [leaf for i, leaf in enumerate(outputs) if i not in untouched]
 
     def check(self, program: Program, outcome: _core.Outcome) -> None:
-        """Raises where a step changes an object in its slice that the state of the loop holds too, and changes."""
-        mine = self._program.outcome
-        if not outcome.num_writes or mine is None or not mine.num_writes:
+        """Raises StructureError if a step changes an object both in its slice and in the state of the loop."""
+        outcome_of_slice = self._program.outcome
+        if not outcome.num_writes or outcome_of_slice is None or not outcome_of_slice.num_writes:
             return
-        walked, other = (_core.walk(p.graphdef, p.roots) for p in (self._program, program))
-        if walked is None or other is None:  # for `finish` to say
+        slice_walk, state_walk = (_core.walk(p.graphdef, p.roots) for p in (self._program, program))
+        if slice_walk is None or state_walk is None:  # changed meanwhile: `finish` raises the error
             return
-        number = {id(node): i for i, node in enumerate(walked[1])}
+        number = {id(node): i for i, node in enumerate(slice_walk[1])}
         for i in outcome.inputs()[2]:
-            if id(other[1][i]) in number:
-                path, here = self._name(number[id(other[1][i])]), self._name(mine.inputs()[2][0])
-                raise StructureError(CHANGED_TWICE.format(name=program.name, path=path, other=here))
+            if id(state_walk[1][i]) in number:
+                path, slice_path = self._name(number[id(state_walk[1][i])]), self._name(outcome_of_slice.inputs()[2][0])
+                raise StructureError(CHANGED_TWICE.format(name=program.name, path=path, other=slice_path))
 
     def _name(self, node: int) -> str:
         program = self._program
         return place_name(program.graphdef._node_place(node), program.names)  # pyright: ignore[reportPrivateUsage]
 
     def finish(self, changed: Sequence[Any]) -> None:
-        """Writes into the caller's objects what the last step that was traced did, given the rows of all steps."""
-        program, new = self._program, iter(changed)
+        """Applies the Outcome of the last traced step to the caller's objects, with the rows of all steps."""
+        program, changed_leaves = self._program, iter(changed)
         if self.length == 0 or program.outcome is None or not program.outcome.num_writes:
             return
         untouched = program.untouched
         count = len(changed) + len(untouched)
-        out = [program.leaves[untouched[i]] if i in untouched else next(new) for i in range(count)]
-        program.finish(out, untouched=untouched)
+        outputs = [program.leaves[untouched[i]] if i in untouched else next(changed_leaves) for i in range(count)]
+        program.finish(outputs, untouched=untouched)
 
 
 def _rows(xs: Any) -> None:
-    """Names what the loop goes over, in messages."""
+    """Its parameter gives `xs` its name in messages."""
 
 
-def _whole(name: str, length: Any) -> Any:
-    """A number of steps, as JAX takes it: 3.0 is 3, and a symbolic one is itself."""
+def _whole_number(name: str, length: Any) -> Any:
+    """A number of steps as JAX takes it: 3.0 becomes 3, and a symbolic dimension stays as it is."""
     if is_dimension(type(length)):
         return length
     with contextlib.suppress(TypeError, ValueError):
@@ -142,6 +145,7 @@ def _whole(name: str, length: Any) -> Any:
 
 
 def as_pair(name: str, result: Any) -> tuple[Any, Any]:
+    """The result of a step as (carry, y). Raises TypeError if it is not a pair."""
     several = type(result) in (tuple, list)
     if not several or len(result) != 2:
         raise TypeError(NOT_A_PAIR.format(name=name, found=type_text(result) + f" of {len(result)}" * several))
@@ -149,13 +153,13 @@ def as_pair(name: str, result: Any) -> tuple[Any, Any]:
 
 
 def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
-    """The loop in Python, on the caller's own objects: what `jax.disable_jit` asks for."""
+    """The loop in plain Python, on the caller's own objects, for `jax.disable_jit`."""
     ys: list[tuple[list[Any], _core.GraphDef]] = []
     changed: list[list[Any]] = []
     for i in reversed(range(slices.length)) if reverse else range(slices.length):
-        found, new = slices.step([leaf[i] for leaf in slices.leaves], functools.partial(f, carry))
-        carry, y = as_pair(name, found)
-        changed.append(new)
+        result, updated_rows = slices.trace_step([leaf[i] for leaf in slices.leaves], functools.partial(f, carry))
+        carry, y = as_pair(name, result)
+        changed.append(updated_rows)
         ys.append(_core.flatten(with_arrays(y)))
     ys, changed = (ys[::-1], changed[::-1]) if reverse else (ys, changed)
     y = _stacked_results(name, ys)
@@ -164,7 +168,7 @@ def plain_scan(name: str, f: Callable[..., Any], carry: Any, slices: Slices, rev
 
 
 def plain_scan_of_objects(name: str, f: Callable[..., Any], carry: Any, objects: list[Any], reverse: bool) -> Any:
-    """The same over objects, each of which is given to its step as it is."""
+    """The loop in plain Python over a list of objects: each step receives the object itself."""
     ys: list[tuple[list[Any], _core.GraphDef]] = []
     for obj in reversed(objects) if reverse else objects:
         carry, y = as_pair(name, f(carry, obj))
@@ -174,10 +178,10 @@ def plain_scan_of_objects(name: str, f: Callable[..., Any], carry: Any, objects:
 
 def _stacked_results(name: str, ys: list[tuple[list[Any], _core.GraphDef]]) -> Any:
     changing = {d.path for _, graphdef in ys for d in differences(ys[0][1], graphdef, ("y",))}
-    if changing:  # numbers that the steps change: a compiled loop traces them
+    if changing:  # numbers that differ between steps become arrays, because a compiled loop would trace them
 
-        def changes(place: Place) -> bool:
-            return place_name(place, ("y",)) in changing
+        def changes(key_path: Place) -> bool:
+            return place_name(key_path, ("y",)) in changing
 
         ys = [_core.record((_core.unflatten(g, y),), ("y",), dynamic=changes) for y, g in ys]
     for _, graphdef in ys:
@@ -195,4 +199,4 @@ def _is_list_of_objects(xs: Any) -> bool:
     parts = cast("list[Any]", xs) if type(xs) in (list, tuple) else []
     if not parts or hasattr(parts[0], "shape") or len(set(map(type, parts))) > 1:
         return False
-    return type(xs) is tuple or not is_layer(parts[0])  # of a list of layers a note tells more
+    return type(xs) is tuple or not is_layer(parts[0])  # for a list of layers, a note says more

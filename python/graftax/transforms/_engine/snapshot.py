@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function that is given copies can reach, as it was before the function ran."""
+"""Detects changes to copies, which would be lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graftax._graph.structure_diff import differences_text
 
 
 class Snapshot(NamedTuple):
-    """What a function that is called with copies can reach, before it runs."""
+    """The graph that a function with copies as arguments can reach, recorded before the function runs."""
 
     roots: tuple[Any, ...]
     names: tuple[str, ...]
@@ -20,15 +20,15 @@ class Snapshot(NamedTuple):
     leaves: Sequence[Any]
 
     @staticmethod
-    def of(roots: tuple[Any, ...], names: tuple[str, ...]) -> Snapshot:
+    def take(roots: tuple[Any, ...], names: tuple[str, ...]) -> Snapshot:
         leaves, graphdef = _core.record(roots, names)
         return Snapshot(roots, names, graphdef, leaves)
 
     def changes(self) -> str:
-        """What has changed since, as text; empty where nothing has."""
+        """Describes what has changed since then; empty if nothing has."""
         walked = _core.walk(self.graphdef, self.roots)
         if walked is None:
-            return differences_text(self.graphdef, Snapshot.of(self.roots, self.names).graphdef, self.names)
-        places = zip(self.graphdef.leaf_places(), self.leaves, walked[0], strict=True)
-        changed = [place_name(place, self.names) for place, old, new in places if old is not new]
+            return differences_text(self.graphdef, Snapshot.take(self.roots, self.names).graphdef, self.names)
+        pairs = zip(self.graphdef.leaf_places(), self.leaves, walked[0], strict=True)
+        changed = [place_name(key_path, self.names) for key_path, initial, current in pairs if initial is not current]
         return f"  {', '.join(changed)}: another array" if changed else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transform is told of each array, by prefix trees, patterns or functions: `in_axes`, `in_specs`."""
+"""Specs such as `in_axes` and `in_specs`, which say something of each array by prefix trees, patterns or functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_ENTRY = (
 )
 NO_TEXT = (
     "{name}: a dict for {option} as a whole has patterns of key paths, types or filters as its keys, such as 'x' or "
-    "'**.w', and {given!r} is none. For one entry an argument, give a tuple."
+    "'**.w', and {given!r} is not one. For one entry per argument, give a tuple."
 )
 ENTRY_TOO_DEEP = "{name}: {option} has {entry!r} for {path}, which is an array. Give {what} there."
 OTHER_PARTS = (
@@ -32,7 +32,7 @@ OTHER_PARTS = (
     "for each of its parts."
 )
 PATTERN_UNUSED = (
-    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or patterns before it cover "
+    "{name}: the pattern {pattern!r} of {option} decides about no array: it covers none, or earlier patterns cover "
     "them all (the first that covers a path counts). There is: {paths}. .w is an attribute, [w] a key."
 )
 TWO_ENTRIES = (
@@ -47,67 +47,70 @@ AMBIGUOUS_ENTRY = (
 UNKNOWN = object()
 
 
-def _none_of_it(wanted: Filter) -> bool:
-    del wanted
+def _select_nothing(leaf_filter: Filter) -> bool:
+    del leaf_filter
     return False
 
 
-class Here(NamedTuple):
-    """A place, spelled where somebody asks."""
+class LeafContext(NamedTuple):
+    """Where a leaf is. Its texts and key entries are computed on demand, because most leaves never need them."""
 
-    text: Callable[[], str]  # as messages print it
-    key_entries: Callable[[], Sequence[Any]]  # the key entries from the name of an argument on
-    meant: Callable[[Filter], bool] = _none_of_it  # does a filter mean the leaf that is here?
+    text: Callable[[], str]  # the key path as messages show it
+    key_entries: Callable[[], Sequence[Any]]  # the key path, beginning with the name of an argument
+    is_selected: Callable[[Filter], bool] = _select_nothing  # whether a filter selects the leaf
 
 
 class SpecOption(NamedTuple):
-    """An option that takes a spec, and what it holds for a leaf: an axis, or a sharding."""
+    """An option that takes a spec, and which values it may have for a leaf: axes or shardings."""
 
-    name: str  # of the transform's call, for messages
-    keyword: str  # "in_axes"
-    what: str  # "an axis (int or None)"
+    name: str  # what messages call the transformed function
+    keyword: str  # such as "in_axes"
+    expected: str  # a phrase such as "an axis (int or None)"
     nothing: Any  # the spec of a leaf that is not mapped
     is_leaf_spec: Callable[[Any], bool]
-    canonical: Callable[[Any, Any], Any]  # (spec, leaf): equal for those that mean the same
+    canonical: Callable[[Any, Any], Any]  # from (spec, leaf) to equal values for equivalent specs
 
     def choice(self, key: Any, value: Any) -> Choice:
-        """What a key of a specification of all arguments means: a pattern or a filter."""
-        wanted = filter_of(key)
-        if wanted is None and not isinstance(key, str):
+        """Reads one item of a dict of patterns and filters."""
+        leaf_filter = filter_of(key)
+        if leaf_filter is None and not isinstance(key, str):
             raise TypeError(NO_TEXT.format(name=self.name, option=self.keyword, given=key))
-        pattern = NOWHERE if wanted is not None else of_arguments(key, self.name, self.keyword)
-        return Choice(pattern, wanted, self.read(value))
+        pattern = NOWHERE if leaf_filter is not None else of_arguments(key, self.name, self.keyword)
+        return Choice(pattern, leaf_filter, self.read(value))
 
     def check(self, leaf_spec: Any, path: str) -> Any:
         if not self.is_leaf_spec(leaf_spec):
             raise TypeError(
-                NOT_AN_ENTRY.format(name=self.name, option=self.keyword, entry=leaf_spec, path=path, what=self.what)
+                NOT_AN_ENTRY.format(name=self.name, option=self.keyword, entry=leaf_spec, path=path, what=self.expected)
             )
         return leaf_spec
 
-    def read(self, given: Any, names: bool = False) -> Spec:
-        """The spec that was given; with `names`, that of all arguments together."""
-        given = given if (whole := interop.prefix(given)) is None else whole
-        if given is None or self.is_leaf_spec(given):
-            return Constant(self, given)
-        if names and isinstance(given, dict):
-            return Patterns.of(self, cast("dict[Any, Any]", given).items())
-        if (choices := interop.choices(given)) is not None:
-            return Patterns.of(self, choices)
-        if isinstance(given, type):  # as a function it would make an instance
-            self.check(given, "all")
-        if isinstance(given, (types.FunctionType, types.MethodType, functools.partial)):
-            return ByLeaf(self, cast("Callable[[Any], Any]", given))
-        return Prefix(self, given)
+    def read(self, value: Any, names: bool = False) -> Spec:
+        """Reads what the user passed. With `names` it is for all arguments together, whose names start its patterns."""
+        value = value if (adapted := interop.prefix(value)) is None else adapted
+        if value is None or self.is_leaf_spec(value):
+            return Constant(self, value)
+        if names and isinstance(value, dict):
+            return Patterns.from_pairs(self, cast("dict[Any, Any]", value).items())
+        if (choices := interop.choices(value)) is not None:
+            return Patterns.from_pairs(self, choices)
+        if isinstance(value, type):  # called as a function, it would create an instance
+            self.check(value, "all")
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            return ByLeaf(self, cast("Callable[[Any], Any]", value))
+        return Prefix(self, value)
 
 
 class Spec:
-    """Says what the leaves below a node are given."""
+    """The part of a spec that applies to a node and everything below it.
+
+    `memo` is equal for parts that assign the same specs, so that a node is visited once for each of them.
+    """
 
     def __init__(self, option: SpecOption, memo: Any) -> None:
         self.option, self.memo = option, memo
 
-    def step(self, key: Any) -> Spec:
+    def child(self, key: Any) -> Spec:
         """The spec for the child at `key`."""
         return self
 
@@ -115,94 +118,100 @@ class Spec:
         """The spec for the argument of this name."""
         return self
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        """The spec of a leaf; UNKNOWN where there is none."""
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+        """The axis or sharding of a leaf; UNKNOWN if the spec does not say."""
         raise NotImplementedError
 
 
 class Silent(Spec):
-    """Says nothing: there may be no arrays below."""
+    """A missing part of a spec, which is an error if there are arrays below."""
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
         return UNKNOWN
 
 
 class Constant(Spec):
-    """One spec for everything."""
+    """One axis or sharding for all leaves."""
 
     def __init__(self, option: SpecOption, value: Any) -> None:
         super().__init__(option, ("constant", value))
         self.value = value
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        return self.value if self.option.is_leaf_spec(self.value) else self.option.check(self.value, here.text())
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+        return self.value if self.option.is_leaf_spec(self.value) else self.option.check(self.value, context.text())
 
 
 class ByLeaf(Spec):
-    """A function of the leaf."""
+    """A function from the leaf to its axis or sharding."""
 
     def __init__(self, option: SpecOption, function: Callable[[Any], Any]) -> None:
         super().__init__(option, ("function", id(function)))
         self.function = function
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        return self.option.check(self.function(leaf), here.text())
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+        return self.option.check(self.function(leaf), context.text())
 
 
 class Prefix(Spec):
-    """A container with a spec, or a container, for each part of a node; or a callable object."""
+    """A prefix tree with a spec or a subtree for each child of a node; or a callable object."""
 
-    def __init__(self, option: SpecOption, given: Any) -> None:
-        super().__init__(option, ("prefix", id(given)))
-        self.given = given
+    def __init__(self, option: SpecOption, tree: Any) -> None:
+        super().__init__(option, ("prefix", id(tree)))
+        self.tree = tree
 
-    def opened(self, children: Sequence[Any], cls: type | None, here: Here) -> Spec:
-        """What this spec becomes at a node of a class, whose children have these plain keys."""
-        given = self.given
-        if isinstance(given, dict):
-            mapping = cast("dict[Any, Any]", given)
+    def open_node(self, children: Sequence[Any], cls: type | None, context: LeafContext) -> Spec:
+        """The spec to apply at a node of class `cls` whose children have these plain keys.
+
+        Raises:
+            StructureError: if the prefix tree has parts that the node does not have.
+        """
+        tree = self.tree
+        if isinstance(tree, dict):
+            mapping = cast("dict[Any, Any]", tree)
             strange = [key for key in mapping if key not in children]
             if strange and _are_choices(mapping):
-                return Patterns.of(self.option, mapping.items(), here)
+                return Patterns.from_pairs(self.option, mapping.items(), context)
             if strange:
-                raise self._misfit(OTHER_PARTS, here, f"has {', '.join(map(repr, strange))}")
-        elif isinstance(given, (tuple, list)):
-            parts = len(cast("Sequence[Any]", given))
-            if hasattr(cast("Any", given), "_fields"):
-                if cls is not type(cast("Any", given)):
-                    raise self._misfit(OTHER_PARTS, here, f"is a {type(cast('Any', given)).__qualname__}")
+                raise self._misfit(OTHER_PARTS, context, f"has {', '.join(map(repr, strange))}")
+        elif isinstance(tree, (tuple, list)):
+            parts = len(cast("Sequence[Any]", tree))
+            if hasattr(cast("Any", tree), "_fields"):
+                if cls is not type(cast("Any", tree)):
+                    raise self._misfit(OTHER_PARTS, context, f"is a {type(cast('Any', tree)).__qualname__}")
             elif parts != len([key for key in children if isinstance(key, int)]):
-                raise self._misfit(OTHER_PARTS, here, f"has {parts} parts")
-        elif cls is not type(given):
-            return ByLeaf(self.option, self._function(here))
+                raise self._misfit(OTHER_PARTS, context, f"has {parts} parts")
+        elif cls is not type(tree):
+            return ByLeaf(self.option, self._function(context))
         return self
 
-    def step(self, key: Any) -> Spec:
-        part = part_of(self.given, key)
-        if isinstance(part, type):  # an attribute of an object that is a prefix, or an entry that no array can have
+    def child(self, key: Any) -> Spec:
+        part = part_of(self.tree, key)
+        if isinstance(part, type):  # never a function of the leaf; checked when it reaches a leaf
             return Constant(self.option, part)
         return Silent(self.option, "silent") if part is ABSENT else self.option.read(part)
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        if isinstance(self.given, dict) and _are_choices(cast("dict[Any, Any]", self.given)):
-            return Patterns.of(self.option, cast("dict[Any, Any]", self.given).items(), here).leaf_spec(leaf, here)
-        if isinstance(self.given, (tuple, list, dict)):
-            raise self._misfit(ENTRY_TOO_DEEP, here)
-        return self.option.check(self._function(here)(leaf), here.text())
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+        if isinstance(self.tree, dict) and _are_choices(cast("dict[Any, Any]", self.tree)):
+            return Patterns.from_pairs(self.option, cast("dict[Any, Any]", self.tree).items(), context).leaf_spec(
+                leaf, context
+            )
+        if isinstance(self.tree, (tuple, list, dict)):
+            raise self._misfit(ENTRY_TOO_DEEP, context)
+        return self.option.check(self._function(context)(leaf), context.text())
 
-    def _function(self, here: Here) -> Callable[[Any], Any]:
-        if not callable(self.given):
-            self.option.check(self.given, here.text())
-        return self.given
+    def _function(self, context: LeafContext) -> Callable[[Any], Any]:
+        if not callable(self.tree):
+            self.option.check(self.tree, context.text())
+        return self.tree
 
-    def _misfit(self, message: str, here: Here, found: str = "") -> StructureError:
-        name, option, what = self.option.name, self.option.keyword, self.option.what
+    def _misfit(self, message: str, context: LeafContext, problem: str = "") -> StructureError:
+        name, option, expected = self.option.name, self.option.keyword, self.option.expected
         return StructureError(
-            message.format(name=name, option=option, what=what, entry=self.given, path=here.text(), found=found)
+            message.format(name=name, option=option, what=expected, entry=self.tree, path=context.text(), found=problem)
         )
 
 
-NOWHERE = Pattern("")  # the pattern of a filter
+NOWHERE = Pattern("")  # takes the place of the pattern in a choice by a filter
 
 
 def _are_choices(mapping: dict[Any, Any]) -> bool:
@@ -210,92 +219,104 @@ def _are_choices(mapping: dict[Any, Any]) -> bool:
 
 
 class Choice(NamedTuple):
-    """One pattern or filter of several, and what is so where it means a leaf."""
+    """One pattern or filter of several, and the spec of the leaves that it covers."""
 
     pattern: Pattern
-    wanted: Filter | None
+    leaf_filter: Filter | None
     spec: Spec
 
 
 class _Use:
-    """What became of several patterns, by number."""
+    """How the patterns of a spec were used, by index. All positions of the spec share it."""
 
     def __init__(self) -> None:
-        self.decided: set[int] = set()  # of some array
-        self.arrays: set[int] = set()  # it covers an array
-        self.others: set[int] = set()  # it covers a place that holds no array
+        self.decided: set[int] = set()  # patterns that decided about an array
+        self.arrays: set[int] = set()  # patterns that cover an array
+        self.non_arrays: set[int] = set()  # patterns that cover something other than an array
 
 
 class Patterns(Spec):
-    """Patterns of key paths, and filters: the first that covers a leaf decides."""
+    """Patterns of key paths and filters, of which the first one that covers a leaf decides."""
 
     def __init__(
         self, option: SpecOption, choices: tuple[Choice, ...], use: _Use, positions: tuple[Positions, ...]
     ) -> None:
         super().__init__(option, ("patterns", id(use), positions))
         self.choices, self.use = choices, use
-        self._positions = positions  # where in each of the patterns one is here
+        self._positions = positions  # for each pattern, how far the key path so far has matched it
 
     @staticmethod
-    def of(option: SpecOption, patterns: Iterable[tuple[Any, Any]], here: Here | None = None) -> Patterns:
-        """The spec at a node, below which the patterns begin, if not with the name of an argument."""
-        choices = [option.choice(key, value) for key, value in patterns]
-        starts = (c.pattern.start if c.wanted is None else frozenset[int]() for c in choices)
-        spec = Patterns(option, tuple(choices), _Use(), tuple(starts))
-        if here is None:
-            return spec
-        whole = functools.reduce(Patterns.step, here.key_entries(), spec)
-        both = (below | above for below, above in zip(spec._positions, whole._positions, strict=True))
-        return Patterns(option, spec.choices, spec.use, tuple(both))
+    def from_pairs(
+        option: SpecOption, patterns: Iterable[tuple[Any, Any]], context: LeafContext | None = None
+    ) -> Patterns:
+        """The spec of a dict of patterns.
 
-    def step(self, key: Any) -> Patterns:
+        With a context, the dict is an entry of a prefix tree. Its patterns may start at that entry, or with the name of
+        an argument.
+        """
+        choices = [option.choice(key, value) for key, value in patterns]
+        starts = (c.pattern.start if c.leaf_filter is None else frozenset[int]() for c in choices)
+        spec = Patterns(option, tuple(choices), _Use(), tuple(starts))
+        if context is None:
+            return spec
+        from_root = functools.reduce(Patterns.child, context.key_entries(), spec)
+        positions = (own | inherited for own, inherited in zip(spec._positions, from_root._positions, strict=True))
+        return Patterns(option, spec.choices, spec.use, tuple(positions))
+
+    def child(self, key: Any) -> Patterns:
         pairs = zip(self.choices, self._positions, strict=True)
-        below = (choice.pattern.below(positions, key) if positions else positions for choice, positions in pairs)
-        return Patterns(self.option, self.choices, self.use, tuple(below))
+        positions_below = (
+            choice.pattern.below(positions, key) if positions else positions for choice, positions in pairs
+        )
+        return Patterns(self.option, self.choices, self.use, tuple(positions_below))
 
     def enter(self, root: str) -> Patterns:
-        return functools.reduce(Patterns.step, root_entries(root), self)
+        return functools.reduce(Patterns.child, root_entries(root), self)
 
-    def _covering(self, meant: Callable[[Filter], bool] = _none_of_it) -> list[int]:
-        """The patterns and filters that cover this place, by number."""
+    def _covering(self, is_selected: Callable[[Filter], bool] = _select_nothing) -> list[int]:
+        """The indices of the patterns and filters that cover this node or leaf."""
         pairs = zip(self.choices, self._positions, strict=True)
         return [
             i
             for i, (choice, positions) in enumerate(pairs)
-            if (choice.pattern.ends(positions) if choice.wanted is None else meant(choice.wanted))
+            if (choice.pattern.ends(positions) if choice.leaf_filter is None else is_selected(choice.leaf_filter))
         ]
 
-    def leaf_spec(self, leaf: Any, here: Here) -> Any:
-        covering = self._covering(here.meant)
+    def leaf_spec(self, leaf: Any, context: LeafContext) -> Any:
+        covering = self._covering(context.is_selected)
         self.use.arrays.update(covering)
         if not covering:
             return UNKNOWN
         self.use.decided.add(covering[0])
-        return self.choices[covering[0]].spec.leaf_spec(leaf, here)
+        return self.choices[covering[0]].spec.leaf_spec(leaf, context)
 
-    def note(self) -> None:
-        """Notes that there is something here that is no array."""
-        self.use.others.update(self._covering())
+    def note_non_array(self) -> None:
+        """Records that the patterns here cover something other than an array, so that they do not count as unused."""
+        self.use.non_arrays.update(self._covering())
 
     def unused(self) -> str | None:
-        """A pattern that covers nothing, or only arrays that others decide about."""
-        for i, (pattern, wanted, _) in enumerate(self.choices):
-            if wanted is None and i not in self.use.decided and (i in self.use.arrays or i not in self.use.others):
+        """The text of a pattern that covers nothing, or only arrays that earlier patterns decided about."""
+        for i, (pattern, leaf_filter, _) in enumerate(self.choices):
+            if (
+                leaf_filter is None
+                and i not in self.use.decided
+                and (i in self.use.arrays or i not in self.use.non_arrays)
+            ):
                 return pattern.text
         return None
 
 
 class Broadcast:
-    """A spec, brought to the leaves of a graph.
+    """Broadcasts a spec to the leaves of a graph.
 
     Args:
-        graphdef: the graph.
-        names: one name a root.
-        specs: one a root.
-        leaves: the graph's leaves.
+        graphdef: the structure of the graph.
+        names: one name per root.
+        specs: one spec per root.
+        leaves: the leaves of the graph.
 
     Raises:
-        StructureError: where the spec does not fit, or a node that is reached twice is given two.
+        StructureError: if the spec does not fit the graph, or assigns two different values to one leaf.
     """
 
     def __init__(
@@ -304,58 +325,62 @@ class Broadcast:
         self.graphdef, self.leaves, self._names = graphdef, leaves, names
         self._structure = Structure(graphdef)
         self._rows = self._structure.rows
-        self._found: dict[int, tuple[Any, Chain]] = {}
+        self._assigned: dict[int, tuple[Any, Chain]] = {}
         self._visits: dict[int, list[tuple[Spec, Chain]]] = {}
         self._patterns: dict[int, Patterns] = {}
-        self._chosen: dict[int, set[int]] = {}  # the leaves that filters mean, by the filter's id
-        self._met: set[Any] = set()
-        self.asked: set[int] = set()  # the leaves of which a function of the leaf was asked
+        self._chosen: dict[int, set[int]] = {}  # the leaves that each filter selects, by the filter's id
+        self._visited: set[Any] = set()
+        self.from_function: set[int] = set()  # the leaves whose spec a function of the leaf returned
         self._parts: dict[int, dict[tuple[Any, Any], Row]] = {}
         self._nothing = specs[0].option.nothing if specs else None
         self.keyword = specs[0].option.keyword if specs else ""
         roots = zip(self._structure.roots, specs, strict=True)
+        # References are followed, so a node with two paths is visited for each: its leaves may be given two specs.
         starts = [(row.number, spec.enter(names[row.root])) for row, spec in roots]
-        walk(starts, self._visit, self._structure.key_entries, lambda spec, key: spec.step(key))
+        walk(starts, self._visit, self._structure.key_entries, lambda spec, key: spec.child(key))
         self._check_patterns()
-        self.leaf_specs: list[Any] = [self._found[i][0] for i in range(len(leaves))]
+        self.leaf_specs: list[Any] = [self._assigned[i][0] for i in range(len(leaves))]
 
     def _visit(self, chain: Chain, spec: Spec) -> tuple[int, Spec] | None:
         row = self._rows[chain[1]]
         if isinstance(spec, Patterns):
             self._patterns[id(spec.use)] = spec
             if row.op is not Op.leaf:
-                spec.note()
+                spec.note_non_array()
         if row.op is Op.leaf:
-            self._give(row.leaf, spec, chain)
+            self._assign(row.leaf, spec, chain)
             return None
         if row.op is Op.ref:
             row = self._structure.target(row)
-        if row.op is not Op.node or (row.number, spec.memo) in self._met:
+        # Without the memo, a node on n paths would be walked n times, and a cycle for ever.
+        if row.op is not Op.node or (row.number, spec.memo) in self._visited:
             return None
-        self._met.add((row.number, spec.memo))
+        self._visited.add((row.number, spec.memo))
         if isinstance(spec, Prefix):
             keys = [plain_key(child.key_entry) for child in self._structure.children(row)]
-            spec = spec.opened(keys, row.type, self._here(chain))
+            spec = spec.open_node(keys, row.type, self._context(chain))
             if isinstance(spec, Patterns):
                 self._patterns[id(spec.use)] = spec
-                spec.note()
+                spec.note_non_array()
         if row.track >= 0:
             self._visits.setdefault(row.track, []).append((spec, chain))
         return row.number, spec
 
-    def _give(self, leaf: int, spec: Spec, chain: Chain) -> None:
-        value = spec.leaf_spec(self.leaves[leaf], self._here(chain, leaf))
+    def _assign(self, leaf: int, spec: Spec, chain: Chain) -> None:
+        value = spec.leaf_spec(self.leaves[leaf], self._context(chain, leaf))
         option = spec.option
         if value is UNKNOWN:
             raise StructureError(NO_ENTRY.format(name=option.name, option=option.keyword, path=self.name(chain)))
         if isinstance(spec, ByLeaf):
-            self.asked.add(leaf)
-        known, place = self._found.setdefault(leaf, (value, chain))
-        same = option.canonical
-        if same(known, self.leaves[leaf]) != same(value, self.leaves[leaf]):
-            one, other = self.name(place), self.name(chain)
+            self.from_function.add(leaf)
+        assigned, assigned_at = self._assigned.setdefault(leaf, (value, chain))
+        canonical = option.canonical
+        if canonical(assigned, self.leaves[leaf]) != canonical(value, self.leaves[leaf]):
+            first_path, second_path = self.name(assigned_at), self.name(chain)
             raise StructureError(
-                TWO_ENTRIES.format(name=option.name, option=option.keyword, one=one, other=other, a=known, b=value)
+                TWO_ENTRIES.format(
+                    name=option.name, option=option.keyword, one=first_path, other=second_path, a=assigned, b=value
+                )
             )
 
     def _check_patterns(self) -> None:
@@ -363,98 +388,105 @@ class Broadcast:
             unused = spec.unused()
             if unused is not None:
                 option = spec.option
-                there = nearest(unused, (self.name(chain) for _, chain in self._found.values())) or "no array"
+                close_paths = nearest(unused, (self.name(chain) for _, chain in self._assigned.values())) or "no array"
                 raise ValueError(
-                    PATTERN_UNUSED.format(name=option.name, option=option.keyword, pattern=unused, paths=there)
+                    PATTERN_UNUSED.format(name=option.name, option=option.keyword, pattern=unused, paths=close_paths)
                 )
 
-    def _here(self, chain: Chain, leaf: int | None = None) -> Here:
-        def meant(wanted: Filter) -> bool:
-            found = self._chosen.get(id(wanted))
-            if found is None:
-                found = self._chosen[id(wanted)] = Recorded(self.graphdef, self.leaves).chosen(wanted)
-            return leaf in found
+    def _context(self, chain: Chain, leaf: int | None = None) -> LeafContext:
+        def is_selected(leaf_filter: Filter) -> bool:
+            leaves = self._chosen.get(id(leaf_filter))
+            if leaves is None:
+                leaves = self._chosen[id(leaf_filter)] = Recorded(self.graphdef, self.leaves).chosen(leaf_filter)
+            return leaf in leaves
 
         def key_entries() -> Sequence[Any]:
-            root, keys = self._spelled(chain)
+            root, keys = self._key_path(chain)
             return (*root_entries(self._names[root]), *keys)
 
-        return Here(lambda: self.name(chain), key_entries, meant)
+        return LeafContext(lambda: self.name(chain), key_entries, is_selected)
 
-    def _spelled(self, chain: Chain) -> tuple[int, list[Any]]:
-        """(the root, the key entries below it) of a place."""
-        steps: list[int] = []
-        at: Chain | None = chain
-        while at is not None:
-            steps.append(at[1])
-            at = at[0]
-        return self._rows[steps.pop()].root, [self._rows[number].key_entry for number in reversed(steps)]
+    def _key_path(self, chain: Chain) -> tuple[int, list[Any]]:
+        """(the index of the root, the key entries below it) of the last row of a chain."""
+        rows: list[int] = []
+        link: Chain | None = chain
+        while link is not None:
+            rows.append(link[1])
+            link = link[0]
+        return self._rows[rows.pop()].root, [self._rows[number].key_entry for number in reversed(rows)]
 
     def name(self, chain: Chain) -> str:
-        """The text of a place."""
-        root, keys = self._spelled(chain)
+        """The key path of a chain, as messages show it."""
+        root, keys = self._key_path(chain)
         return place_name((root, tuple(keys)), self._names)
 
     def path(self, leaf: int) -> str:
-        """The text of a leaf's place, the first where there are several."""
-        return self.name(self._found[leaf][1])
+        """The key path of a leaf, as messages show it; the first one if several lead to it."""
+        return self.name(self._assigned[leaf][1])
 
-    def inside(self, cls: type) -> list[int]:
-        """The leaves below nodes of a class."""
+    def leaves_in_type(self, cls: type) -> list[int]:
+        """The leaves below nodes of the type `cls`."""
         return [leaf for row in self._rows if row.type is cls for leaf in self._leaves(row)]
 
     def _leaves(self, row: Row) -> list[int]:
-        return [below.leaf for below in self._structure.below(row) if below.op is Op.leaf]
+        return [descendant.leaf for descendant in self._structure.below(row) if descendant.op is Op.leaf]
 
     def leaf_at(self, track: int, path: tuple[Any, ...]) -> int | None:
-        """The leaf at this path in a tracked node; None where there is none."""
+        """The leaf at a key path below a tracked node; None if there is none."""
         node = self._structure.tracked[track]
         return self._leaf_at(node, self._as_attributes(node, path))
 
     @staticmethod
     def _as_attributes(node: Row, path: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The path with an attribute of a registered object as such."""
+        """The path with an attribute as its first entry if the node is an object whose class names it by a dict key."""
         if isinstance(node.type, type) and not issubclass(node.type, dict) and path and isinstance(path[0], DictKey):
             return (GetAttrKey(path[0].key), *path[1:])
         return path
 
-    def at(self, path: tuple[Any, ...]) -> Any:
-        """The spec of the leaf at this path, in a graph of one root."""
+    def spec_at(self, path: tuple[Any, ...]) -> Any:
+        """The spec of the leaf at a key path, in a graph with one root."""
         leaf = self._leaf_at(self._rows[0], path)
         assert leaf is not None
         return self.leaf_specs[leaf]
 
-    # ---- leaves that were not there when the spec was brought to the graph
+    # ---- leaves that the function added to the graph
 
     @property
     def has_filters(self) -> bool:
-        """Are there filters that a leaf has to be asked about?"""
-        return any(choice.wanted is not None for spec in self._patterns.values() for choice in spec.choices)
+        """Whether the spec has filters, which need the leaf itself."""
+        return any(choice.leaf_filter is not None for spec in self._patterns.values() for choice in spec.choices)
 
-    def written(self, track: int, path: tuple[Any, ...], leaf: Any, after: Recorded | None = None) -> tuple[str, Any]:
-        """(the path, the spec) of a leaf that a function left in one of the graph's nodes.
+    def spec_of_written(
+        self, track: int, path: tuple[Any, ...], leaf: Any, graph_after: Recorded | None = None
+    ) -> tuple[str, Any]:
+        """(the key path as text, the spec) of a leaf that a function wrote into a node of the graph.
 
-        `after` is the graph as it left it, for filters.
+        A leaf that replaces another one has the spec of that one. A new leaf has the spec that the option assigns to
+        its path, or else the spec of the other leaves in the node.
 
-        Where there was a leaf before it is that leaf's; elsewhere what the spec as a whole says of the place, or
-        what the other leaves of the node have.
+        Args:
+            track: the index of the tracked node.
+            path: the key path below the node.
+            leaf: the array that was written.
+            graph_after: the graph after the call, for filters.
 
         Raises:
-            StructureError: where they have several.
+            StructureError: if the candidates for a new leaf differ.
         """
         visits = self._visits.get(track)
-        if visits is None:  # below a key of a dict there are no arrays to map
+        if visits is None:  # the node is part of a dict's key, which holds no arrays to map
             return place_name((0, path), ("a dict's key",)), self._nothing
         node = self._structure.tracked[track]
         path = self._as_attributes(node, path)
         name = place_name((0, path), (self.name(visits[0][1]),))
-        before = self._leaf_at(node, path)
-        if before is not None:
-            return name, self._found[before][0]
+        initial_leaf = self._leaf_at(node, path)
+        if initial_leaf is not None:
+            return name, self._assigned[initial_leaf][0]
+        # The leaf is new: it is at one path per visit of its node, and all of these must agree.
         candidates: list[Any] = []
         for spec, chain in visits:
-            value = self._resolve(spec, chain, path, leaf, after)
-            values = self._around(chain) if value is UNKNOWN else [value]
+            value = self._resolve(spec, chain, path, leaf, graph_after)
+            values = self._nearest_specs(chain) if value is UNKNOWN else [value]
             candidates += [v for v in values if v not in candidates]
         option = visits[0][0].option
         if len(candidates) > 1:
@@ -474,35 +506,37 @@ class Broadcast:
                     parts[type(entry), plain_key(entry)] = child
                     parts.setdefault((None, plain_key(entry)), child)
             plain = plain_key(key)
-            found = parts.get((type(key), plain), parts.get((None, plain)))
-            if found is None:
+            child_row = parts.get((type(key), plain), parts.get((None, plain)))
+            if child_row is None:
                 return None
-            row = self._structure.target(found) if found.op is Op.ref else found
+            row = self._structure.target(child_row) if child_row.op is Op.ref else child_row
         return row.leaf if row.op is Op.leaf else None
 
-    def _resolve(self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any, after: Recorded | None) -> Any:
+    def _resolve(self, spec: Spec, chain: Chain, path: tuple[Any, ...], leaf: Any, graph_after: Recorded | None) -> Any:
         for key in path:
-            spec = spec.step(key)
+            spec = spec.child(key)
         if isinstance(spec, Prefix):
             return UNKNOWN
 
-        def meant(wanted: Filter) -> bool:
-            return after is not None and any(after.leaves[i] is leaf for i in after.chosen(wanted))
+        def is_selected(leaf_filter: Filter) -> bool:
+            return graph_after is not None and any(
+                graph_after.leaves[i] is leaf for i in graph_after.chosen(leaf_filter)
+            )
 
-        here = Here(
+        context = LeafContext(
             lambda: place_name((0, path), (self.name(chain),)),
-            lambda: (*self._here(chain).key_entries(), *path),
-            meant,
+            lambda: (*self._context(chain).key_entries(), *path),
+            is_selected,
         )
-        return spec.leaf_spec(leaf, here)
+        return spec.leaf_spec(leaf, context)
 
-    def _around(self, chain: Chain | None) -> list[Any]:
-        """The specs of the leaves of the nearest node around that has any: those that are mapped, if some are."""
+    def _nearest_specs(self, chain: Chain | None) -> list[Any]:
+        """The distinct specs in the nearest enclosing node with leaves; those of mapped leaves, if there are any."""
         unique: list[Any] = []
         while chain is not None and not unique:
             row = self._rows[chain[1]]
             for leaf in self._leaves(self._structure.target(row) if row.op is Op.ref else row):
-                if (value := self._found[leaf][0]) not in unique:
+                if (value := self._assigned[leaf][0]) not in unique:
                     unique.append(value)
             chain = chain[0]
         return [value for value in unique if value != self._nothing] or [self._nothing]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of tangents and cotangents, matched to the arrays that they are of by key path."""
+"""Graphs of tangents and cotangents, matched by key path to the arrays that they belong to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from graftax._graph.structure import Op, Row, Structure, path_text
 
 OTHER_SHAPE = "{name}: the {what} at {path} has to be {expected}, and is {given}."
 OTHER_TANGENT = (
-    "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} stands in the place of a floating "
+    "{name}: there is a {what} at {path}, where nothing is differentiated. A {what} takes the place of a floating "
     "array, in a graph of the same structure, with None for zero: here at {expected}."
 )
 NO_TANGENT = (
-    "{name}: there is no {what} for {path}. A {what} stands in the place of each floating array, in a graph of the "
+    "{name}: there is no {what} for {path}. A {what} takes the place of each floating array, in a graph of the "
     "same structure; None, or a static, stands for zero."
 )
 
@@ -42,7 +42,7 @@ def _is_inexact(dtype: Any) -> bool:
 
 
 class TangentType(NamedTuple):
-    """What a tangent has to look like, and where it stands."""
+    """The shape and dtype that a tangent must have, and its key path."""
 
     root: int
     path: tuple[Any, ...]
@@ -51,99 +51,118 @@ class TangentType(NamedTuple):
     dtype: Any
 
     @staticmethod
-    def of(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> TangentType:
-        inexact = is_inexact(leaf)
-        return TangentType(root, path, name, np.shape(leaf), jnp.result_type(leaf) if inexact else jax.dtypes.float0)
+    def from_leaf(leaf: Any, root: int, path: tuple[Any, ...], name: str) -> TangentType:
+        is_floating = is_inexact(leaf)
+        return TangentType(
+            root, path, name, np.shape(leaf), jnp.result_type(leaf) if is_floating else jax.dtypes.float0
+        )
 
     def zeros(self) -> Any:
         zeros = np.zeros if self.dtype == jax.dtypes.float0 else jnp.zeros
         return zeros(self.shape, self.dtype)
 
 
-def is_nothing(x: Any) -> bool:
+def is_float0(x: Any) -> bool:
     return getattr(x, "dtype", None) == jax.dtypes.float0
 
 
-def matched(
+def match_tangents(
     name: str,
-    what: str,
-    wanted: Sequence[TangentType],
-    given: tuple[Any, ...],
+    noun: str,
+    types: Sequence[TangentType],
+    graphs: tuple[Any, ...],
     like: _core.GraphDef | None = None,
-    numbers: bool = False,
+    keep_numbers: bool = False,
 ) -> tuple[Any, ...]:
-    """One tangent for each leaf, out of graphs that hold them in the same places; zeros where they hold None.
+    """Picks one tangent for each leaf out of graphs that have them at the same key paths.
 
-    What stands in the place of another leaf of `like` is left alone, as JAX leaves the cotangent of an integer. With
-    `numbers`, a Python number of the right dtype stays one.
+    Args:
+        name: what messages call the transformed function.
+        noun: "tangent" or "cotangent", for messages.
+        types: the differentiated leaves.
+        graphs: the graphs of tangents; None in them is zero.
+        like: the structure of the primals. Values at the paths of its other leaves are ignored, as JAX ignores the
+            cotangent of an integer.
+        keep_numbers: a Python number of the right dtype is not converted to an array.
+
+    Raises:
+        StructureError: if a tangent is missing, has another shape or dtype, or belongs to no leaf.
     """
-    found, again = places_in(given)
+    entries, first_paths = entries_by_path(graphs)
 
-    def at(place: Any) -> Any:
-        for end in range(1, len(place) + 1):
-            if place[:end] in again:
-                return at((*again[place[:end]], *place[end:]))
-        return place
+    # A node that is reached twice has its entries at its first path only.
 
-    out: list[Any] = []
+    def resolve(key_path: Any) -> Any:
+        for end in range(1, len(key_path) + 1):
+            if key_path[:end] in first_paths:
+                return resolve((*first_paths[key_path[:end]], *key_path[end:]))
+        return key_path
+
+    tangents: list[Any] = []
     used: set[Any] = set()
     missing: list[TangentType] = []
-    for shape in wanted:
-        place = at((shape.root, *shape.path))
-        used.add(place)
-        if not (is_nothing(shape) or any(place[:end] in found for end in range(1, len(place) + 1))):
-            missing.append(shape)
-        is_array, value = found.get(place, (False, None))
-        zero = value is None or isinstance(value, SymbolicZero) or is_nothing(value)
-        if type(value) in (int, float, complex) and shape.shape == () and not is_nothing(shape):
-            is_array = not isinstance(value, complex) or jnp.issubdtype(shape.dtype, jnp.complexfloating)
-            if is_array and not (numbers and jnp.result_type(value) == shape.dtype):
-                value = jnp.asarray(value, shape.dtype)
+    for type_ in types:
+        key_path = resolve((type_.root, *type_.path))
+        used.add(key_path)
+        # An entry at a prefix of the path (a None in place of a subtree) is zero for everything below it.
+        if not (is_float0(type_) or any(key_path[:end] in entries for end in range(1, len(key_path) + 1))):
+            missing.append(type_)
+        is_array, value = entries.get(key_path, (False, None))
+        zero = value is None or isinstance(value, SymbolicZero) or is_float0(value)
+        if type(value) in (int, float, complex) and type_.shape == () and not is_float0(type_):
+            is_array = not isinstance(value, complex) or jnp.issubdtype(type_.dtype, jnp.complexfloating)
+            if is_array and not (keep_numbers and jnp.result_type(value) == type_.dtype):
+                value = jnp.asarray(value, type_.dtype)
         if zero:
-            value = shape.zeros()
-        elif not is_array or np.shape(value) != shape.shape or jnp.result_type(value) != shape.dtype:
-            expected = f"{shape.dtype}{list(shape.shape)}"
+            value = type_.zeros()
+        elif not is_array or np.shape(value) != type_.shape or jnp.result_type(value) != type_.dtype:
+            expected = f"{type_.dtype}{list(type_.shape)}"
             text = f"{jnp.result_type(value)}{list(np.shape(value))}" if is_array else repr(value)
             raise StructureError(
-                OTHER_SHAPE.format(name=name, what=what, path=shape.name, expected=expected, given=text)
+                OTHER_SHAPE.format(name=name, what=noun, path=type_.name, expected=expected, given=text)
             )
-        out.append(value)
-    others = {(root, *path) for root, path in like.leaf_places()} if like is not None else ()
-    for place, (is_array, value) in found.items():
-        if is_array and place not in used and place not in others and not is_nothing(value):
-            expected = some([shape.name for shape in wanted if not is_nothing(shape)]) or "no place"
-            path = f"{_root_name(wanted, place[0], what)}{path_text(place[1:])}"
-            raise StructureError(OTHER_TANGENT.format(name=name, what=what, path=path, expected=expected))
+        tangents.append(value)
+    # An array that no leaf has used would be ignored: most likely its path is wrong.
+    other_paths = {(root, *path) for root, path in like.leaf_places()} if like is not None else ()
+    for key_path, (is_array, value) in entries.items():
+        if is_array and key_path not in used and key_path not in other_paths and not is_float0(value):
+            expected = some([type_.name for type_ in types if not is_float0(type_)]) or "no place"
+            path = f"{_root_name(types, key_path[0], noun)}{path_text(key_path[1:])}"
+            raise StructureError(OTHER_TANGENT.format(name=name, what=noun, path=path, expected=expected))
     if missing:
-        raise StructureError(NO_TANGENT.format(name=name, what=what, path=some([shape.name for shape in missing])))
-    return tuple(out)
+        raise StructureError(NO_TANGENT.format(name=name, what=noun, path=some([type_.name for type_ in missing])))
+    return tuple(tangents)
 
 
-def _root_name(wanted: Sequence[TangentType], root: int, what: str) -> str:
-    """How messages name one of the graphs of tangents: as that of the operand."""
-    names = [shape.name.removesuffix(path_text(shape.path)) for shape in wanted if shape.root == root]
-    return names[0] if names else f"{what}s[{root}]"
+def _root_name(types: Sequence[TangentType], root: int, noun: str) -> str:
+    """The name of a graph of tangents in messages: that of its operand."""
+    names = [shape.name.removesuffix(path_text(shape.path)) for shape in types if shape.root == root]
+    return names[0] if names else f"{noun}s[{root}]"
 
 
-def places_in(given: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
-    """({(root, *path): (is it an array, value)}, {place of a node met again: its first place})."""
-    leaves, graphdef = _core.record(given)
-    found: dict[Any, tuple[bool, Any]] = {}
-    again: dict[Any, Any] = {}
+def entries_by_path(graphs: tuple[Any, ...]) -> tuple[dict[Any, tuple[bool, Any]], dict[Any, Any]]:
+    """Flattens graphs into entries by key path.
+
+    Returns:
+        ({(root, *path): (whether it is an array, value)}, {key path of a node met again: its first key path}).
+    """
+    leaves, graphdef = _core.record(graphs)
+    entries: dict[Any, tuple[bool, Any]] = {}
+    first_paths: dict[Any, Any] = {}
     structure = Structure(graphdef)
 
-    def at(row: Row) -> tuple[Any, ...]:
+    def path_of(row: Row) -> tuple[Any, ...]:
         root, path = structure.place(row)
         return root, *path
 
     for row in structure.rows:
         if row.op is Op.leaf:
-            found[at(row)] = (True, leaves[row.leaf])
+            entries[path_of(row)] = (True, leaves[row.leaf])
         elif row.op is Op.static:
-            found[at(row)] = (False, row.value)
+            entries[path_of(row)] = (False, row.value)
         elif row.op is Op.node:
             if row.type is SymbolicZero:
-                found[at(row)] = (False, None)
+                entries[path_of(row)] = (False, None)
         else:
-            again[at(row)] = at(structure.target(row))
-    return found, again
+            first_paths[path_of(row)] = path_of(structure.target(row))
+    return entries, first_paths

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is differentiated: leaves, by operand, name, pattern, filter or predicate."""
+"""Chooses the leaves to differentiate, by operand, name, pattern, filter or predicate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graftax.transforms._engine.program import Program
 from graftax.transforms._engine.tangents import is_inexact, is_key
 
 WRT_TYPE = (
-    "{name}: {option}={given!r} says of no argument that it is differentiated. Give argnums= positions of arguments, "
+    "{name}: {option}={given!r} does not say which arguments are differentiated. Give argnums= positions of arguments, "
     "wrt= positions, names, patterns of key paths, types, or a predicate of arrays."
 )
 WRT_TWICE = "{name}: wrt={wrt!r} names an argument twice."
@@ -38,14 +38,14 @@ WRT_AND_ARGNUMS = (
 )
 
 
-OfArrays = type[Any] | tuple[type[Any], ...] | Callable[[Any], object] | None  # which arrays, not which argument
+OfArrays = type[Any] | tuple[type[Any], ...] | Callable[[Any], object] | None  # selects arrays, not arguments
 Wrt = Any  # int | str | type | a library's filter | ... | several of these | a predicate of arrays | None
 
 
 class Chosen(NamedTuple):
-    """What is differentiated: leaves of a program, and the operands whose graphs the derivative is given as.
+    """The differentiated leaves of a program, and the operands that the derivative is structured like.
 
-    Nothing of the caller's objects is in it: a derivative asked for later does not keep them alive.
+    It holds none of the caller's objects, so a pending derivative does not keep them alive.
     """
 
     graphdef: _core.GraphDef
@@ -54,10 +54,10 @@ class Chosen(NamedTuple):
     single: bool  # one graph, not a tuple of them
 
     def graphs(self, values: Sequence[Any]) -> Any:
-        """Graphs like the operands, with these values in place of the chosen leaves and None in place of others.
+        """Graphs like the operands, with these values in place of the chosen leaves, and None in place of all others.
 
-        What is a leaf for JAX and holds no array (a string, a function, a config) is None too, so that the gradient of
-        a pytree has the structure that Optax expects; registered nodes, static fields and aux data stay.
+        A leaf that is not an array (a string, a function, a config) is None as well, so that the gradient of a pytree
+        has the structure that Optax expects. Registered nodes, static fields and aux data are kept.
         """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for i, value in zip(self.leaves, values, strict=True):
@@ -67,119 +67,129 @@ class Chosen(NamedTuple):
         return graphs[0] if self.single else tuple(graphs)
 
 
-def program_by(
+def differentiable_program(
     make: Make,
     fun: Callable[..., Any],
     title: str,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    by: Sequence[int | str],
+    selectors: Sequence[int | str],
     allow_int: bool = False,
 ) -> Program:
-    """The program of a call. A Python number that is itself differentiated is an array in it, as in JAX."""
+    """The program of a call, in which a differentiated argument that is a Python number is an array, as in JAX."""
     name = name_of(fun, title)
     program = make(name, [fun], args, kwargs)
     if make is not Program:
         return program
     types = (float, complex, int, bool) if allow_int else (float, complex)
-    given = [*args, *kwargs.values()]
-    at = [i for i in {program.operand(w) for w in by if not is_path(w)} if type(given[i]) in types]
-    if not at:
+    arguments = [*args, *kwargs.values()]
+    number_operands = [
+        i for i in {program.operand(w) for w in selectors if not is_path(w)} if type(arguments[i]) in types
+    ]
+    if not number_operands:
         return program
-    for i in at:
-        given[i] = jnp.asarray(given[i])
+    for i in number_operands:
+        arguments[i] = jnp.asarray(arguments[i])
     count = len(args)
-    return make(name, [fun], given[:count], dict(zip(kwargs, given[count:], strict=True)))
+    return make(name, [fun], arguments[:count], dict(zip(kwargs, arguments[count:], strict=True)))
 
 
-def chosen_by(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
-    """(positions, names and patterns that say what is differentiated; is it one of them, not a sequence)."""
+def parse_wrt(name: str, argnums: Any, wrt: Wrt) -> tuple[list[int | str], bool]:
+    """Reads `argnums` and `wrt`: (positions, names and patterns; whether a single one was passed)."""
     option = "argnums" if wrt is None or callable(wrt) or filter_of(wrt) is not None else "wrt"
-    given: Any = argnums if option == "argnums" else wrt
-    single = isinstance(given, str) or not isinstance(given, Iterable)
-    wanted: list[int | str] = []
-    for one in cast("Iterable[Any]", [given] if single else given):
-        library = interop.differentiated(one)
+    selection: Any = argnums if option == "argnums" else wrt
+    single = isinstance(selection, str) or not isinstance(selection, Iterable)
+    selectors: list[int | str] = []
+    for selector in cast("Iterable[Any]", [selection] if single else selection):
+        library = interop.differentiated(selector)
         if library is not None:
-            wanted.append(library[0])
+            selectors.append(library[0])
             continue
         try:
-            wanted.append(one if isinstance(one, str) and option == "wrt" else operator.index(cast("Any", one)))
+            selectors.append(
+                selector if isinstance(selector, str) and option == "wrt" else operator.index(cast("Any", selector))
+            )
         except TypeError:
-            raise TypeError(WRT_TYPE.format(name=name, option=option, given=one)) from None
-    return wanted, single
+            raise TypeError(WRT_TYPE.format(name=name, option=option, given=selector)) from None
+    return selectors, single
 
 
-def choose(
-    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, filtered: bool = False
+def choose_leaves(
+    program: Program, argnums: int | Sequence[int], wrt: Wrt, allow_int: bool = False, like_equinox: bool = False
 ) -> Chosen:
-    """Which leaves are differentiated, and by which operands' graphs.
+    """Chooses the leaves to differentiate, and the operands that the derivative is structured like.
 
-    `filtered`: as Equinox's transforms choose, which may be nothing, and nothing that functions capture.
+    Args:
+        program: the function and its arguments.
+        argnums, wrt: as in `value_and_grad`.
+        allow_int: integer arrays are chosen as well.
+        like_equinox: nothing that functions capture is chosen, and it is not an error to choose no leaf.
     """
-    kept = filter_of(wrt, of_path=True)
-    predicate = wrt if callable(wrt) and kept is None else None
-    wanted, single = chosen_by(program.name, argnums, wrt)
-    if wrt is not None and kept is None and predicate is None and argnums != 0:
+    leaf_filter = filter_of(wrt, of_path=True)
+    predicate = wrt if callable(wrt) and leaf_filter is None else None
+    selectors, single = parse_wrt(program.name, argnums, wrt)
+    if wrt is not None and leaf_filter is None and predicate is None and argnums != 0:
         raise ValueError(WRT_AND_ARGNUMS.format(name=program.name, argnums=argnums, wrt=wrt))
-    patterns = [w for w in wanted if isinstance(w, str) and is_path(w)]
-    roots = [program.operand(w) for w in wanted if w not in patterns]
+    patterns = [w for w in selectors if isinstance(w, str) and is_path(w)]
+    roots = [program.operand(w) for w in selectors if w not in patterns]
     if len(set(roots)) != len(roots):
-        raise ValueError(WRT_TWICE.format(name=program.name, wrt=wanted))
-    below = program.below(roots)
+        raise ValueError(WRT_TWICE.format(name=program.name, wrt=selectors))
+    candidates = program.leaves_below(roots)
+    # Patterns choose leaves of all arguments; positions, names and filters narrow the candidates below their arguments.
     usable = [i for i, leaf in enumerate(program.leaves) if is_inexact(leaf) or (allow_int and not is_key(leaf))]
     covered = _covered(program, patterns, set(usable)) if patterns else {}
     leaves: list[int] = []
-    if filtered:
-        below = below - leaves_in_functions(program.graphdef)
-    if kept is not None:
-        below = below & Recorded(program.graphdef, program.leaves).chosen(kept)
+    if like_equinox:
+        candidates = candidates - leaves_in_functions(program.graphdef)
+    if leaf_filter is not None:
+        candidates = candidates & Recorded(program.graphdef, program.leaves).chosen(leaf_filter)
     if wrt is None:
-        below = _below_filtered(program, argnums, below)
+        candidates = _filter_by_library(program, argnums, candidates)
     for i in usable:
-        if not (i in below or i in covered) or (predicate is not None and not predicate(program.leaves[i])):
+        if not (i in candidates or i in covered) or (predicate is not None and not predicate(program.leaves[i])):
             continue
         leaves.append(i)
+    # The derivative is also structured like each argument in which a pattern has matched.
     matched = {root for i in leaves for root in covered.get(i, ())}
     roots += sorted(matched.difference(roots))
-    if not leaves and not filtered:
-        where = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
-        raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=where))
+    if not leaves and not like_equinox:
+        searched = ", ".join([*(program.names[root] for root in roots), *patterns]) or "no argument"
+        raise TypeError(NOTHING_TO_DIFFERENTIATE.format(name=program.name, where=searched))
     return Chosen(program.graphdef, tuple(leaves), tuple(roots), single and len(roots) == 1)
 
 
-def _below_filtered(program: Program, argnums: Any, below: set[int]) -> set[int]:
-    """Of the leaves of the arguments those that the library's own words for an argument leave."""
-    each = [argnums] if not isinstance(argnums, Iterable) else cast("Iterable[Any]", argnums)
-    found = [(one, interop.differentiated(one)) for one in each]
-    if not any(library for _, library in found):
-        return below
-    seen, leaves = Recorded(program.graphdef, program.leaves), set[int]()
-    for one, library in found:
-        part = program.below([program.operand(one if library is None else library[0])])
-        kept = None if library is None else filter_of(library[1])
-        leaves |= part if kept is None else part & seen.chosen(kept)
+def _filter_by_library(program: Program, argnums: Any, candidates: set[int]) -> set[int]:
+    """Narrows the candidates where `argnums` is a library's own selector, such as `nnx.DiffState`."""
+    entries = [argnums] if not isinstance(argnums, Iterable) else cast("Iterable[Any]", argnums)
+    adapted = [(entry, interop.differentiated(entry)) for entry in entries]
+    if not any(library for _, library in adapted):
+        return candidates
+    recorded, leaves = Recorded(program.graphdef, program.leaves), set[int]()
+    for entry, library in adapted:
+        part = program.leaves_below([program.operand(entry if library is None else library[0])])
+        leaf_filter = None if library is None else filter_of(library[1])
+        leaves |= part if leaf_filter is None else part & recorded.chosen(leaf_filter)
     return leaves
 
 
 def _covered(program: Program, patterns: Sequence[str], usable: set[int]) -> dict[int, set[int]]:
-    """The leaves that patterns cover, and for each the operands in which they do.
+    """Maps each leaf that a pattern covers to the operands in which it does.
 
     Raises:
-        ValueError: where a pattern chooses nothing: a name that is spelt wrong would be left out without a word.
+        ValueError: if a pattern chooses nothing. A misspelled name would be ignored silently otherwise.
     """
     covering = Covering(program.graphdef, program.names)
-    found: dict[int, set[int]] = {}
+    operands_of: dict[int, set[int]] = {}
     for text in patterns:
         pattern = of_arguments(text, program.name, "wrt=")
         missed = True
         for root in range(program.operands):
-            for at in covering.of(pattern, (root,)).leaves:
-                leaf = covering.leaf(at)
-                found.setdefault(leaf, set()).add(root)
+            for index in covering.of(pattern, (root,)).leaves:
+                leaf = covering.leaf(index)
+                operands_of.setdefault(leaf, set()).add(root)
                 missed = missed and leaf not in usable
         if missed:
-            places = (place for i, place in enumerate(program.places) if i in usable)
-            there = nearest(text, (p.name for p in places if p.root < program.operands)) or "no array"
-            raise ValueError(WRT_UNUSED.format(name=program.name, pattern=text, paths=there))
-    return found
+            usable_paths = (key_path for i, key_path in enumerate(program.key_paths) if i in usable)
+            close_paths = nearest(text, (p.name for p in usable_paths if p.root < program.operands)) or "no array"
+            raise ValueError(WRT_UNUSED.format(name=program.name, pattern=text, paths=close_paths))
+    return operands_of
