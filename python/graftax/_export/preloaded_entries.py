@@ -20,7 +20,7 @@ from graftax._export.programs import Program, Token, fitting, shipped_entry
 from graftax._export.structure_data import bound
 from graftax._graph.structure import Structure
 from graftax._jit.cache import FunctionTable
-from graftax._jit.multihost_rendezvous import compares
+from graftax._jit.multihost_rendezvous import compares_hosts
 from graftax._jit.number_policy import SymbolicNumbers
 
 TAKEN_BACK = "arrays came that the programs of the file are not for"
@@ -76,7 +76,7 @@ class ProgramsOfFiles:
         """Takes one structure of a file, and makes its entry where all of it, down to the code, is found here."""
         self._saved.setdefault((fingerprint, context), []).append(saved)
         name, table, structure = caller._plan.name, caller._table, saved.structure
-        if structure is None or compares():
+        if structure is None or compares_hosts():
             return
         try:
             graphdef = structure.graphdef()

@@ -13,7 +13,7 @@ import jax.core
 from graftax import _core
 from graftax._explain import Look, looks, settings_texts
 from graftax._jax import fast_dispatch
-from graftax._jit.multihost_check import Agreeing, digest, program_text
+from graftax._jit.multihost_check import CrossHostCheck, digest, program_text
 
 Token = tuple[Any, ...]
 
@@ -95,8 +95,8 @@ class Shipped:
         program = self._fitting(leaves)
         if program is None:
             return self._compiled(*given)
-        if isinstance(self._compiled, Agreeing):
-            self._compiled.before_loaded(leaves, program.digest, program.devices)
+        if isinstance(self._compiled, CrossHostCheck):
+            self._compiled.check_loaded(leaves, program.digest, program.devices)
         return program.stage(*given)
 
     def stage_for(self, leaves: Sequence[Any]) -> Any:

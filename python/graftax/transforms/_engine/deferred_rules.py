@@ -8,7 +8,7 @@ import types
 import weakref
 from typing import Any
 
-from graftax._jit.trace import Running, owners
+from graftax._jit.trace import RunningTrace, originals
 
 _DEPTH = 3  # functions within functions
 _SMALL = (bool, int, float, complex, str, type(None))
@@ -29,7 +29,7 @@ class Standing:
 
     def __init__(self, value: Any, depth: int = _DEPTH) -> None:
         self._value = value
-        self._owners = _weakly(owners(value))
+        self._owners = _weakly(originals(value))
         inside = [] if self._owners or not depth else _inside(value)
         self._parts = [Standing(part, depth - 1) for part in inside]
         self._moves = bool(self._owners) or any(part._moves for part in self._parts)
@@ -71,8 +71,8 @@ def _inside(value: Any) -> list[Any]:
     return []
 
 
-def _weakly(found: list[tuple[Running, Any]]) -> list[tuple[Running, Any]]:
-    out: list[tuple[Running, Any]] = []
+def _weakly(found: list[tuple[RunningTrace, Any]]) -> list[tuple[RunningTrace, Any]]:
+    out: list[tuple[RunningTrace, Any]] = []
     for running, own in found:
         try:
             out.append((running, weakref.ref(own)))

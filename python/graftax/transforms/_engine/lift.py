@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from graftax import _core
 from graftax._jax.tracebacks import boundary
-from graftax._jit.cache import note_made, without_table
+from graftax._jit.cache import record_transform_of, remove_copied_table
 from graftax._jit.jitted import Jitted
 from graftax.transforms._engine.program import Program
 
@@ -49,7 +49,7 @@ def wraps(fun: Any, title: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
     def wrap(wrapper: Callable[..., Any]) -> Callable[..., Any]:
         wrapper = around(boundary(wrapper))
-        without_table(wrapper.__dict__)
+        remove_copied_table(wrapper.__dict__)
         return wrapper
 
     return wrap
@@ -86,7 +86,7 @@ def made(wrapper: W, fun: Any, *by: Any) -> W:
         if there is not None and _looks_like(there, wrapper):
             return there
         known[key] = weakref.ref(wrapper)
-    note_made(wrapper, fun, *by)
+    record_transform_of(wrapper, fun, *by)
     return wrapper
 
 
@@ -97,7 +97,7 @@ def _nothing() -> None:
 def _looks_like(one: types.FunctionType, other: types.FunctionType) -> bool:
     """Has nobody set attributes of one of them, or of the function that they are made of since?"""
     of_one, of_other = ({**vars(f), **{name: getattr(f, name) for name in _NAMES}} for f in (one, other))
-    without_table(of_one)  # notes of ours
+    remove_copied_table(of_one)  # notes of ours
     return of_one.keys() == of_other.keys() and all(of_one[name] is of_other[name] for name in of_one)
 
 
