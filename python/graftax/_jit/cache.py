@@ -172,7 +172,7 @@ class FunctionTable(_core.Table):
         self.clear_entries()
         self.reads = self._make_read_set()  # a new one, because the old one keeps classes and functions alive
         self.advice, self.warned_of_lost_sharing = Advice(), False
-        self.history = self.history.anew()
+        self.history = self.history.fresh()
         self.loaded = None
         self.numbers = Numbers()
         self.misses = self.slow_hits = self.traces = 0

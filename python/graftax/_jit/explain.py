@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, overload
 
 from graftax import _core
 from graftax._explain import CallExplanation, Explanation, Variant
-from graftax._explain.log import described
+from graftax._explain.log import describe
 from graftax._jit.jitted import Jitted
 
 P = ParamSpec("P")
@@ -64,7 +64,7 @@ def _explain_call(caller: Any, table: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _explain_recording(name: str, table: Any, recording: _core.Recording) -> CallExplanation:
-    variant = Variant.of(name, recording.graphdef, recording.names, recording.leaves, table.reads)
+    variant = Variant.from_call(name, recording.graphdef, recording.names, recording.leaves, table.reads)
     for earlier in reversed(table.history.variants):
         entry = earlier.entry()
         if not earlier.is_live or entry is None or earlier.graphdef != variant.graphdef:
@@ -100,7 +100,7 @@ def assert_max_traces(function: Jitted[..., Any], limit: int) -> Generator[None]
     count = table.traces - traces_before
     if count > limit:
         variants = "\n".join(
-            described(variant) for variant in table.history.variants if variant.number > variants_before
+            describe(variant) for variant in table.history.variants if variant.number > variants_before
         )
         name = caller._plan.name
         raise AssertionError(TOO_MANY_TRACES.format(name=name, count=count, limit=limit, variants=variants))

@@ -218,7 +218,7 @@ class Jitted(Stageable[P, R]):
         entry = table.store(key, entry)
         leaves = recording.leaves if numbers is None else numbers.given(recording.leaves)
         if loaded is not None and entry.compiled.stage_for(leaves) is not None:
-            compile_events.loaded(table, entry, plan.name, recording)
+            compile_events.record_loaded(table, entry, plan.name, recording)
         return entry
 
     def _advise(self, recording: _core.Recording, arguments: int) -> None:
@@ -308,7 +308,7 @@ class Jitted(Stageable[P, R]):
             entry.waits = entry.waits or id(outcome) in self._table.blocking_outcomes
             self._table.blocking_outcomes.discard(id(outcome))
             entry.note_identities(self._table.requested_ids.pop(id(outcome), {}))
-        compile_events.finished(self._table)
+        compile_events.finish_trace(self._table)
         if entry.host is None:
             self._table.numbers.settle()
         else:

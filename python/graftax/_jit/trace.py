@@ -119,7 +119,7 @@ def flat_function(
             number = len(outcomes)
             outcomes.append(outcome)
         if not shapes:
-            compile_events.traced(caller._table, plan.name, recording, outcomes)
+            compile_events.record_trace(caller._table, plan.name, recording, outcomes)
         # Symbolic numbers of the result are computed by the host: they are not outputs of the program.
         n = outcome.result_leaves - sum(leaf < outcome.result_leaves for leaf, _ in outcome.numbers)
         return tuple(outputs[:n]), tuple(outputs[n:]), encode(number)
