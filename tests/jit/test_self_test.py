@@ -21,7 +21,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("otherwise", OTHERWISE.values(), ids=OTHERWISE)
 @pytest.mark.quick(6)
 def test_the_self_test_sees_a_result_that_differs_in_one_thing(otherwise, monkeypatch):
-    captured = fast_dispatch._captured
+    captured = fast_dispatch._capture_executable
 
     class Results:
         def __init__(self, results):

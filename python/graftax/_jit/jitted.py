@@ -30,10 +30,10 @@ from graftax._capture.signature import Signature, global_names, is_called_by_its
 from graftax._capture.unknown_interpreter import warn_of_unknown_interpreter
 from graftax._explain import compile_events, frozen
 from graftax._jax.compat import (
-    has_this_sharding,
-    is_of_a_deleted_array,
-    is_of_another_sharding,
-    is_of_shardings,
+    is_deleted_array_error,
+    is_mismatched_leaf,
+    is_placement_error,
+    is_sharding_mismatch,
     lacks_symbols,
 )
 from graftax._jax.tracebacks import boundary, caller_level
@@ -346,19 +346,19 @@ class Jitted(Stageable[P, R]):
             traced.host.give_up(error)
         if is_unexpected(error):
             return ended_among(self._plan.name, roots, self._plan.signature.root_names(layout)) or error
-        if is_of_a_deleted_array(error):
+        if is_deleted_array_error(error):
             recording = self._plan.record(roots, layout)
             for leaf, path in zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True):
                 if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                     error.args = (DELETED.format(path=path, name=self._plan.name, error=error),)
                     break
-        elif is_of_shardings(error):
+        elif is_placement_error(error):
             recording = self._plan.record(roots, layout)
             rename_leaves(error, leaf_names(recording.graphdef, recording.names))
-        elif is_of_another_sharding(error):
+        elif is_sharding_mismatch(error):
             recording = self._plan.record(roots, layout)
             named_leaves = zip(recording.leaves, leaf_names(recording.graphdef, recording.names), strict=True)
-            if paths := [path for leaf, path in named_leaves if has_this_sharding(error, leaf)]:
+            if paths := [path for leaf, path in named_leaves if is_mismatched_leaf(error, leaf)]:
                 error.args = (f"{error} (of {self._plan.name} that is {' or '.join(paths)})",)
         return error
 

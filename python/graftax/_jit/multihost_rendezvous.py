@@ -166,7 +166,9 @@ class HostComparison:
             except Exception as error:  # so that the others do not wait for the full time as well
                 self._publish("verdict", json.dumps({"away": str(error)}).encode())
                 raise
-            hosts_gone = [f"host {name.rpartition('/')[2]}" for name in self._coordinator.below(self._key("left/"))]
+            hosts_gone = [
+                f"host {name.rpartition('/')[2]}" for name in self._coordinator.list_names(self._key("left/"))
+            ]
             if hosts_gone:
                 verdict = {"away": HOST_GAVE_UP.format(what=self._subject, number=self._number, hosts=some(hosts_gone))}
             self._publish("verdict", json.dumps(verdict).encode())
@@ -217,7 +219,7 @@ class HostComparison:
 
     def _missing(self, hosts: list[int]) -> str:
         """A phrase that names the missing hosts. Host 0 answers last, so it may itself be waiting for another host."""
-        arrived = {name.rpartition("/")[2] for name in self._coordinator.below(f"{_PREFIX}/{self._number}/from/")}
+        arrived = {name.rpartition("/")[2] for name in self._coordinator.list_names(f"{_PREFIX}/{self._number}/from/")}
         missing = [host for host in range(1, self._coordinator.processes) if str(host) not in arrived]
         blamed = [host for host in missing if host != self._coordinator.process] or hosts
         return f"{some([f'host {host}' for host in blamed])} {'has' if len(blamed) == 1 else 'have'}"

@@ -21,7 +21,7 @@ from graftax._graph.patterns import root_entries
 from graftax._graph.prefix_tree import ABSENT
 from graftax._graph.structure import Place, Structure, path_text, place_name
 from graftax._jax import fast_dispatch
-from graftax._jax.compat import array_class, is_of_an_output
+from graftax._jax.compat import array_class, is_output_error
 from graftax._jit.call_plan import Layout, Plan
 from graftax._sharding.frozen_specs import FrozenDict, Held
 from graftax._sharding.leaf_shardings import Shardings, has_parts
@@ -118,7 +118,7 @@ class OutputPlacement:
 
     def _name_outputs(self, error: ValueError) -> None:
         """Puts the key paths of outputs into JAX's error about a sharding, which names outputs of the flat function."""
-        if not self._outcomes or not is_of_an_output(error):
+        if not self._outcomes or not is_output_error(error):
             return
         paths = self._output_paths(self._outcomes[-1])
         results = [f"result{path_text(path)}" for root, path in paths if root == 0]

@@ -32,12 +32,12 @@ from graftax._graph.types.opaque_values import keeping_made
 from graftax._jax.compat import (
     current_trace,
     equations,
-    hush_failed_callbacks,
     inner_frames,
-    is_of_a_traced_value,
+    is_concretization_error,
     ref_types,
+    silence_callback_logging,
 )
-from graftax._jax.nested_jit import own_caches
+from graftax._jax.nested_jit import private_caches
 from graftax._jax.tracebacks import name_operands
 from graftax._jit.call_plan import Layout, Plan
 from graftax._jit.lost_sharing import output_path, warn_of_lost_sharing
@@ -178,7 +178,7 @@ def _trace_once(
         if reads is not None:
             reads.builtins.now.symbolic = numbers
         call_arguments = caller._function, roots, values, layout, plan.name, uses_up, reads, graph
-        caches = own_caches(reads is not None and reads.has_inner_jit)
+        caches = private_caches(reads is not None and reads.has_inner_jit)
         with caches, (reads or impure_calls).impure.named(plan.name, options.warns_impure):
             # Without a read set nobody watches the frames yet: watch them for impure calls alone.
             if reads is not None or _core.is_watched() or not options.warns_impure:
@@ -243,7 +243,7 @@ def _note_trace(
     # that the error is raised here and not at a later use.
     if have_errors() and any(map(raises_its_own, host_functions(equations_before, pure=True))):
         table.blocking_outcomes.add(id(outcome))
-        hush_failed_callbacks()
+        silence_callback_logging()
     # Derivative rules and callbacks outlive the trace: their captures become the caller's objects again.
     if graph.cells or graph.scopes:
         written = {recording.graphdef._node_place(track)[0] for track in outcome.inputs()[2]}  # pyright: ignore[reportPrivateUsage]
@@ -312,7 +312,7 @@ def run_trace(
                 leak_error = ended_among(name, values, recording.names)
                 if leak_error is not None:
                     raise leak_error from error
-            if is_of_a_traced_value(error):
+            if is_concretization_error(error):
                 rename_leaves(error, tracing.leaf_names())
             else:
                 name_operands(error, leaves, tracing.leaf_names)

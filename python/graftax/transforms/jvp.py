@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from graftax import _core
-from graftax._jax.compat import of_one_trace
+from graftax._jax.compat import in_same_trace
 from graftax._jax.tracebacks import boundary
 from graftax.transforms._engine.derivative import Differentiated, arrays_only
 from graftax.transforms._engine.lift import LATER, Output, by_value, call_first, name_of, named
@@ -158,7 +158,7 @@ def filter_jvp(fn: Callable[..., R], primals: Sequence[Any], tangents: Sequence[
 
         _, out = program.trace(program.with_leaves(chosen, by), body)
         found = outputs[-1].leaves
-        depends[:] = [bool(by) and of_one_trace(x, by[0]) and is_inexact(x) for x in found]
+        depends[:] = [bool(by) and in_same_trace(x, by[0]) and is_inexact(x) for x in found]
         return tuple(x for x, d in zip(found, depends, strict=True) if d), out
 
     by = tuple(program.leaves[i] for i in chosen)

@@ -23,7 +23,14 @@ import numpy as np
 from graftax._capture.numbers import ufuncs
 from graftax._capture.numbers.host_program import HostProgram, as_jax, fits, item, narrow
 from graftax._graph.types.describe import register_symbol
-from graftax._jax.compat import know_symbols, makes_seed, only_tries, tries_static_slice, wants_exponent, weak_scalar
+from graftax._jax.compat import (
+    makes_seed,
+    only_checks_dtype,
+    reads_exponent,
+    register_symbols,
+    tries_static_slice,
+    weak_scalar,
+)
 from graftax._jax.tracebacks import call_site
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -358,14 +365,14 @@ class Symbol:
 
     def __jax_array__(self) -> Any:
         is_whole = isinstance(self._value, int | np.integer)
-        return self._asked() if is_whole and wants_exponent(sys._getframe(1)) else self._trace.array(self)
+        return self._asked() if is_whole and reads_exponent(sys._getframe(1)) else self._trace.array(self)
 
     def dimension_as_value(self) -> Any:
         """JAX asks this of what stands for a number in its own traces."""
         return self._trace.array(self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        if dtype is not None and only_tries(sys._getframe(1)):
+        if dtype is not None and only_checks_dtype(sys._getframe(1)):
             if np.issubdtype(dtype, np.integer):
                 limits = np.iinfo(dtype)
                 whole: Any = math.trunc(self)  # each comparison is a guard
@@ -479,4 +486,4 @@ def _class_for(value: Any) -> type[Symbol]:
     return IntSymbol if type(value) is int else FloatSymbol
 
 
-know_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)
+register_symbols({IntSymbol: int, FloatSymbol: float}, (ScalarSymbol, IntScalarSymbol), Symbol.dimension_as_value)
