@@ -19,7 +19,7 @@ import numpy as np
 
 from graftax import _core
 from graftax._base.errors import GraftaxError, RecompileWarning
-from graftax._base.progress_bar import Bar, Tell
+from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._capture.numbers.host_program import HostProgram
 from graftax._explain import ArraySignature, Variant, array_signatures
 from graftax._export.digest import PackedError, code_digest, digest
@@ -108,7 +108,7 @@ def save(caller: Any, path: str | os.PathLike[str]) -> int:
     return sum(len(one.programs) for _, _, one in saved)
 
 
-def load(caller: Any, path: str | os.PathLike[str], tell: Tell | None) -> int:
+def load(caller: Any, path: str | os.PathLike[str], tell: ProgressCallback | None) -> int:
     """Gives a jitted function the programs of a file. Returns how many: 0, and a warning, where they do not fit."""
     name, table = caller._plan.name, caller._table
     with Path(path).open("rb") as file:
@@ -149,7 +149,7 @@ def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def _load_all(programs: list[Program], tell: Tell) -> None:
+def _load_all(programs: list[Program], tell: ProgressCallback) -> None:
     begin = time.perf_counter()
     for done, program in enumerate(programs, 1):
         program.load()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from graftax._base.progress_bar import Bar, Tell
+from graftax._base.progress_bar import Bar, ProgressCallback
 from graftax._explain.compile_events import expected
 
 NO_CALL = (
@@ -17,7 +17,9 @@ NO_CALL = (
 )
 
 
-def warm(lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, report: Tell | None) -> None:
+def warm(
+    lower: Callable[..., Any], name: str, calls: Iterable[Any], threads: int, report: ProgressCallback | None
+) -> None:
     """Lowers all calls in this thread, because JAX's settings are thread-local, and compiles in a pool of threads."""
     arguments = [_arguments(call) for call in calls]
     report = report or Bar(name)
